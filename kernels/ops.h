@@ -268,10 +268,11 @@ typedef struct nd_embedding_bwd_args {
     int64_t first;
 } nd_embedding_bwd_args;
 
-/* RMSNorm. Source: Zhang and Sennrich (2019); Llama: y = w x / sqrt(mean(x^2) + eps) */
+/* RMSNorm. Source: Zhang and Sennrich (2019); Llama: y = w x / sqrt(mean(x^2) + eps), where w is
+ * weight + plus in F32: Gemma stores what is added to 1. */
 
 /*
- * sum = x + delta, then y = weight sum rstd. Without delta, sum is not written and x itself is
+ * sum = x + delta, then y = w sum rstd. Without delta, sum is not written and x itself is
  * normalised. sum is rounded to act before it is normalised (the residual stream is act). sum may
  * alias x or delta.
  */
@@ -280,6 +281,7 @@ typedef struct nd_rmsnorm_fwd_args {
     nd_tensor rstd;     /* F32 (n) */
     nd_tensor x, delta; /* (n, C); delta may be absent */
     nd_tensor weight;   /* act (C) */
+    float plus;         /* 0, or 1 */
     float eps;
     nd_fuse fuse;      /* of y */
     nd_tensor squares; /* absent, or F32 (n): row_dots of x and x over rows of which x has a part */
@@ -296,6 +298,7 @@ typedef struct nd_rmsnorm_bwd_args {
     nd_tensor dy, dres; /* (n, C); dres may be absent */
     nd_tensor x;        /* (n, C) */
     nd_tensor weight;   /* act (C) */
+    float plus;         /* as in the forward */
     nd_tensor rstd;     /* F32 (n) */
     float *amax;        /* NULL, or as nd_fuse.amax, of dx */
     nd_tensor dots;     /* absent, or F32 (n): row_dots of dy and x with weight over whole rows */
@@ -322,16 +325,23 @@ typedef struct nd_rope_args {
     bool inverse;
 } nd_rope_args;
 
-/* SwiGLU: out = silu(gate) up */
+/* SwiGLU: out = silu(gate) up, or gelu(gate) up (GeGLU). Both are gate sigmoid(z) up: silu(g) has
+ * z = g, and the tanh form of gelu, g (1 + tanh(sqrt(2 / pi) (g + c g^3))) / 2 with c = 0.044715,
+ * has z = g (ND_GELU_LINEAR + ND_GELU_CUBIC g^2). Source: Hendrycks and Gimpel (2016). */
+#define ND_GELU_LINEAR 1.5957691216057308 /* 2 sqrt(2 / pi) */
+#define ND_GELU_CUBIC  (0.044715 * ND_GELU_LINEAR)
+
 typedef struct nd_swiglu_fwd_args {
     nd_tensor out, gate, up; /* (n, F) */
-    nd_fuse fuse;            /* of out */
+    bool gelu;
+    nd_fuse fuse; /* of out */
 } nd_swiglu_fwd_args;
 
 /* dgate and dup may alias gate and up. */
 typedef struct nd_swiglu_bwd_args {
     nd_tensor dgate, dup, dout, gate, up; /* (n, F) */
-    nd_fuse fuse[2];                      /* of dgate, of dup */
+    bool gelu;
+    nd_fuse fuse[2]; /* of dgate, of dup */
 } nd_swiglu_bwd_args;
 
 /* Every row of out is the bias: what a product with beta 1 is then added to, with one rounding. */

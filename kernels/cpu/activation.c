@@ -36,7 +36,7 @@ static void swiglu_forward(const nd_row_ops *rows, const void *args, void *const
 {
     const nd_swiglu_fwd_args *w = args;
     rows->swiglu_fwd(out[0], nd_at(w->gate, i, f), nd_at(w->up, i, f), n,
-                     w->out.dtype == ND_DTYPE_BF16);
+                     w->out.dtype == ND_DTYPE_BF16, w->gelu);
 }
 
 nd_status nd_cpu_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
@@ -54,7 +54,7 @@ static void swiglu_backward(const nd_row_ops *rows, const void *args, void *cons
 {
     const nd_swiglu_bwd_args *w = args;
     rows->swiglu_bwd(out[0], out[1], nd_at(w->dout, i, f), nd_at(w->gate, i, f), nd_at(w->up, i, f),
-                     n, w->dout.dtype == ND_DTYPE_BF16);
+                     n, w->dout.dtype == ND_DTYPE_BF16, w->gelu);
 }
 
 nd_status nd_cpu_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)

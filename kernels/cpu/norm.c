@@ -18,7 +18,7 @@ static void forward(const nd_row_ops *rows, const void *args, void *const y[], i
                                 add ? nd_row(w->delta, i) : NULL, w->x.shape[1], w->eps, bf16);
     }
     rows->norm_scale(y[0], nd_at(add ? w->sum : w->x, i, c), nd_element_address(w->weight, c),
-                     *rstd, n, bf16);
+                     w->plus, *rstd, n, bf16);
 }
 
 nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
@@ -41,13 +41,13 @@ typedef struct backward {
     _Atomic uint32_t *most; /* bits of the largest |dx| */
 } backward;
 
-/* The mean of weight dy x over row i, or over the whole row that it is a part of. */
+/* The mean of w dy x over row i, or over the whole row that it is a part of. */
 static float mean_of(const nd_row_ops *rows, const nd_rmsnorm_bwd_args *w, int64_t i)
 {
     const int64_t C = w->dy.shape[1];
     return w->dots.data ? ((const float *)w->dots.data)[i] / (float)w->width
-                        : rows->norm_dot(nd_row(w->dy, i), nd_row(w->x, i), w->weight.data, C,
-                                         w->dy.dtype == ND_DTYPE_BF16) /
+                        : rows->norm_dot(nd_row(w->dy, i), nd_row(w->x, i), w->weight.data, w->plus,
+                                         C, w->dy.dtype == ND_DTYPE_BF16) /
                               (float)C;
 }
 
@@ -63,8 +63,8 @@ static void backward_blocks(const nd_row_ops *rows, const void *arg, int64_t beg
         for (int64_t i = n * block / b->blocks; i < n * (block + 1) / b->blocks; i++) {
             void *dx = nd_row(w->dx, i);
             rows->norm_bwd(dx, partial, nd_row(w->dy, i), w->dres.data ? nd_row(w->dres, i) : NULL,
-                           nd_row(w->x, i), w->weight.data, ((const float *)w->rstd.data)[i],
-                           mean_of(rows, w, i), C, bf16);
+                           nd_row(w->x, i), w->weight.data, w->plus,
+                           ((const float *)w->rstd.data)[i], mean_of(rows, w, i), C, bf16);
             if (w->amax) {
                 nd_raise_largest(b->most, rows->amax(dx, C, bf16));
             }
@@ -110,8 +110,9 @@ static void dot_rows(const nd_row_ops *rows, const void *args, int64_t begin, in
 {
     const nd_row_dots_args *w = args;
     for (int64_t i = begin; i < end; i++) {
-        ((float *)w->out.data)[i] = rows->norm_dot(nd_row(w->x, i), nd_row(w->y, i), w->weight.data,
-                                                   w->x.shape[1], w->x.dtype == ND_DTYPE_BF16);
+        ((float *)w->out.data)[i] =
+            rows->norm_dot(nd_row(w->x, i), nd_row(w->y, i), w->weight.data, 0.0f, w->x.shape[1],
+                           w->x.dtype == ND_DTYPE_BF16);
     }
 }
 

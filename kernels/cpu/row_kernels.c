@@ -112,17 +112,19 @@ INLINE float sum_of(const nd_vf s[UNROLL])
     return nd_v_sum((s[0] + s[1]) + (s[2] + s[3]));
 }
 
-/* Runs a statement with `bf16` as a constant, so that each element type gets its own loop. */
-#define EACH_TYPE(is_bf16, ...)                                                                    \
+/* Runs a statement with `name` as a constant that is equal to the bool `value`, so that each gets
+ * its own loop. */
+#define AS_CONSTANT(name, value, ...)                                                              \
     do {                                                                                           \
-        if (is_bf16) {                                                                             \
-            enum { bf16 = true };                                                                  \
+        if (value) {                                                                               \
+            enum { name = true };                                                                  \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
-            enum { bf16 = false };                                                                 \
+            enum { name = false };                                                                 \
             __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
+#define EACH_TYPE(is_bf16, ...) AS_CONSTANT(bf16, is_bf16, __VA_ARGS__)
 
 /* Calls fn(..., bf16) with a constant. */
 #define BY_TYPE(fn, bf16, ...) ((bf16) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))

@@ -37,20 +37,22 @@ typedef struct nd_row_ops {
     /* sum = x + delta; returns its rstd, or with delta NULL that of x, and sum is not touched. */
     float (*norm_rstd)(void *sum, const void *x, const void *delta, int64_t C, float eps,
                        bool bf16);
-    /* y (n) = weight x rstd. */
-    void (*norm_scale)(void *y, const void *x, const void *weight, float rstd, int64_t n,
-                       bool bf16);
-    /* The sum of weight x y; weight NULL: of x y. */
-    float (*norm_dot)(const void *x, const void *y, const void *weight, int64_t C, bool bf16);
-    /* dweight (C) += dy x rstd; dres may be NULL. mean: of weight dy x. */
+    /* y (n) = (weight + plus) x rstd. */
+    void (*norm_scale)(void *y, const void *x, const void *weight, float plus, float rstd,
+                       int64_t n, bool bf16);
+    /* The sum of (weight + plus) x y; weight NULL: of x y. */
+    float (*norm_dot)(const void *x, const void *y, const void *weight, float plus, int64_t C,
+                      bool bf16);
+    /* dweight (C) += dy x rstd; dres may be NULL. mean: of (weight + plus) dy x. */
     void (*norm_bwd)(void *dx, float *dweight, const void *dy, const void *dres, const void *x,
-                     const void *weight, float rstd, float mean, int64_t C, bool bf16);
+                     const void *weight, float plus, float rstd, float mean, int64_t C, bool bf16);
     /* One head: (2 half) elements; sign -1 is the inverse rotation. */
     void (*rope)(void *out, const void *x, const float *cosine, const float *sine, int64_t half,
                  float sign, bool bf16);
-    void (*swiglu_fwd)(void *out, const void *gate, const void *up, int64_t F, bool bf16);
+    void (*swiglu_fwd)(void *out, const void *gate, const void *up, int64_t F, bool bf16,
+                       bool gelu);
     void (*swiglu_bwd)(void *dgate, void *dup, const void *dout, const void *gate, const void *up,
-                       int64_t F, bool bf16);
+                       int64_t F, bool bf16, bool gelu);
     /* Maximum and sum of exp(logit - maximum), of earlier logits (-inf and 0 of none), become those
      * of these n logits too. */
     void (*ce_stats)(float *max, float *sum, const void *logits, int64_t n, bool bf16);

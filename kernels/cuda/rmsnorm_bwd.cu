@@ -16,6 +16,7 @@ struct backward_args {
     int64_t dx_stride, dy_stride, dres_stride, x_stride;
     int64_t rows;
     int columns, width;
+    float plus;
 };
 
 template <class T, int N> struct row_packs {
@@ -36,14 +37,14 @@ __device__ inline void read_row(const backward_args &a, int64_t row, int column,
 
 /* sum of w dy x, and dy x rstd added to dweight. */
 template <class T, int N>
-__device__ inline float row_dot(const row_packs<T, N> &r, const pack<T, N> &weight, float rstd,
-                                float *dweight)
+__device__ inline float row_dot(const row_packs<T, N> &r, const pack<T, N> &weight, float plus,
+                                float rstd, float *dweight)
 {
     float dot = 0.0f;
     ND_UNROLL
     for (int i = 0; i < N; i++) {
         float product = get(r.dy, i) * get(r.x, i);
-        dot += get(weight, i) * product;
+        dot += (get(weight, i) + plus) * product;
         dweight[i] += product * rstd;
     }
     return dot;
@@ -60,7 +61,7 @@ __device__ inline uint32_t write_dx(const backward_args &a, int64_t row, int col
     uint32_t size = 0;
     ND_UNROLL
     for (int i = 0; i < N; i++) {
-        float g = get(weight, i) * get(r.dy, i);
+        float g = (get(weight, i) + a.plus) * get(r.dy, i);
         dx[i] = rstd * (g - get(r.x, i) * factor) + (a.dres ? get(r.dres, i) : 0.0f);
     }
     narrow_all(dx, stored);
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
         ND_UNROLL
         for (int k = 0; k < K; k++) {
             dot += row_dot<T, N>(now[k], AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step),
-                                 rstd, dweight[k]);
+                                 a.plus, rstd, dweight[k]);
         }
         dot = a.dots ? a.dots[row] : block_sum(dot, slots + parity);
         float factor = dot / (float)a.width * rstd * rstd;
@@ -165,7 +166,8 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_long_kernel(const backw
         float rstd = a.rstd[row], dot = 0.0f;
         for (int column = (int)threadIdx.x; column < a.columns; column += step) {
             read_row(a, row, column, r);
-            dot += row_dot<T, 1>(r, load<1>((const T *)a.weight + column), rstd, sums + column);
+            dot += row_dot<T, 1>(r, load<1>((const T *)a.weight + column), a.plus, rstd,
+                                 sums + column);
         }
         dot = a.dots ? a.dots[row] : block_sum(dot, slots + parity);
         float factor = dot / (float)a.width * rstd * rstd;
@@ -263,7 +265,8 @@ int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, const nd_rmsnorm_bwd_args *args, vo
                        x.stride[0],
                        dy.shape[0],
                        (int)dy.shape[1],
-                       (int)(args->dots.data ? args->width : dy.shape[1])};
+                       (int)(args->dots.data ? args->width : dy.shape[1]),
+                       args->plus};
     bool f32 = x.dtype == ND_DTYPE_F32;
     const nd_tensor t[4] = {dx, dy, dres, x};
     int N, blocks = 0;

@@ -15,7 +15,7 @@ struct forward_args {
     int64_t y_stride, sum_stride, x_stride, delta_stride;
     int64_t rows;
     int columns, width;
-    float eps;
+    float plus, eps;
     fuse_view fuse;
 };
 
@@ -68,7 +68,7 @@ __device__ inline uint32_t write_output(const forward_args &a, float scale, int6
     float y[N];
     ND_UNROLL
     for (int i = 0; i < N; i++) {
-        y[i] = get(weight, i) * (get(in, i) * rstd);
+        y[i] = (get(weight, i) + a.plus) * (get(in, i) * rstd);
     }
     T *to = a.y ? (T *)a.y + row * a.y_stride + column : NULL;
     if constexpr (FUSED) {
@@ -254,6 +254,7 @@ int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, const nd_rmsnorm_fwd_args *args, vo
                       x.shape[0],
                       (int)x.shape[1],
                       (int)(args->squares.data ? args->width : x.shape[1]),
+                      args->plus,
                       args->eps,
                       f};
     bool f32 = x.dtype == ND_DTYPE_F32;

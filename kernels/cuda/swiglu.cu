@@ -6,15 +6,23 @@ using namespace nd;
 
 namespace {
 
-/* 1 / (1 + e^-g). */
-template <class T> __device__ inline float sigmoid(float g)
+/* 1 / (1 + e^-z) with the z of g (nd_swiglu_fwd_args), and dz/dg, which is large where the sigmoid
+ * is 1: so GELU's is divided exactly. */
+template <class T, bool GELU> __device__ inline float sigmoid(float g)
 {
-    return divide_for<T>(1.0f, 1.0f + exp_for<T>(-g));
+    float z = GELU ? g * ((float)ND_GELU_LINEAR + (float)ND_GELU_CUBIC * g * g) : g;
+    float sum = 1.0f + exp_for<T>(-z);
+    return GELU ? 1.0f / sum : divide_for<T>(1.0f, sum);
+}
+
+template <bool GELU> __device__ inline float slope(float g)
+{
+    return GELU ? (float)ND_GELU_LINEAR + (float)(3 * ND_GELU_CUBIC) * g * g : 1.0f;
 }
 
 enum { OUT = 0, GATE, UP, CODES, FORWARD_OPERANDS };
 
-template <class T, int N> struct forward_of {
+template <class T, int N, bool GELU> struct forward_of {
     static constexpr int together = N == 1 ? 1 : 2, amaxes = 1;
     T *out;
     const T *gate, *up;
@@ -44,7 +52,7 @@ template <class T, int N> struct forward_of {
         ND_UNROLL
         for (int i = 0; i < N; i++) {
             float g = get(s.gate, i);
-            x[i] = g * sigmoid<T>(g) * get(s.up, i);
+            x[i] = g * sigmoid<T, GELU>(g) * get(s.up, i);
         }
     }
 
@@ -64,33 +72,33 @@ template <class T, int N> struct forward_of {
     }
 };
 
-template <class T, int N>
+template <class T, int N, bool GELU>
 int forward_packs(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS],
                   const layout<FORWARD_OPERANDS> &l, const nd_fuse &fuse)
 {
     T *out = (T *)t[OUT].data;
     const T *gate = (const T *)t[GATE].data, *up = (const T *)t[UP].data;
     if (fuse_is_on(fuse)) {
-        forward_of<T, N> f = {out, gate, up, l, fuse_view_of(fuse), {fuse.amax}};
+        forward_of<T, N, GELU> f = {out, gate, up, l, fuse_view_of(fuse), {fuse.amax}};
         return map_amax(queue, f, l.count());
     }
-    return map(queue, forward_of<T, N>{out, gate, up, l, {}, {NULL}}, l.count());
+    return map(queue, forward_of<T, N, GELU>{out, gate, up, l, {}, {NULL}}, l.count());
 }
 
-template <class T>
+template <class T, bool GELU>
 int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_fuse &fuse)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
     layout<FORWARD_OPERANDS> l = layout_of(t, PACK, fuse_is_on(fuse), &N);
-    return N == PACK ? forward_packs<T, PACK>(queue, t, l, fuse)
-                     : forward_packs<T, 1>(queue, t, l, fuse);
+    return N == PACK ? forward_packs<T, PACK, GELU>(queue, t, l, fuse)
+                     : forward_packs<T, 1, GELU>(queue, t, l, fuse);
 }
 
 enum { DGATE = 0, DUP, DOUT, B_GATE, B_UP, GATE_CODES, UP_CODES, BACKWARD_OPERANDS };
 
-/* silu(g) = g s(g), silu'(g) = s (1 + g (1 - s)). */
-template <class T, int N> struct backward_of {
+/* (g s(z))' = s (1 + g (1 - s) z'). */
+template <class T, int N, bool GELU> struct backward_of {
     static constexpr int together = N == 1 ? 1 : 2, amaxes = 2;
     T *dgate, *dup;
     const T *dout, *gate, *up;
@@ -122,8 +130,8 @@ template <class T, int N> struct backward_of {
     {
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            float g = get(s.gate, i), d = get(s.dout, i), sigma = sigmoid<T>(g);
-            dg[i] = d * get(s.up, i) * sigma * (1.0f + g * (1.0f - sigma));
+            float g = get(s.gate, i), d = get(s.dout, i), sigma = sigmoid<T, GELU>(g);
+            dg[i] = d * get(s.up, i) * sigma * (1.0f + g * (1.0f - sigma) * slope<GELU>(g));
             du[i] = d * g * sigma;
         }
     }
@@ -148,31 +156,31 @@ template <class T, int N> struct backward_of {
     }
 };
 
-template <class T, int N>
+template <class T, int N, bool GELU>
 int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
                    const layout<BACKWARD_OPERANDS> &l, const nd_fuse *fuse)
 {
-    backward_of<T, N> f = {(T *)t[DGATE].data,
-                           (T *)t[DUP].data,
-                           (const T *)t[DOUT].data,
-                           (const T *)t[B_GATE].data,
-                           (const T *)t[B_UP].data,
-                           l,
-                           {fuse_view_of(fuse[0]), fuse_view_of(fuse[1])},
-                           {fuse[0].amax, fuse[1].amax}};
+    backward_of<T, N, GELU> f = {(T *)t[DGATE].data,
+                                 (T *)t[DUP].data,
+                                 (const T *)t[DOUT].data,
+                                 (const T *)t[B_GATE].data,
+                                 (const T *)t[B_UP].data,
+                                 l,
+                                 {fuse_view_of(fuse[0]), fuse_view_of(fuse[1])},
+                                 {fuse[0].amax, fuse[1].amax}};
     bool fused = fuse_is_on(fuse[0]) || fuse_is_on(fuse[1]);
     return fused ? map_amax(queue, f, l.count()) : map(queue, f, l.count());
 }
 
-template <class T>
+template <class T, bool GELU>
 int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse *fuse)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
     bool fused = fuse_is_on(fuse[0]) || fuse_is_on(fuse[1]);
     layout<BACKWARD_OPERANDS> l = layout_of(t, PACK, fused, &N);
-    return N == PACK ? backward_packs<T, PACK>(queue, t, l, fuse)
-                     : backward_packs<T, 1>(queue, t, l, fuse);
+    return N == PACK ? backward_packs<T, PACK, GELU>(queue, t, l, fuse)
+                     : backward_packs<T, 1, GELU>(queue, t, l, fuse);
 }
 
 } // namespace
@@ -181,8 +189,13 @@ int nd_cuda_swiglu_fwd(nd_cuda_queue queue, const nd_swiglu_fwd_args *args, void
 {
     const nd_tensor gate = args->gate;
     const nd_tensor t[FORWARD_OPERANDS] = {args->out, gate, args->up, args->fuse.codes};
-    return gate.dtype == ND_DTYPE_F32 ? forward<float>(queue, t, args->fuse)
-                                      : forward<bf16>(queue, t, args->fuse);
+    const bool f32 = gate.dtype == ND_DTYPE_F32;
+    if (args->gelu) {
+        return f32 ? forward<float, true>(queue, t, args->fuse)
+                   : forward<bf16, true>(queue, t, args->fuse);
+    }
+    return f32 ? forward<float, false>(queue, t, args->fuse)
+               : forward<bf16, false>(queue, t, args->fuse);
 }
 
 int nd_cuda_swiglu_bwd(nd_cuda_queue queue, const nd_swiglu_bwd_args *args, void *scratch)
@@ -191,6 +204,11 @@ int nd_cuda_swiglu_bwd(nd_cuda_queue queue, const nd_swiglu_bwd_args *args, void
     const nd_tensor t[BACKWARD_OPERANDS] = {
         args->dgate, args->dup,           args->dout,         gate,
         args->up,    args->fuse[0].codes, args->fuse[1].codes};
-    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, args->fuse)
-                                      : backward<bf16>(queue, t, args->fuse);
+    const bool f32 = gate.dtype == ND_DTYPE_F32;
+    if (args->gelu) {
+        return f32 ? backward<float, true>(queue, t, args->fuse)
+                   : backward<bf16, true>(queue, t, args->fuse);
+    }
+    return f32 ? backward<float, false>(queue, t, args->fuse)
+               : backward<bf16, false>(queue, t, args->fuse);
 }

@@ -32,7 +32,8 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
         ((float *)rstd.data)[i] = (float)r;
         for (int64_t c = 0; c < C; c++) {
             nd_ref_emit(y, &args->fuse, i, c,
-                        nd_ref_get(weight, c) * r * nd_ref_get(in, i * in.stride[0] + c));
+                        (nd_ref_get(weight, c) + (double)args->plus) * r *
+                            nd_ref_get(in, i * in.stride[0] + c));
         }
     }
     return ND_OK;
@@ -50,6 +51,7 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     const nd_fuse fuse = {.amax = args->amax};
     bool add = dres.data, whole = args->dots.data;
     const float *r = rstd.data;
+    const double plus = args->plus;
     ND_ASSERT(nd_is_act(dy) && nd_is_2d(dy, n, C) && nd_is_2d_of(dx, dy.dtype, n, C));
     ND_ASSERT(nd_is_2d_of(x, dy.dtype, n, C) && (!add || nd_is_2d_of(dres, dy.dtype, n, C)));
     ND_ASSERT(nd_is_vector(dweight, ND_DTYPE_F32, C) && nd_is_vector(weight, dy.dtype, C));
@@ -66,12 +68,12 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     for (int64_t i = 0; i < n; i++) {
         double dot = 0.0;
         for (int64_t c = 0; c < C; c++) {
-            dot += (double)nd_ref_get(weight, c) * nd_ref_get(dy, i * dy.stride[0] + c) *
+            dot += (nd_ref_get(weight, c) + plus) * nd_ref_get(dy, i * dy.stride[0] + c) *
                    nd_ref_get(x, i * x.stride[0] + c);
         }
         double mean = whole ? ((float *)args->dots.data)[i] / (double)args->width : dot / (double)C;
         for (int64_t c = 0; c < C; c++) {
-            double g = (double)nd_ref_get(weight, c) * nd_ref_get(dy, i * dy.stride[0] + c);
+            double g = (nd_ref_get(weight, c) + plus) * nd_ref_get(dy, i * dy.stride[0] + c);
             double dn = r[i] * (g - nd_ref_get(x, i * x.stride[0] + c) * mean * r[i] * r[i]);
             double residual = add ? nd_ref_get(dres, i * dres.stride[0] + c) : 0.0;
             nd_ref_emit(dx, &fuse, i, c, residual + dn);
@@ -126,9 +128,12 @@ nd_status nd_ref_rope(nd_stream *stream, const nd_rope_args *args)
     return ND_OK;
 }
 
-static double sigmoid(double x)
+/* sigmoid(z), and dz/dg in *slope. */
+static double gate_of(double g, bool gelu, double *slope)
 {
-    return 1.0 / (1.0 + exp(-x));
+    const double z = gelu ? g * (ND_GELU_LINEAR + ND_GELU_CUBIC * g * g) : g;
+    *slope = gelu ? ND_GELU_LINEAR + 3.0 * ND_GELU_CUBIC * g * g : 1.0;
+    return 1.0 / (1.0 + exp(-z));
 }
 
 nd_status nd_ref_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
@@ -138,17 +143,18 @@ nd_status nd_ref_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
     ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F));
     ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
     ND_ASSERT(nd_is_fuse_of(&args->fuse, out, n, F));
+    double slope;
     for (int64_t i = 0; i < n; i++) {
         for (int64_t f = 0; f < F; f++) {
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
-            nd_ref_emit(out, &args->fuse, i, f, g * sigmoid(g) * u);
+            nd_ref_emit(out, &args->fuse, i, f, g * gate_of(g, args->gelu, &slope) * u);
         }
     }
     return ND_OK;
 }
 
-/* silu(g) = g s(g), silu'(g) = s (1 + g (1 - s)). */
+/* (g s(z))' = s (1 + g (1 - s) z'). */
 nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
 {
     const nd_tensor dgate = args->dgate, dup = args->dup, dout = args->dout, gate = args->gate,
@@ -164,8 +170,8 @@ nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
             double d = nd_ref_get(dout, i * dout.stride[0] + f);
-            double s = sigmoid(g);
-            nd_ref_emit(dgate, &args->fuse[0], i, f, d * u * s * (1.0 + g * (1.0 - s)));
+            double slope, s = gate_of(g, args->gelu, &slope);
+            nd_ref_emit(dgate, &args->fuse[0], i, f, d * u * s * (1.0 + g * (1.0 - s) * slope));
             nd_ref_emit(dup, &args->fuse[1], i, f, d * g * s);
         }
     }

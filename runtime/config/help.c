@@ -124,9 +124,9 @@ static void print_short_help(FILE *out, nd_program program)
     fprintf(
         out,
         "usage: %s\n\n"
-        "Trains a model of the Llama, Mistral, Qwen, Phi, Granite, OLMo, EXAONE, GLM, SmolLM3 or\n"
-        "Seed-OSS family (docs/models.md) on a mesh of workers. Later settings win: defaults,\n"
-        "file, flags in order.\n\n",
+        "Trains a model of the Llama, Mistral, Qwen, Phi, Gemma, Granite, OLMo, EXAONE, GLM,\n"
+        "SmolLM3 or Seed-OSS family (docs/models.md) on a mesh of workers. Later settings win:\n"
+        "defaults, file, flags in order.\n\n",
         usages[program]);
     print_short(out, "--config-file FILE", "YAML configuration, native or accelerate's");
     print_short(out, "--set SECTION.KEY=VALUE", "any key of the configuration");

@@ -140,12 +140,20 @@ MODELS = {
                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5,
                  tie_word_embeddings=False, pad_token_id=None,
                  rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)),
+    # Norms before and behind that multiply by 1 + w, also of heads; GELU; embeddings and scores with scales of their own;
+    # one KV head; RoPE of the layer with a window has another theta, and that of the other layer a factor.
+    "gemma3": dict(model_type="gemma3_text", vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                   num_attention_heads=4, num_key_value_heads=1, head_dim=8, max_position_embeddings=256, rms_norm_eps=1e-6,
+                   sliding_window=11, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=12,
+                   tie_word_embeddings=True, pad_token_id=None,
+                   rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=10000.0, factor=2.0),
+                                        sliding_attention=dict(rope_type="default", rope_theta=500.0))),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
              ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
-             ministral3=13, olmo2=14, olmo3=15, exaone4=17, glm4=18)
+             ministral3=13, olmo2=14, olmo3=15, exaone4=17, glm4=18, gemma3=20)
 
 
 def build(name):

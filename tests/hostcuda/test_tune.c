@@ -174,6 +174,22 @@ static const mesh_case meshes[] = {
 
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
+/* Heads that are normed, norms before and behind, GELU, a window in the first of two layers. */
+Test(tune, a_family_with_switches)
+{
+    observed o = {0};
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        mesh_job job = job_of(fp8 ? ND_PRECISION_FP8 : ND_PRECISION_BF16, &o);
+        job.shape.family = ND_FAMILY_GEMMA3_TEXT;
+        job.shape.qk_norm = 1;
+        job.shape.post_norm = 2;
+        job.shape.window = 11;
+        job.shape.window_theta = 500;
+        nd_layer_set_add(&job.shape.full, 1);
+        check(job, fp8 ? &meshes[1] : &one);
+    }
+}
+
 Test(tune, one_gpu)
 {
     observed o = {0};

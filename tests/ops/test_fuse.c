@@ -144,7 +144,7 @@ static void norm_backward_once(const job *j, residual how, bool nan)
     nd_case_free();
 }
 
-static void swiglu_once(const job *j)
+static void swiglu_once(const job *j, bool gelu)
 {
     const nd_ops *ops = j->backend->side.ops;
     nd_stream stream = j->backend->side.stream;
@@ -157,13 +157,14 @@ static void swiglu_once(const job *j)
         plain[i] = nd_clone(gate);
         fused_init(&got[i], j, gate, scales[i], 1.0f);
     }
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_fwd, .out = plain[0], .gate = gate, .up = up));
+    ND_OK_OR_FAIL(
+        ND_CALL(ops, &stream, swiglu_fwd, .out = plain[0], .gate = gate, .up = up, .gelu = gelu));
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_fwd, .out = to(j, &got[0]), .gate = gate, .up = up,
-                          .fuse = got[0].fuse));
+                          .gelu = gelu, .fuse = got[0].fuse));
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = plain[1], .dup = plain[2],
-                          .dout = dout, .gate = gate, .up = up));
+                          .dout = dout, .gate = gate, .up = up, .gelu = gelu));
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = to(j, &got[1]), .dup = to(j, &got[2]),
-                          .dout = dout, .gate = gate, .up = up,
+                          .dout = dout, .gate = gate, .up = up, .gelu = gelu,
                           .fuse = {got[1].fuse, got[2].fuse}));
     expect_fused(j, "swiglu_fwd", &got[0], plain[0], gate);
     expect_fused(j, "swiglu_bwd dgate", &got[1], plain[1], gate);
@@ -184,7 +185,7 @@ static void check_fused(const nd_side *ref, const nd_backend *backend)
                  .gap = shapes[shape].gap,
                  .asked = choices[i / 4 % CHOICES]};
         norm_once(&j, i % 4 < 2);
-        swiglu_once(&j);
+        swiglu_once(&j, i % 4 > 0);
         if (j.asked == (AMAX | STORED)) {
             for (residual how = APART; how < RESIDUALS; how++) {
                 norm_backward_once(&j, how, false);

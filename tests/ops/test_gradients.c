@@ -92,7 +92,8 @@ static double norm_loss(const void *arg)
 {
     const norm_job *j = arg;
     ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rmsnorm_fwd, .y = j->y, .sum = j->sum, .rstd = j->rstd,
-                          .x = j->x, .delta = j->delta, .weight = j->weight, .eps = 1e-2f));
+                          .x = j->x, .delta = j->delta, .weight = j->weight, .plus = 1.0f,
+                          .eps = 1e-2f));
     return weighted(j->dy, j->y) + weighted(j->dres, j->sum);
 }
 
@@ -110,7 +111,8 @@ Test(gradients, rmsnorm)
     nd_tensor dx = random2(N, C), dweight = zeros_like(j.weight);
     norm_loss(&j);
     ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rmsnorm_bwd, .dx = dx, .dweight = dweight, .dy = j.dy,
-                          .dres = j.dres, .x = j.sum, .weight = j.weight, .rstd = j.rstd));
+                          .dres = j.dres, .x = j.sum, .weight = j.weight, .plus = 1.0f,
+                          .rstd = j.rstd));
     expect_gradient("rmsnorm dx", norm_loss, &j, j.x, dx);
     expect_gradient("rmsnorm d delta", norm_loss, &j, j.delta, dx);
     expect_gradient("rmsnorm dweight", norm_loss, &j, j.weight, dweight);
@@ -120,13 +122,14 @@ Test(gradients, rmsnorm)
 
 typedef struct swiglu_job {
     nd_tensor gate, up, out, dout;
+    bool gelu;
 } swiglu_job;
 
 static double swiglu_loss(const void *arg)
 {
     const swiglu_job *j = arg;
-    ND_OK_OR_FAIL(
-        ND_CALL(ref.ops, &stream, swiglu_fwd, .out = j->out, .gate = j->gate, .up = j->up));
+    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, swiglu_fwd, .out = j->out, .gate = j->gate, .up = j->up,
+                          .gelu = j->gelu));
     return weighted(j->dout, j->out);
 }
 
@@ -134,10 +137,13 @@ Test(gradients, swiglu)
 {
     swiglu_job j = {random2(4, 9), random2(4, 9), random2(4, 9), random2(4, 9)};
     nd_tensor dgate = random2(4, 9), dup = random2(4, 9);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup, .dout = j.dout,
-                          .gate = j.gate, .up = j.up));
-    expect_gradient("swiglu dgate", swiglu_loss, &j, j.gate, dgate);
-    expect_gradient("swiglu dup", swiglu_loss, &j, j.up, dup);
+    for (int gelu = 0; gelu < 2; gelu++) {
+        j.gelu = gelu;
+        ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup,
+                              .dout = j.dout, .gate = j.gate, .up = j.up, .gelu = gelu));
+        expect_gradient("swiglu dgate", swiglu_loss, &j, j.gate, dgate);
+        expect_gradient("swiglu dup", swiglu_loss, &j, j.up, dup);
+    }
 }
 
 /* RoPE: the inverse rotation is the gradient */

@@ -16,6 +16,12 @@ static const shape shapes[] = {{1, 1, 0},     {1, 64, 0},    {3, 7, 5},     {33,
 /* The last one is what nd_op_limits allows, and is large: not in every combination. */
 enum { SHAPES = sizeof shapes / sizeof shapes[0] - 1, LARGEST = SHAPES };
 
+/* What is added to the weights, in turns: 0 or 1. */
+static float plus_of(int how)
+{
+    return (float)(how % 2);
+}
+
 /* Which outputs share memory with which inputs. */
 typedef enum sharing { APART, SUM_IS_X, SUM_IS_DELTA, NO_DELTA, SHARINGS } sharing;
 
@@ -38,7 +44,7 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_fwd, .y = out[s][0],
                               .sum = how == NO_DELTA ? none : out[s][1], .rstd = out[s][2],
                               .x = own_x, .delta = how == NO_DELTA ? none : own_delta,
-                              .weight = weight, .eps = 1e-5f));
+                              .weight = weight, .plus = plus_of(how), .eps = 1e-5f));
     }
     /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
     nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
@@ -85,7 +91,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
         dw[s] = nd_clone(dweight);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_bwd, .dx = dx[s], .dweight = dw[s],
                               .dy = own_dy, .dres = how == NO_DRES ? none : own_dres, .x = x,
-                              .weight = weight, .rstd = rstd));
+                              .weight = weight, .plus = plus_of(how), .rstd = rstd));
     }
     /*
      * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at

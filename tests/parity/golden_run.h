@@ -32,7 +32,8 @@
     X(olmo2)                                                                                       \
     X(olmo3)                                                                                       \
     X(exaone4)                                                                                     \
-    X(glm4)
+    X(glm4)                                                                                        \
+    X(gemma3)
 
 enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 

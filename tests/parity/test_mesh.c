@@ -168,10 +168,12 @@ Test(mesh, tied_embeddings, .timeout = 600)
     both_optimizers(shape_of(101, 76, true), meshes, COUNT(meshes));
 }
 
-/* Biases of every linear, and heads that are normed and turned in part. */
+/* Biases of every linear, heads that are normed and turned in part, GELU, and norms that multiply
+ * by 1 + w. */
 static nd_shape shape_with_switches(void)
 {
     nd_shape shape = shape_of(97, 76, false);
+    shape.family = ND_FAMILY_GEMMA3_TEXT;
     shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
     shape.embedding_scale = 3, shape.residual_scale = 0.3, shape.attention_scale = 0.2;
     shape.logits_divisor = 3;
@@ -266,7 +268,7 @@ Test(mesh, norms_behind, .timeout = 600)
     nd_shape shape = shape_with_norms_behind();
     both_optimizers(shape, meshes, COUNT(meshes));
     shape.post_norm = 2;
-    shape.family = ND_FAMILY_GLM4;
+    shape.family = ND_FAMILY_GEMMA3_TEXT;
     both_optimizers(shape, both, COUNT(both));
     shape = shape_with_norms_behind();
     shape.qk_norm = 2;

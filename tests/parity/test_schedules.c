@@ -33,7 +33,7 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
         job.shape.layers = 3;
         job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = job.shape.qk_norm = i % 2 != 0;
         job.shape.post_norm = i % 3 == 2 ? 1 : i % 3 == 1 ? 2 : 0;
-        job.shape.family = job.shape.post_norm == 2 ? ND_FAMILY_GLM4 : ND_FAMILY_LLAMA;
+        job.shape.family = job.shape.post_norm == 2 ? ND_FAMILY_GEMMA3_TEXT : ND_FAMILY_LLAMA;
         job.global_batch = 8;
         job.steps = 2;
         mesh_result expected = run(&job, mesh);

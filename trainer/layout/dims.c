@@ -45,6 +45,7 @@ static int64_t head_columns(int64_t V, int64_t most)
 nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu)
 {
+    const nd_family_row *family = &nd_families[shape->family];
     int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     nd_dims d = {
         .B = config->train.micro_batch_size,
@@ -70,7 +71,13 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.attention_scale =
         (float)(shape->attention_scale > 0 ? shape->attention_scale : 1.0 / sqrt((double)d.D));
     d.lookup_scale = (float)nd_shape_lookup_scale(shape);
+    if (family->root_scale && d.act == ND_DTYPE_BF16) { /* as transformers rounds it */
+        d.lookup_scale = nd_bf16_to_f32(nd_bf16_from_f32(d.lookup_scale));
+    }
     d.head_scale = shape->logits_divisor > 0 ? (float)(1 / shape->logits_divisor) : 1.0f;
+    d.gelu = family->gelu;
+    d.norm_plus = (float)family->norm_plus;
+    ND_ASSERT(d.norm_plus == 0 || shape->qk_norm != 2);
     d.stream_eps = (float)nd_shape_stream_eps(shape);
     d.normed = shape->qk_norm ? d.H + d.K : 0;
     d.qk_as_one = shape->qk_norm == 2;

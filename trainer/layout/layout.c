@@ -160,7 +160,9 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
         .axes = table[id].cols == DIM_1 ? 1 : 2,
         .split = table[id].split,
         .copies = (int)copies_of(shape, id, tp),
-        .init = table[id].init,
+        .init = table[id].init == ND_INIT_ONE && nd_families[shape->family].norm_plus > 0
+                    ? ND_INIT_ZERO
+                    : table[id].init,
         .decay = table[id].decay,
         .fp8 = nd_linear_of_param(id) >= 0,
         .random_stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,

@@ -14,6 +14,7 @@
  *
  * Layer numbers are global everywhere. Only the layout knows which layers are on this rank.
  */
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -77,6 +78,11 @@ typedef struct nd_family_row {
     const char *window_key;  /* the key of that number; NULL: none */
     bool full_unturned;      /* no RoPE in layers without the window, where there is one */
     double window_theta;     /* nd_shape's where it is absent; 0: one RoPE for all layers */
+    const char *window_theta_key; /* that has it in the old spelling; NULL: none */
+    bool gelu;                    /* the MLP's activation is the tanh form of GELU, not SiLU */
+    double norm_plus;             /* is added to the weights of all norms; not with qk_norm 2 */
+    bool root_scale;              /* embeddings are multiplied by the root of hidden_size */
+    int64_t query_scalar;         /* query_pre_attn_scalar where it is absent; 0: has no such key */
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];
@@ -196,7 +202,8 @@ static inline double nd_shape_stream_eps(const nd_shape *shape)
 /* What multiplies a row of the table on its way into the residual stream; 1: nothing. */
 static inline double nd_shape_lookup_scale(const nd_shape *shape)
 {
-    const double scale = shape->embedding_scale > 0 ? shape->embedding_scale : 1;
+    const double root = nd_families[shape->family].root_scale ? sqrt((double)shape->hidden) : 1;
+    const double scale = shape->embedding_scale > 0 ? shape->embedding_scale : root;
     return shape->residual_scale > 0 ? scale / shape->residual_scale : scale;
 }
 
@@ -242,6 +249,8 @@ typedef struct nd_dims {
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
     bool qk_as_one;                   /* all of those of q, and all of k, as one */
     bool pre_norm, post_norm;         /* norms are before the branches, behind them */
+    float norm_plus;                  /* is added to the weights of norms */
+    bool gelu;                        /* the MLP's activation is GELU, not SiLU */
     float attention_scale;            /* of scores */
     float stream_eps;                 /* of the norms of the residual stream */
     float lookup_scale, head_scale;   /* of embeddings, of what the head multiplies; 1: none */

@@ -277,9 +277,13 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
 {
     const nd_family_row *family = &nd_families[s->family];
     const bool by_type = family->window_theta > 0;
+    const int64_t scalar =
+        family->query_scalar > 0 ? llround(1 / (s->attention_scale * s->attention_scale)) : 0;
     json_t *map = json_pack("{s:[s], s:s, s:s, s:f, s:i, s:b}", "architectures",
-                            family->architecture, "model_type", family->model_type, "hidden_act",
-                            "silu", "attention_dropout", 0.0, "pretraining_tp", 1, "use_cache", 1);
+                            family->architecture, "model_type", family->model_type,
+                            family->gelu ? "hidden_activation" : "hidden_act",
+                            family->gelu ? "gelu_pytorch_tanh" : "silu", "attention_dropout", 0.0,
+                            "pretraining_tp", 1, "use_cache", 1);
     int bad = !map;
     const struct {
         const char *key;
@@ -312,6 +316,7 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {family->scaled ? "residual_multiplier" : NULL, json_real(s->residual_scale)},
         {family->scaled ? "attention_multiplier" : NULL, json_real(s->attention_scale)},
         {family->scaled ? "logits_scaling" : NULL, json_real(s->logits_divisor)},
+        {scalar > 0 ? "query_pre_attn_scalar" : NULL, json_integer(scalar)},
         {family->qkv_bias.key, json_boolean(s->qkv_bias)},
         {family->o_bias.key, json_boolean(s->o_bias)},
         {family->mlp_bias.key, json_boolean(s->mlp_bias)},

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a config.json as Hugging Face writes it. What is not supported is refused by its key. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +13,13 @@ enum { CONFIG_LIMIT = 1 << 20 };
 
 static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
 {
-    static const char *const keys[] = {"attention_bias", "attention_out_bias", "mlp_bias",
-                                       "use_bias",       "use_sliding_window", "use_qk_norm"};
+    static const char *const keys[] = {"attention_bias",
+                                       "attention_out_bias",
+                                       "mlp_bias",
+                                       "use_bias",
+                                       "use_sliding_window",
+                                       "use_qk_norm",
+                                       "use_bidirectional_attention"};
     const nd_family_row *family = &nd_families[s->family];
     const nd_family_switch has[] = {family->qkv_bias, family->o_bias, family->mlp_bias};
     int64_t *const to[] = {&s->qkv_bias, &s->o_bias, &s->mlp_bias};
@@ -59,6 +65,12 @@ static nd_status read_multipliers(const json_t *map, const char *file, nd_shape 
                            multipliers[i].key, value, family->model_type);
         }
         *multipliers[i].to = family->scaled ? value : 0;
+    }
+    if (family->query_scalar > 0) {
+        int64_t scalar = 0;
+        ND_TRY(nd_key_int(map, file, "query_pre_attn_scalar", 1, 1 << 20, family->query_scalar,
+                          &scalar));
+        s->attention_scale = 1 / sqrt((double)scalar);
     }
     return ND_OK;
 }
@@ -125,7 +137,17 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
 /* Refuses what other models of the family have and this program does not support. */
 static nd_status refuse_variants(const json_t *map, const char *file, const nd_family_row *family)
 {
-    ND_TRY(nd_key_demand_text(map, file, "hidden_act", "silu"));
+    ND_TRY(family->gelu ? nd_key_demand_text(map, file, "hidden_activation", "gelu_pytorch_tanh")
+                        : nd_key_demand_text(map, file, "hidden_act", "silu"));
+    static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
+    for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
+        if (!nd_key_is_unset(json_object_get(map, caps[i]))) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: %s is set, but scores and logits are not capped here; use a model "
+                           "whose config.json has null there",
+                           file, caps[i]);
+        }
+    }
     static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop",
                                            "embd_pdrop"};
     double dropout = 0;

@@ -71,6 +71,7 @@ static nd_status read_window_rope(const json_t *map, const char *file, nd_shape 
     const json_t *parameters = json_object_get(map, "rope_parameters"), *value;
     const json_t *rope = json_object_get(parameters, "sliding_attention");
     const char *const type = json_object_get(rope, "rope_type") ? "rope_type" : "type", *key;
+    const char *const old_key = family->window_theta_key;
     double theta = family->window_theta;
     char name[600];
     if (theta == 0) {
@@ -96,9 +97,10 @@ static nd_status read_window_rope(const json_t *map, const char *file, nd_shape 
         }
     }
     ND_TRY(rope ? nd_key_demand_text(rope, name, type, "default") : ND_OK);
+    ND_TRY(old_key ? nd_key_real(map, file, old_key, 1, 1e15, theta, &theta) : ND_OK);
     ND_TRY(nd_key_real(rope, name, "rope_theta", 1, 1e15, theta, &theta));
-    if (nd_key_is_unset(json_object_get(rope, "rope_theta")) && s->rope.theta != theta &&
-        !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
+    if (!old_key && nd_key_is_unset(json_object_get(rope, "rope_theta")) &&
+        s->rope.theta != theta && !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: rope_theta is %g, and that of layers with windows is absent; write "
                        "both as rope_theta in full_attention and sliding_attention of "

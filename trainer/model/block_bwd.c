@@ -47,7 +47,7 @@ static nd_status norm_backward(nd_block_call c, bool second)
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dx,
           .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh, .dres = dres,
           .x = second ? a->x_mid : a->x_in, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
+          .plus = m->dims.norm_plus, .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
     return nd_block_show(c, second ? ND_DUMP_D_MIDDLE : ND_DUMP_D_INPUT, 1, 0, dx);
 }
 
@@ -67,7 +67,7 @@ static nd_status branch_gradient(nd_block_call c, nd_input input, nd_operand *ou
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = out->stored,
           .dweight = nd_block_vector_gradient(c, id, id), .dy = second ? a->dout : a->dmid,
           .x = second ? a->out2 : a->out1, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .rstd = second ? a->out2_rstd : a->out1_rstd, .amax = amax);
+          .plus = m->dims.norm_plus, .rstd = second ? a->out2_rstd : a->out1_rstd, .amax = amax);
     return ND_OK;
 }
 
@@ -91,7 +91,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     ND_TRY(nd_operand_prepare_gradients(c, &dgu, to, fuse));
     ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = to[0], .dup = to[1], .dout = m->work.dact,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
-          .fuse = {fuse[0], fuse[1]});
+          .gelu = m->dims.gelu, .fuse = {fuse[0], fuse[1]});
     ND_TRY(nd_block_show(c, ND_DUMP_D_GATE, 2, 0, a->gu));
     ND_TRY(nd_block_recompute_codes(c, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */

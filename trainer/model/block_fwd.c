@@ -40,7 +40,7 @@ static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_ope
               .sum = in.delta.data ? sum : (nd_tensor){0}, .rstd = second ? a->rstd2 : a->rstd1,
               .x = in.x, .delta = in.delta,
               .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
-              .eps = m->dims.stream_eps, .fuse = fuse);
+              .plus = m->dims.norm_plus, .eps = m->dims.stream_eps, .fuse = fuse);
         ND_TRY(nd_block_show(c, second ? ND_DUMP_MIDDLE : ND_DUMP_INPUT, 1, 0, x));
         return nd_block_show(c, second ? ND_DUMP_NORM_2 : ND_DUMP_NORM_1, 1, 0, h->stored);
     }
@@ -72,7 +72,7 @@ static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = branch,
           .rstd = second ? a->out2_rstd : a->out1_rstd, .x = out,
           .weight = norm_weight(c, second ? ND_PARAM_POST_2 : ND_PARAM_POST_1),
-          .eps = (float)m->rank->shape.rms_eps);
+          .plus = m->dims.norm_plus, .eps = (float)m->rank->shape.rms_eps);
     const nd_dump_point point = second ? ND_DUMP_POST_2 : ND_DUMP_POST_1;
     return m->dims.pre_norm ? ND_OK : nd_block_show(c, point, 1, 0, branch);
 }

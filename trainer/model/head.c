@@ -84,7 +84,7 @@ static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, 
           .x = nd_tensor_rows(in.x, begin, rows),
           .delta = in.delta.data ? nd_tensor_rows(in.delta, begin, rows) : (nd_tensor){0},
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = m->dims.stream_eps);
+          .plus = m->dims.norm_plus, .eps = m->dims.stream_eps);
     return nd_model_scale(m, HEAD, h, m->dims.head_scale);
 }
 
@@ -311,7 +311,7 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
           .sum = nd_tensor_rows(set->head.x, 0, set->Tl),
           .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = m->dims.stream_eps);
+          .plus = m->dims.norm_plus, .eps = m->dims.stream_eps);
     ND_TRY(nd_model_scale(m, HEAD, local, m->dims.head_scale));
     ND_TRY(nd_tp_gather(r, local, m->work.full_a, NULL, &h));
     for (int64_t begin = 0; begin < call->count; begin += most) {
@@ -356,7 +356,7 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
           .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .rstd = set->head.rstd, .amax = amax);
+          .plus = m->dims.norm_plus, .rstd = set->head.rstd, .amax = amax);
     ND_TRY(
         show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F, .backward = true}, set->head.dh));
     ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F_INPUT, .backward = true},

@@ -71,11 +71,12 @@ static nd_status norms(nd_block_call c, nd_tensor qkv, bool backward)
         if (backward) {
             ND_OP(r, ELEMENTWISE, rmsnorm_bwd, .dx = n.work,
                   .dweight = nd_block_vector_gradient(c, n.id, n.id), .dy = n.work, .x = n.x,
-                  .weight = n.weight, .rstd = n.rstd, .dots = n.sums, .width = n.width);
+                  .weight = n.weight, .plus = m->dims.norm_plus, .rstd = n.rstd, .dots = n.sums,
+                  .width = n.width);
         } else {
             ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = n.work, .rstd = n.rstd, .x = n.x,
-                  .weight = n.weight, .eps = (float)r->shape.rms_eps, .squares = n.sums,
-                  .width = n.width);
+                  .weight = n.weight, .plus = m->dims.norm_plus, .eps = (float)r->shape.rms_eps,
+                  .squares = n.sums, .width = n.width);
         }
         ND_OP(r, ELEMENTWISE, cast, .out = n.heads, .x = n.work);
     }

@@ -72,7 +72,8 @@ nd_status nd_block_swiglu(nd_block_call c, nd_tensor gu, int64_t row, nd_operand
     ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
     act->stored = nd_tensor_rows(act->stored, 0, gu.shape[0]);
     ND_OP(c.model->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
-          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F), .fuse = fuse);
+          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F),
+          .gelu = c.model->dims.gelu, .fuse = fuse);
     ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, row, gu));
     return nd_block_show(c, ND_DUMP_ACT, 1, row, act->stored);
 }
@@ -142,7 +143,7 @@ static nd_status piece_backward(nd_block_call c, nd_operand *h, const nd_operand
     ND_TRY(nd_block_show(c, ND_DUMP_D_ACT, 1, begin, dact));
     ND_TRY(weight_gradient(&down, first));
     ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = gate, .dup = up, .dout = dact, .gate = gate,
-          .up = up);
+          .up = up, .gelu = m->dims.gelu);
     ND_TRY(nd_block_show(c, ND_DUMP_D_GATE, 2, begin, gu));
     ND_TRY(nd_linear_begin_gradient(&gate_up));
     ND_TRY(nd_linear_gradient_products(&gate_up, dh));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -302,4 +303,20 @@ Test(dims, chunks_of_the_head_have_rows_enough_to_pay_for_its_weight)
         const nd_dims d = nd_dims_of(&shape, &mesh, nd_mesh_coord_of(&mesh, 0), &config, false);
         cr_expect_eq(d.head_rows, cases[i].rows, "case %zu: %ld rows", i, (long)d.head_rows);
     }
+}
+
+/* Gemma's factor of embeddings is rounded to the type that is computed with: sqrt(3072) to 55.5. */
+Test(dims, embeddings_are_multiplied_as_in_transformers)
+{
+    nd_shape shape = shape_of(false);
+    nd_config config = {.train = {.micro_batch_size = 1, .sequence_length = 16}};
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    shape.family = ND_FAMILY_GEMMA3_TEXT;
+    shape.hidden = 3072;
+    config.train.precision = ND_PRECISION_FP32;
+    nd_dims d = nd_dims_of(&shape, &one, (nd_coord){{0}}, &config, false);
+    cr_expect_eq(d.lookup_scale, (float)sqrt(3072));
+    cr_expect(d.gelu && d.norm_plus == 1);
+    config.train.precision = ND_PRECISION_BF16;
+    cr_expect_eq(nd_dims_of(&shape, &one, (nd_coord){{0}}, &config, false).lookup_scale, 55.5f);
 }

@@ -519,6 +519,51 @@ Test(shape, layers_with_windows_have_their_own_rope)
                "full_attention is not supported", "model_type llama");
 }
 
+#define GEMMA3 "{\"model_type\": \"gemma3_text\", "
+static void expect_gemma3(const char *text)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_shape s = family_of(text);
+    nd_layout *layout = NULL;
+    cr_expect(s.tied && s.qk_norm == 1 && s.post_norm == 2 && s.head_dim == 256 && s.eos_id == 1);
+    cr_expect(s.rope.type == ND_ROPE_LINEAR && s.rope.factor == 8 && s.rope.theta == 1e6 &&
+              s.window_theta == 1e4);
+    cr_expect(nd_shape_window(&s, 0, 9000) == 512 && nd_shape_window(&s, 1, 9000) == 0);
+    cr_expect_eq(s.attention_scale, 1 / sqrt(168));
+    cr_expect_eq(nd_shape_lookup_scale(&s), 8);
+    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &s, .mesh = &one}, &layout), ND_OK);
+    const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_2, 1);
+    cr_expect_str_eq(norm->name, "model.layers.1.pre_feedforward_layernorm.weight");
+    cr_expect_eq(norm->init, ND_INIT_ZERO, "1 is added to it");
+    nd_layout_destroy(layout);
+}
+
+Test(shape, gemma3)
+{
+    expect_gemma3(GEMMA3 "\"rope_theta\": 1000000, \"rope_local_base_freq\": 10000, "
+                         "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, "
+                         "\"query_pre_attn_scalar\": 168, \"sliding_window\": 512, "
+                         "\"sliding_window_pattern\": 2, \"attn_logit_softcapping\": null, "
+                         "\"hidden_activation\": \"gelu_pytorch_tanh\", " SIZES "}");
+    expect_gemma3(GEMMA3
+                  "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", "
+                  "\"factor\": 8.0, \"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": "
+                  "\"default\", \"rope_theta\": 1e4}}, \"query_pre_attn_scalar\": 168, "
+                  "\"sliding_window\": 512, \"layer_types\": [\"sliding_attention\", "
+                  "\"full_attention\"], \"use_bidirectional_attention\": false, " SIZES "}");
+    nd_shape s = family_of(GEMMA3 SIZES "}");
+    cr_expect(s.window == 4096 && s.full.bits[0] == 0 && s.attention_scale == 1 / 16.0 &&
+              s.rope.theta == 1e6 && s.window_theta == 1e4);
+    s = family_of(GEMMA3 "\"rope_theta\": 5e5, \"rope_local_base_freq\": 2e4, " SIZES "}");
+    cr_expect(s.rope.theta == 5e5 && s.window_theta == 2e4);
+    expect_bad(GEMMA3 "\"final_logit_softcapping\": 30.0, " SIZES "}",
+               "final_logit_softcapping is set", "not capped");
+    expect_bad(GEMMA3 "\"use_bidirectional_attention\": true, " SIZES "}",
+               "use_bidirectional_attention is true", "model_type gemma3_text only false");
+    expect_bad(GEMMA3 "\"hidden_activation\": \"silu\", " SIZES "}",
+               "hidden_activation is \"silu\"", "only \"gelu_pytorch_tanh\" is supported");
+}
+
 Test(shape, layers_without_windows_have_no_rope)
 {
 #define EXAONE4 "{\"model_type\": \"exaone4\", "

@@ -126,6 +126,9 @@ Test(timing, a_layer_of_a_mesh)
                           .config = mesh_config_of(),
                           .body = time_layers};
         job.shape.rms_eps = 1e-5;
+        job.shape.family = fp8 ? ND_FAMILY_GEMMA3_TEXT : ND_FAMILY_LLAMA;
+        job.shape.qk_norm = fp8;
+        job.shape.post_norm = fp8 ? 2 : 0;
         job.config.train.precision = fp8 ? ND_PRECISION_FP8 : ND_PRECISION_BF16;
         cr_expect_eq(mesh_ranks_run(&job), ND_OK, "fp8 %d: %s", fp8, nd_error_last()->message);
     }
