@@ -148,6 +148,11 @@ Test(read, other_spellings_mean_the_same)
          " ?[^\\\\s\\\\p{L}\\\\p{N}]++[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s+\"",
          ""},
         {"llama3", "truncation", "{\"max_length\": 4}", ""},
+        /* As Gemma has it: no blank is left to split at. */
+        {"llama2", "pre_tokenizer",
+         "{\"type\": \"Split\", \"pattern\": {\"String\": \" \"}, \"behavior\": "
+         "\"MergedWithPrevious\", \"invert\": false}",
+         ""},
         {"llama3", "model/type", NULL, ""},
         {"llama3", NULL, NULL, ""}, /* merges as strings */
     };
