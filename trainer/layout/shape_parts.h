@@ -9,6 +9,10 @@
 
 #include "trainer/layout/layout.h"
 
+/* Refuses a key at the top of the map that is nearly, but not quite, one that is read: else it
+ * would be passed over, as keys that change nothing are. */
+nd_status nd_keys_check(const json_t *map, const char *file);
+
 /* "a list", "text": what a value is. */
 const char *nd_key_type(const json_t *value);
 /* A key that is absent or null. */

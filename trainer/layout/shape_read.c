@@ -398,6 +398,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
         goto out;
     }
     ND_TRY_OUT(read_family(map, name, &shape.family));
+    ND_TRY_OUT(nd_keys_check(map, name));
     ND_TRY_OUT(refuse_variants(map, name, &nd_families[shape.family]));
     ND_TRY_OUT(read_switches(map, name, &shape));
     ND_TRY_OUT(read_multipliers(map, name, &shape));

@@ -175,6 +175,14 @@ Test(shape, numbers)
                "hidden_size 63", "num_attention_heads 4");
 }
 
+Test(shape, a_misspelt_key_is_not_passed_over)
+{
+    expect_bad("{" BASE ", \"head_dims\": 8}", "the key head_dims", "write head_dim if");
+    expect_bad("{" BASE ", \"Tie_word_embeddings\": true}", "the key Tie_word_embeddings",
+               "write tie_word_embeddings if");
+    expect_bad("{" BASE ", \"ropetheta\": 1e6}", "the key ropetheta", "write rope_theta if");
+}
+
 Test(shape, broken_json)
 {
     expect_bad("{\"a\": 1", "c.json:1", "broken JSON");
