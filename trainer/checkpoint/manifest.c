@@ -170,6 +170,9 @@ void nd_shape_print(const nd_shape *shape, FILE *text)
                 : 0;
         }
     }
+    for (int64_t i = 0; i < shape->more_end_count; i++) {
+        fprintf(text, "end %d\n", (int)shape->more_ends[i]);
+    }
     for (int64_t i = 0; shape->rope.type == ND_ROPE_LONGROPE && i < ND_ROPE_LONG_PAIRS; i++) {
         fprintf(text, "%a %a\n", (double)shape->rope.short_factor[i],
                 (double)shape->rope.long_factor[i]);

@@ -131,6 +131,21 @@ static nd_status parse_layers(const json_t *object, const char *path, const char
     return good ? ND_OK : fail_member(path, key, "is not a list of the model's layers");
 }
 
+static nd_status parse_ends(const json_t *object, const char *path, nd_shape *shape)
+{
+    const char *const key = "more_eos_token_ids";
+    const json_t *list = json_object_get(object, key);
+    bool good = !list || (json_is_array(list) && json_array_size(list) <= ND_ENDS_MAX);
+    for (size_t i = 0; good && i < json_array_size(list); i++) {
+        const json_t *end = json_array_get(list, i);
+        good = json_is_integer(end) && json_integer_value(end) >= 0 &&
+               json_integer_value(end) <= INT32_MAX;
+        shape->more_ends[i] = (int32_t)json_integer_value(end);
+        shape->more_end_count++;
+    }
+    return good ? ND_OK : fail_member(path, key, "is not a list of token ids");
+}
+
 /* The members of programs that knew no lists: a window from a first layer on, none in each
  * window_period-th layer, and no RoPE in each no_rope_layer_interval-th one. */
 static nd_status parse_periods(const json_t *object, const char *path, nd_shape *shape)
@@ -204,6 +219,7 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
                             nd_min(shape->layers, ND_LAYERS_MAX), nd_shape_layers_of(shape, i)));
     }
     ND_TRY(parse_periods(object, path, shape));
+    ND_TRY(parse_ends(object, path, shape));
     if (shape->rope.type == ND_ROPE_LONGROPE) {
         const int64_t pairs = nd_shape_rotated(shape) / 2;
         ND_TRY(parse_factors(object, path, "rope_short_factor", pairs, shape->rope.short_factor));

@@ -43,6 +43,15 @@ static json_t *layers_json(const nd_layer_set *set, int64_t layers)
     return list;
 }
 
+static json_t *ends_json(const nd_shape *shape)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < shape->more_end_count; i++) {
+        nd_json_append(&list, json_integer(shape->more_ends[i]));
+    }
+    return list;
+}
+
 static json_t *shape_json(const nd_shape *shape)
 {
     json_t *object = json_object();
@@ -63,6 +72,9 @@ static json_t *shape_json(const nd_shape *shape)
             continue;
         }
         nd_json_set(&object, nd_shape_layer_sets[i].name, list);
+    }
+    if (shape->more_end_count > 0) {
+        nd_json_set(&object, "more_eos_token_ids", ends_json(shape));
     }
     if (shape->family != ND_FAMILY_LLAMA) {
         nd_json_set(&object, "model_type", json_string(nd_families[shape->family].model_type));

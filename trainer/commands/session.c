@@ -142,7 +142,8 @@ nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
     if (end < 0 && s->tokenizer_path) {
         end = nd_corpus_model_end(s->tokenizer, s->tokenizer_path, m->shape.vocab);
     }
-    return end >= 0 && end < m->shape.vocab ? nd_ids_add(ends, &end, 1) : ND_OK;
+    ND_TRY(end >= 0 && end < m->shape.vocab ? nd_ids_add(ends, &end, 1) : ND_OK);
+    return nd_ids_add(ends, m->shape.more_ends, (size_t)m->shape.more_end_count);
 }
 
 /* A checkpoint has its own checksums, which are compared as it is loaded. */

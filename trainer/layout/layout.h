@@ -89,7 +89,7 @@ extern const nd_family_row nd_families[ND_FAMILY_COUNT];
 
 /* shape */
 
-enum { ND_LAYERS_MAX = 4096 };
+enum { ND_LAYERS_MAX = 4096, ND_ENDS_MAX = 16 };
 
 typedef struct nd_layer_set {
     uint64_t bits[ND_LAYERS_MAX / 64];
@@ -119,8 +119,10 @@ typedef struct nd_shape {
     double init_std; /* initializer_range */
     bool tied;       /* tie_word_embeddings */
     nd_rope_config rope;
-    int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
-    bool eos_is_default;    /* the config.json that was read has no eos_token_id */
+    int64_t bos_id, eos_id;         /* -1: none; eos: the first when it is a list */
+    int32_t more_ends[ND_ENDS_MAX]; /* the ids of the list behind the first */
+    int64_t more_end_count;
+    bool eos_is_default; /* the config.json that was read has no eos_token_id */
     /* Switches, 0 or 1. */
     int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
     int64_t qk_norm;   /* RMSNorm of q and k before RoPE; 1: of each head; 2: of all heads as one */

@@ -253,6 +253,16 @@ static json_t *token_of(int64_t id)
     return id < 0 ? json_null() : json_integer(id);
 }
 
+/* An id, or all of a list. */
+static json_t *ends_of(const nd_shape *s)
+{
+    json_t *list = s->more_end_count > 0 ? json_array() : token_of(s->eos_id);
+    for (int64_t i = -1; i < s->more_end_count && s->more_end_count > 0; i++) {
+        nd_json_append(&list, json_integer(i < 0 ? s->eos_id : s->more_ends[i]));
+    }
+    return list;
+}
+
 /* Numbers have 15 digits where they read back unchanged (1e-05), else 17. The file is written
  * atomically, as every file of a model folder is. */
 static nd_status write_json(const json_t *map, const char *path)
@@ -308,7 +318,7 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
              : NULL,
          json_integer(s->rope.original_max_positions)},
         {"bos_token_id", token_of(s->bos_id)},
-        {"eos_token_id", token_of(s->eos_id)},
+        {"eos_token_id", ends_of(s)},
         {"pad_token_id", json_null()}, /* families have one, whose row gets no gradient */
         {family->dropout > 0 ? "residual_dropout" : NULL, json_real(0)},
         {"torch_dtype", json_string(dtype_name)},

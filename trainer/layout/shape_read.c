@@ -99,6 +99,24 @@ static nd_status get_token(const json_t *map, const char *file, const char *key,
     return ND_OK;
 }
 
+/* The ids of eos_token_id behind the first. */
+static nd_status read_more_ends(const json_t *map, const char *file, nd_shape *s)
+{
+    const json_t *list = json_object_get(map, "eos_token_id"), *value;
+    for (size_t i = 1; i < json_array_size(list); i++) {
+        value = json_array_get(list, i);
+        const json_int_t id = json_integer_value(value);
+        if (!json_is_integer(value) || id < 0 || id > INT32_MAX || i > ND_ENDS_MAX) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: entry %zu of eos_token_id is no token id, or one of too many; it "
+                           "must be a token id, a list of up to %d ids, or null",
+                           file, i, ND_ENDS_MAX + 1);
+        }
+        s->more_ends[s->more_end_count++] = (int32_t)id;
+    }
+    return ND_OK;
+}
+
 /* "llama, mistral": all model types; returns buffer. */
 static const char *families_text(char *buffer, size_t size)
 {
@@ -229,6 +247,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     ND_TRY(nd_key_bool(map, file, "tie_word_embeddings", family->tied, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
+    ND_TRY(read_more_ends(map, file, s));
     return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
 }
 

@@ -469,6 +469,9 @@ static nd_status name_end_of_turn(const nd_hf_writer *writer)
         nd_json_append(&ends,
                        json_is_integer(old) ? json_incref(old) : json_integer(o->shape.eos_id));
     }
+    for (i = 0; (!old || json_is_null(old)) && i < (size_t)o->shape.more_end_count; i++) {
+        nd_json_append(&ends, json_integer(o->shape.more_ends[i]));
+    }
     json_array_foreach(ends, i, one)
     {
         named = named || json_integer_value(one) == end;

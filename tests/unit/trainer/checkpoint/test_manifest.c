@@ -68,6 +68,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
     shapes[1].family = ND_FAMILY_QWEN2;
     shapes[1].qkv_bias = 1;
     shapes[1].window = 11;
+    shapes[1].more_ends[1] = 106;
+    shapes[1].more_end_count = 2;
     nd_layer_set_add(&shapes[1].full, 0);
     nd_layer_set_add(&shapes[1].full, shapes[1].layers - 1);
     shapes[2].family = ND_FAMILY_PHI3;
@@ -112,6 +114,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         const bool lists = i == 1 || i == 5; /* older programs must not pass over them */
         cr_assert_not_null(strstr(text, lists ? "checkpoint\",\n \"version\": 2,"
                                               : "checkpoint\",\n \"version\": 1,"));
+        cr_assert_eq(got.shape.more_end_count, shapes[i].more_end_count);
+        cr_assert_arr_eq(got.shape.more_ends, shapes[i].more_ends, sizeof got.shape.more_ends);
         cr_assert_eq(got.shape.family, shapes[i].family);
         cr_assert_eq(got.shape.rope.type, shapes[i].rope.type);
         cr_assert_eq(memcmp(&got.shape.rope, &shapes[i].rope, sizeof got.shape.rope), 0);
@@ -273,6 +277,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/num_hidden_layers", "4", "tensors are not"},
         {"model/num_hidden_layers", "1000000", "tensors are not"},
         {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
+        {"model/more_eos_token_ids", "[2, -1]", "more_eos_token_ids is not a list"},
         {"model/window_period", "-1", "window_period is -1; it must be 0 to"},
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},

@@ -24,6 +24,18 @@ static void expect_bad(const char *text, const char *first, const char *second)
     expect_sentence(parse(text, &shape), ND_ERR_DATA, text, "c.json", first, second, (char *)NULL);
 }
 
+static void write_and_read(const nd_shape *shape, nd_shape *back)
+{
+    char folder[] = "/tmp/nd_shape_XXXXXX", path[64];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    memset(back, 0, sizeof *back);
+    cr_assert_eq(nd_shape_write(shape, "bfloat16", path), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
+    unlink(path);
+    rmdir(folder);
+}
+
 Test(shape, defaults_of_hugging_face)
 {
     nd_shape s;
@@ -55,6 +67,16 @@ Test(shape, keys_that_change_nothing_are_skipped)
     cr_expect_eq(s.eos_id, 7);
     cr_expect_not(s.eos_is_default);
     cr_expect_eq(s.bos_id, -1);
+}
+
+Test(shape, all_ends_of_text_are_written_back)
+{
+    nd_shape s, back;
+    cr_assert_eq(parse("{" BASE ", \"eos_token_id\": [7, 0, 9]}", &s), ND_OK, "%s",
+                 nd_error_last()->message);
+    write_and_read(&s, &back);
+    cr_expect(back.eos_id == 7 && back.more_end_count == 2 && back.more_ends[0] == 0 &&
+              back.more_ends[1] == 9);
 }
 
 Test(shape, an_end_of_text_that_is_null_is_no_default)
@@ -167,6 +189,8 @@ Test(shape, numbers)
     expect_bad("{" BASE ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is an integer",
                "true or false");
     expect_bad("{" BASE ", \"eos_token_id\": \"x\"}", "eos_token_id", "token id");
+    expect_bad("{" BASE ", \"eos_token_id\": [1, -1]}", "entry 1 of eos_token_id",
+               "a list of up to 17 ids");
     expect_bad("{\"model_type\": \"llama\", \"vocab_size\": 99999999999}", "99999999999", "1 to");
     expect_bad("{\"model_type\": \"llama\", \"vocab_size\": 1e3}", "vocab_size is a real",
                "an integer");
@@ -192,18 +216,6 @@ Test(shape, broken_json)
     nd_shape s;
     expect_sentence(nd_shape_read("/nonexistent/config.json", &s), ND_ERR_DATA, "file",
                     "/nonexistent/config.json", (char *)NULL);
-}
-
-static void write_and_read(const nd_shape *shape, nd_shape *back)
-{
-    char folder[] = "/tmp/nd_shape_XXXXXX", path[64];
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    memset(back, 0, sizeof *back);
-    cr_assert_eq(nd_shape_write(shape, "bfloat16", path), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
-    unlink(path);
-    rmdir(folder);
 }
 
 /* What a reader that does not know layer_types finds. */
