@@ -239,10 +239,10 @@ def first_items(place):
     yield Item("8b-torch-same", "torch", 5, 100, bench.same_as_torch, "8b-torch-same", after="torch-same")
     for what in ("bf16", "fp8", "torch"):
         yield Item(f"profile-{what}", "bench", 40, 120, bench.profiled, what)
-    yield Item("attention-8b", "conformance", 15, 60, conformance.tests_of, "ops", LAYER_ATTENTION)
-    yield Item("ops-attention", "conformance", 60, 300, conformance.tests_of, "ops", ATTENTION)
+    yield Item("attention-8b", "conformance", 25, 100, conformance.tests_of, "ops", LAYER_ATTENTION)
+    yield Item("ops-attention", "conformance", 150, 500, conformance.tests_of, "ops", ATTENTION)
     yield Item("products", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", *(["--toy"] if place.dry else []))
-    yield Item("documents", "bench", 20, 60, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", "--documents",
+    yield Item("documents", "bench", 60, 180, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", "--documents",
                *(["--toy"] if place.dry else []))
     yield Item("kernels", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_kernels",
                *(["--repeats", "1"] if place.dry else []))
