@@ -9,8 +9,8 @@
 /* Sums of a sketch. Each element of a tensor is added to one of them with a sign, both drawn by its
  * index (a count sketch). The square norm of a difference's sketch is that of the difference, with
  * a deviation of sqrt(2 / 128) = 1/8 of it, so the norm one of 1/16, wherever the difference is; a
- * single element keeps its size. So what is a fifth above a bound is noticed, as it would be among
- * all elements. */
+ * single element keeps its size, and of two of one size one pair in 256 hides. So what is a fifth
+ * above a bound is noticed, as it would be among all elements. */
 enum { GOLDEN_SKETCH = 128 };
 
 /* Makes config.json and model.safetensors of a golden in an empty folder. Assertions of Criterion
