@@ -74,6 +74,12 @@ int flock(int fd, int operation)
 /* Looks at a lock that fail as on a broken disk, counted down. */
 static int failing_looks;
 
+/* What is added to the numbers and the time of change of a text. */
+static struct {
+    ino_t number;
+    time_t seconds;
+} shown;
+
 int fstatat(int folder, const char *path, struct stat *st, int flags)
 {
     if (failing_looks > 0 && strstr(path, ".part")) {
@@ -81,12 +87,19 @@ int fstatat(int folder, const char *path, struct stat *st, int flags)
         errno = EIO;
         return -1;
     }
-    return (int)syscall(SYS_newfstatat, folder, path, st, flags);
+    const int code = (int)syscall(SYS_newfstatat, folder, path, st, flags);
+    if (code == 0 && strstr(path, ".jsonl")) {
+        st->st_dev += shown.number;
+        st->st_ino += shown.number;
+        st->st_ctim.tv_sec += shown.seconds;
+    }
+    return code;
 }
 
 /* The pauses of those who wait; each is a millisecond in truth. */
 static atomic_long pauses[64];
 static atomic_int pause_count;
+static void (*in_pause)(int number); /* NULL: nothing is done in them */
 
 int nanosleep(const struct timespec *pause, struct timespec *left)
 {
@@ -94,6 +107,9 @@ int nanosleep(const struct timespec *pause, struct timespec *left)
     const int i = atomic_fetch_add(&pause_count, 1);
     if (i < 64) {
         atomic_store(&pauses[i], pause->tv_sec * 1000 + pause->tv_nsec / 1000000);
+    }
+    if (in_pause) {
+        in_pause(i);
     }
     return usleep(1000);
 }
@@ -121,7 +137,6 @@ ssize_t read(int fd, void *buffer, size_t size)
         close(text);
         growing = NULL;
     }
-    return syscall(SYS_read, fd, buffer, size);
     return syscall(SYS_read, fd, buffer, size);
 }
 
@@ -476,6 +491,30 @@ Test(token_cache, a_writer_without_progress_has_a_deadline)
     cr_expect_eq(count_files(), 1);
 }
 
+/* The writer goes on in each pause of the one that waits, and ends after twenty. */
+static void go_on(int number)
+{
+    const uint64_t bytes = (uint64_t)number + 1;
+    cr_assert_eq(pwrite(part.fd, &bytes, sizeof bytes, PROGRESS_AT), sizeof bytes);
+    if (number == 20) {
+        in_pause = NULL;
+        end_part();
+    }
+}
+
+Test(token_cache, who_waits_sees_the_writers_progress)
+{
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    begin_part();
+    atomic_store(&pause_count, 0);
+    in_pause = go_on;
+    asked.stall_seconds = 1e-9; /* any two looks are further apart */
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    cr_expect_null(in_pause);
+    nd_token_cache_close(cache);
+}
+
 /* Those that wait see it, and find zeros there in a cache that is complete. */
 Test(token_cache, writing_back_is_progress)
 {
@@ -593,6 +632,29 @@ Test(token_cache, another_file_has_another_cache)
     cr_expect_str_neq(made[0]->path, made[1]->path);
     nd_token_cache_close(made[0]);
     nd_token_cache_close(made[1]);
+}
+
+/* Numbers of the device and of the file are others on another node, and after a remount. */
+Test(token_cache, other_numbers_of_a_file_are_no_other_text)
+{
+    nd_token_cache *first = open_cache();
+    shown.number = 1;
+    nd_token_cache *second = open_cache();
+    cr_expect_str_eq(first->path, second->path);
+    nd_token_cache_close(second);
+    nd_token_cache_close(first);
+}
+
+/* Or a change within the same step of its file system's clock would have the same time. */
+Test(token_cache, a_text_that_has_just_changed_is_given_a_moment)
+{
+    for (int young = 0; young < 2; young++) {
+        shown.seconds = young ? 1000 : -1000;
+        atomic_store(&pause_count, 0);
+        nd_token_cache_close(open_cache());
+        cr_expect_eq(atomic_load(&pause_count) > 0, young == 1);
+        cr_expect(!young || atomic_load(&pauses[0]) >= 10, "%ld ms", atomic_load(&pauses[0]));
+    }
 }
 
 Test(token_cache, a_text_that_changes_meanwhile_is_refused)
