@@ -16,17 +16,11 @@ static const shape shapes[] = {{1, 1, 0},     {1, 64, 0},    {3, 7, 5},     {33,
 /* The last one is what nd_op_limits allows, and is large: not in every combination. */
 enum { SHAPES = sizeof shapes / sizeof shapes[0] - 1, LARGEST = SHAPES };
 
-/* What is added to the weights, in turns: 0 or 1. */
-static float plus_of(int how)
-{
-    return (float)(how % 2);
-}
-
 /* Which outputs share memory with which inputs. */
 typedef enum sharing { APART, SUM_IS_X, SUM_IS_DELTA, NO_DELTA, SHARINGS } sharing;
 
 static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
-                         const shape *of, sharing how)
+                         const shape *of, sharing how, float plus)
 {
     int64_t n = of->n, C = of->C, gap = of->gap;
     nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f),
@@ -44,7 +38,7 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_fwd, .y = out[s][0],
                               .sum = how == NO_DELTA ? none : out[s][1], .rstd = out[s][2],
                               .x = own_x, .delta = how == NO_DELTA ? none : own_delta,
-                              .weight = weight, .plus = plus_of(how), .eps = 1e-5f));
+                              .weight = weight, .plus = plus, .eps = 1e-5f));
     }
     /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
     nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
@@ -58,8 +52,9 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < SHAPES; i++) {
-            for (int how = 0; how < SHARINGS; how++) {
-                forward_once(ref, backend, dtypes[d], &shapes[i], (sharing)how);
+            for (int how = 0; how < 2 * SHARINGS; how++) {
+                forward_once(ref, backend, dtypes[d], &shapes[i], (sharing)(how / 2),
+                             (float)(how % 2));
             }
         }
     }
@@ -73,7 +68,7 @@ Test(rmsnorm, forward)
 typedef enum bwd_sharing { BWD_APART, DX_IS_DRES, DX_IS_DY, NO_DRES, BWD_SHARINGS } bwd_sharing;
 
 static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
-                          const shape *of, bwd_sharing how)
+                          const shape *of, bwd_sharing how, float plus)
 {
     int64_t n = of->n, C = of->C, gap = of->gap;
     nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f), dy = nd_random_2d(dtype, n, C, gap, 1.0f);
@@ -91,7 +86,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
         dw[s] = nd_clone(dweight);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_bwd, .dx = dx[s], .dweight = dw[s],
                               .dy = own_dy, .dres = how == NO_DRES ? none : own_dres, .x = x,
-                              .weight = weight, .plus = plus_of(how), .rstd = rstd));
+                              .weight = weight, .plus = plus, .rstd = rstd));
     }
     /*
      * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at
@@ -114,8 +109,9 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < SHAPES; i++) {
-            for (int how = 0; how < BWD_SHARINGS; how++) {
-                backward_once(ref, backend, dtypes[d], &shapes[i], (bwd_sharing)how);
+            for (int how = 0; how < 2 * BWD_SHARINGS; how++) {
+                backward_once(ref, backend, dtypes[d], &shapes[i], (bwd_sharing)(how / 2),
+                              (float)(how % 2));
             }
         }
     }
@@ -132,7 +128,7 @@ static void check_largest(const nd_side *ref, const nd_backend *backend)
     cr_assert(most == 0 || most >= shapes[LARGEST].C, "%s allows %lld", backend->name,
               (long long)most);
     cr_assert(strcmp(backend->side.ops->name, "cpu") != 0 || most == shapes[LARGEST].C);
-    backward_once(ref, backend, ND_DTYPE_BF16, &shapes[LARGEST], BWD_APART);
+    backward_once(ref, backend, ND_DTYPE_BF16, &shapes[LARGEST], BWD_APART, 0.0f);
 }
 
 Test(rmsnorm, backward_of_the_largest_width)
@@ -220,8 +216,10 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
 {
     const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
-    forward_once(ref, backend, dtype, &drawn, (sharing)draw_range(d, 0, SHARINGS - 1));
-    backward_once(ref, backend, dtype, &drawn, (bwd_sharing)draw_range(d, 0, BWD_SHARINGS - 1));
+    forward_once(ref, backend, dtype, &drawn, (sharing)draw_range(d, 0, SHARINGS - 1),
+                 (float)draw_range(d, 0, 1));
+    backward_once(ref, backend, dtype, &drawn, (bwd_sharing)draw_range(d, 0, BWD_SHARINGS - 1),
+                  (float)draw_range(d, 0, 1));
 }
 
 Test(rmsnorm, drawn)
