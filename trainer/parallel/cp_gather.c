@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The method allgather. Ranks exchange either all keys or, of separate documents, those alone that
- * other ranks see. Both have the same ops with the same extents, whatever the micro-batch is, so
- * CUDA graphs hold them: only the exchange differs, which runs between the graphs of a block.
+ * other ranks see. With CUDA graphs both have the same ops with the same extents, whatever the
+ * micro-batch is: only the exchange differs, which runs between the graphs of a block.
  */
 #include "trainer/parallel/cp_method.h"
 
-/* visiting[0] and dkv_ranks: see kv_rows. */
+/* visiting[0] and dkv[0] are the ranks of kv_rows. */
 static void gather_plan(nd_cp *cp, nd_memplan *plan)
 {
     const nd_dims *d = &cp->dims;
@@ -54,8 +54,10 @@ static nd_tensor ids_of(const int32_t *ids, nd_tensor rows)
 /* Row i of out is row ids[i] of x, or zeros where that is -1. */
 static nd_status take_rows(nd_cp *cp, nd_tensor out, const int32_t *ids, nd_tensor x)
 {
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, embedding_fwd, .out = out, .ids = ids_of(ids, out),
-          .table = x);
+    if (out.shape[0] > 0) {
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, embedding_fwd, .out = out, .ids = ids_of(ids, out),
+              .table = x);
+    }
     return ND_OK;
 }
 
@@ -69,6 +71,15 @@ static nd_status reorder(nd_cp *cp, const kv_rows *r, bool to_global)
 static bool is_selected(const nd_cp *cp)
 {
     return cp->sight.sent && cp->sight.sent[0] >= 0;
+}
+
+/* The rows that lists.sent may name in this call: in graphs always as many as there is room for. */
+static nd_tensor listed_rows(const nd_cp *cp, nd_tensor rows)
+{
+    const int size = cp->rank->groups.by_kind[ND_GROUP_CP]->size;
+    const int64_t sent = is_selected(cp) ? nd_comm_elements_before(cp->sight.sent + 1, 0, size) : 0;
+    const bool all = cp->sight.first_keys && cp->rank->config->kernels.cuda_graphs;
+    return all ? rows : nd_tensor_rows(rows, 0, sent / rows.shape[1]);
 }
 
 /* Keys that are seen, or their gradients, which go back. */
@@ -89,7 +100,7 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     const kv_rows r = rows_of(cp, cp->visiting[0], cp->global_kv, cp->dims.act);
     *out = nd_cp_buffer_source(cp, cp->global_kv, cp->dims.act, cp->dims.S);
     ND_TRY(nd_cp_pack_kv(cp, qkv, r.own.data));
-    ND_TRY(out->bounds ? take_rows(cp, r.global, r.lists.sent, r.own) : ND_OK);
+    ND_TRY(take_rows(cp, listed_rows(cp, r.global), r.lists.sent, r.own));
     if (is_selected(cp)) {
         ND_TRY(exchange_seen(cp, false, r.global, r.others, NULL));
     } else {
@@ -121,9 +132,10 @@ static nd_status return_gradients(nd_cp *cp)
 static nd_status gather_finish(nd_cp *cp)
 {
     const kv_rows r = gradients_of(cp);
-    if (cp->sight.first_keys) {
+    const nd_tensor sums = listed_rows(cp, r.global);
+    if (sums.shape[0] > 0) {
         ND_OP(cp->rank, ND_TRACE_ATTENTION, embedding_bwd, .dtable = r.own,
-              .ids = ids_of(r.lists.sent, r.global), .dout = r.global);
+              .ids = ids_of(r.lists.sent, sums), .dout = sums);
     }
     return ND_OK;
 }

@@ -144,6 +144,7 @@ typedef struct attention_case {
     int64_t heads, kv_heads, window; /* heads 0: 4 */
     nd_precision precision;
     bool cpu;                  /* the ops of kernels/cpu, else of kernels/ref */
+    bool graphs;               /* the ops are those that CUDA graphs hold */
     const int32_t *first_keys; /* (B, S); NULL: documents are joined */
 } attention_case;
 
@@ -211,7 +212,7 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     const nd_dims *d = &cp->tokens;
     const int32_t *of_sequence = job->c->first_keys;
     int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
-    int64_t sent[1 + 2 * SIZE_MAX_] = {-1};
+    int64_t sent[1 + 3 * SIZE_MAX_] = {-1};
     const nd_sight sight = {job->c->window, of_sequence ? keys : NULL, sent};
     int32_t rows[SAMPLES * SEQUENCE], places[SAMPLES * SEQUENCE];
     nd_status status = ND_OK;
@@ -277,6 +278,7 @@ static void attend_on(attention_case c, whole *out)
     job.config.train.micro_batch_size = SAMPLES;
     job.config.train.precision = c.precision;
     job.config.parallel.cp_comm = c.method;
+    job.config.kernels.cuda_graphs = c.graphs;
     memset(out, 0, sizeof *out);
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "cp %d: %s", c.cp, nd_error_last()->message);
 }
@@ -479,7 +481,7 @@ static void check_dense(const attention_case *c, const dense *all, const whole *
 
 static int selected; /* exchanges of keys that are seen, alone */
 
-/* Attention is in BF16 where products are in FP8. */
+/* Attention is in BF16 where products are in FP8, and graphs change no bit. */
 static void check_precisions(attention_case c, const dense *all, unsigned seed)
 {
     static whole f32, bf16, fp8;
@@ -490,6 +492,7 @@ static void check_precisions(attention_case c, const dense *all, unsigned seed)
     attend_on(c, &bf16);
     check_dense(&c, all, &bf16, seed);
     c.precision = ND_PRECISION_FP8;
+    c.graphs = true;
     attend_on(c, &fp8);
     cr_assert(memcmp(bf16.o, fp8.o, sizeof fp8.o) == 0 &&
               memcmp(bf16.dqkv, fp8.dqkv, sizeof fp8.dqkv) == 0);
