@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Separate documents: which data have them, and where they begin in a block. borders.c has the
+ * Separate documents: which data have them, and where they begin in a block. spans.c has the
  * borders that the data list; an id that ends a document shows others in a block itself. packing.c
  * makes blocks of whole rows.
  */
