@@ -23,7 +23,8 @@ enum {
     CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
     PROGRESS_AT = sizeof(nd_token_cache_header),
     WRITE_BACK_BYTES = 64 << 20,
-    SETTLE_MS = 20, /* more than a step of a file system's clock */
+    SETTLE_MS = 20,          /* more than a step of a file system's clock */
+    SETTLE_COARSE_MS = 2000, /* of one that counts whole seconds, or two as FAT does */
     STALL_SECONDS = 300,
     POLL_MS = 20,
     POLL_MS_MAX = 1000,
@@ -85,39 +86,48 @@ out:
     return status;
 }
 
-/* Numbers of the device and of the inode may be others on another node, or after a remount.
- * *changed: the latest change of all files so far. */
-static nd_status describe_file(const nd_corpus_file *file, nd_bytes *out, struct timespec *changed)
+/* When a text that changed then may be read: a change after that has another time. */
+static int64_t settled_ns(struct timespec changed)
+{
+    const int64_t step_ms = changed.tv_nsec == 0 ? SETTLE_COARSE_MS : SETTLE_MS;
+    return changed.tv_sec * 1000000000LL + changed.tv_nsec + step_ms * 1000000;
+}
+
+/* A relative path is that of another file in another folder. Numbers of the device and of the inode
+ * may be others on another node, or after a remount.
+ * *settled: when all files so far may be read. */
+static nd_status describe_file(const nd_corpus_file *file, nd_bytes *out, int64_t *settled)
 {
     struct stat st;
     nd_fs_kind kind;
     char line[256];
     ND_TRY(nd_fs_look(file->path, &kind, &st));
-    if (kind == ND_FS_ABSENT) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be opened: %s", file->path, strerror(ENOENT));
+    char *whole = kind == ND_FS_ABSENT ? NULL : realpath(file->path, NULL);
+    if (!whole) {
+        const int code = kind == ND_FS_ABSENT ? ENOENT : errno;
+        return nd_fail(nd_fs_blame(code, ND_ERR_DATA), "\"%s\" cannot be opened: %s", file->path,
+                       strerror(code));
     }
     int n = snprintf(line, sizeof line, "%d %llu %lld.%09ld %lld.%09ld\n", file->rows,
                      (unsigned long long)st.st_size, (long long)st.st_mtim.tv_sec,
                      st.st_mtim.tv_nsec, (long long)st.st_ctim.tv_sec, st.st_ctim.tv_nsec);
-    if (st.st_ctim.tv_sec > changed->tv_sec ||
-        (st.st_ctim.tv_sec == changed->tv_sec && st.st_ctim.tv_nsec > changed->tv_nsec)) {
-        *changed = st.st_ctim;
-    }
-    ND_TRY(describe_string(out, "file", file->path, strlen(file->path)));
-    return nd_bytes_add(out, line, (size_t)n);
+    const int64_t own = settled_ns(st.st_ctim);
+    *settled = own > *settled ? own : *settled;
+    nd_status status = describe_string(out, "file", whole, strlen(whole));
+    free(whole);
+    return status == ND_OK ? nd_bytes_add(out, line, (size_t)n) : status;
 }
 
-/* A text that has just changed is read when the clock of its file system has moved on: then a
- * change after that has another time. */
-static void let_settle(struct timespec changed)
+/* Waits at most as long as a text of now would need: the clock of another machine may be ahead. */
+static void let_settle(int64_t settled)
 {
-    const struct timespec step = {.tv_nsec = SETTLE_MS * 1000000L};
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    const int64_t age =
-        (now.tv_sec - changed.tv_sec) * 1000000000LL + (now.tv_nsec - changed.tv_nsec);
-    if (age < step.tv_nsec) {
-        nanosleep(&step, NULL);
+    const int64_t left = settled - (now.tv_sec * 1000000000LL + now.tv_nsec);
+    const int64_t most = SETTLE_COARSE_MS * 1000000LL, wait = left < most ? left : most;
+    if (wait > 0) {
+        nanosleep(&(struct timespec){.tv_sec = wait / 1000000000, .tv_nsec = wait % 1000000000},
+                  NULL);
     }
 }
 
@@ -144,7 +154,7 @@ static nd_status find_path(const nd_token_cache_request *request, char **out)
     const nd_corpus_files *files = request->files;
     char hex[65], *folder = NULL;
     nd_bytes text = {0};
-    struct timespec changed = {0};
+    int64_t settled = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(find_folder(request->folder, &folder));
     ND_TRY_OUT(describe_rules(request, &text));
@@ -152,9 +162,9 @@ static nd_status find_path(const nd_token_cache_request *request, char **out)
         ND_TRY_OUT(describe_config(request, &text));
     }
     for (size_t i = 0; i < files->count; i++) {
-        ND_TRY_OUT(describe_file(&files->list[i], &text, &changed));
+        ND_TRY_OUT(describe_file(&files->list[i], &text, &settled));
     }
-    let_settle(changed);
+    let_settle(settled);
     ND_TRY_OUT(nd_sha256(text.data, text.count, hex));
     ND_TRY_OUT(nd_fs_format(out, "%s/%.32s.tokens", folder, hex));
 out:

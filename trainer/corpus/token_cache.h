@@ -8,9 +8,9 @@
  * tokenizer gives another cache, and a text that was not touched is not read again.
  *
  * One process writes a cache, as NAME.tokens.part, which it has locked; others wait for it, as long
- * as it makes progress. The file gets its own name
- * when it is complete and durable. What a killed process leaves is written anew by the next one.
- * Checksums of pieces of 64 KiB are compared when a piece is read first.
+ * as it makes progress. The file gets its own name when it is complete and durable. What a killed
+ * process leaves is written anew by the next one. Checksums of pieces of 64 KiB are compared when a
+ * piece is read first.
  */
 #include "runtime/base/fs.h"
 #include "trainer/corpus/corpus.h"

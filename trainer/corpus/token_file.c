@@ -19,9 +19,10 @@ enum {
     INDEX_PIECE = 4096
 };
 
-/* The .part, as it lies there or new. One that this process makes for others too gets the folder's
- * permissions. Somebody who can write to the folder may have put anything under this name. */
-static nd_status open_part(const nd_token_output *out, bool shared, int *fd)
+/* The .part, as it lies there, or new: *is_new. One that this process makes for others too gets the
+ * folder's permissions. Somebody who can write to the folder may have put anything under this
+ * name. */
+static nd_status open_part(nd_token_output *out, bool shared, bool *is_new)
 {
     struct stat folder;
     nd_fs_kind kind = ND_FS_ABSENT;
@@ -30,14 +31,15 @@ static nd_status open_part(const nd_token_output *out, bool shared, int *fd)
     nd_status status = shared ? nd_fs_look(parent, &kind, &folder) : ND_OK;
     free(parent);
     ND_TRY(status);
-    *fd = nd_fs_create(out->part, 0666);
-    if (*fd >= 0 && kind == ND_FS_FOLDER) {
-        (void)!fchmod(*fd, folder.st_mode & 0666);
+    out->fd = nd_fs_create(out->part, 0666);
+    *is_new = out->fd >= 0;
+    if (*is_new && kind == ND_FS_FOLDER) {
+        (void)!fchmod(out->fd, folder.st_mode & 0666);
     }
-    *fd = *fd >= 0 ? *fd : nd_fs_update(out->part, 0);
-    return *fd >= 0 ? ND_OK
-                    : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s", out->part,
-                              nd_fs_reason(errno));
+    out->fd = *is_new ? out->fd : nd_fs_update(out->part, 0);
+    return out->fd >= 0 ? ND_OK
+                        : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s", out->part,
+                                  nd_fs_reason(errno));
 }
 
 /* Whether the file that was locked is still the one of this name: the process that had it may have
@@ -54,8 +56,10 @@ static nd_status is_current(const nd_token_output *out, bool *current)
     return ND_OK;
 }
 
-/* *taken: this process has the file of this name locked. */
-static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing, bool *taken)
+/* *taken: this process has the file of this name locked, or has made it (`is_new`) where there are
+ * no locks; it is empty then. */
+static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing, bool is_new,
+                           bool *taken)
 {
     nd_fs_locked locked;
     ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
@@ -68,29 +72,43 @@ static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing
                        out->part);
     }
     if (locked == ND_FS_NO_LOCKS && sharing) {
-        unlink(out->part);
+        if (is_new) {
+            unlink(out->part);
+        }
         return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be locked: its file system has no locks",
                        out->part);
     }
-    return is_current(out, taken);
+    if (locked == ND_FS_NO_LOCKS && !is_new) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "\"%s\" is there, and its file system has no locks, which would say whether "
+                       "another process writes it; remove it when none does",
+                       out->part);
+    }
+    ND_TRY(is_current(out, taken));
+    if (*taken && ftruncate(out->fd, 0) != 0) { /* what a process left that was killed */
+        *taken = false;
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be emptied: %s", out->part,
+                       strerror(errno));
+    }
+    return ND_OK;
 }
 
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
                                const nd_token_sharing *sharing, nd_token_output *out)
 {
     nd_token_output made = {.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
+    bool is_new;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&made.path, "%s", path));
     ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", path));
     for (bool taken = false; !taken;) {
-        ND_TRY_OUT(open_part(&made, sharing, &made.fd));
-        status = take_part(&made, sharing, &taken);
+        ND_TRY_OUT(open_part(&made, sharing, &is_new));
+        status = take_part(&made, sharing, is_new, &taken);
         if (!taken) {
             close(made.fd);
         }
         ND_TRY_OUT(status);
     }
-    (void)!ftruncate(made.fd, 0); /* what a process left that was killed */
     *out = made;
     made = (nd_token_output){0};
 out:

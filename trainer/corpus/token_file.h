@@ -29,7 +29,8 @@ typedef struct nd_token_sharing {
 
 /*
  * What stands before the tokens is `offset` bytes, not written. Without sharing, which may be NULL,
- * it is an error that another process writes the file; with it, that the file system has no locks.
+ * it is an error that another process writes the file, or that a .part lies where there are no
+ * locks; with it, that the file system has no locks.
  */
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
                                const nd_token_sharing *sharing, nd_token_output *out);

@@ -46,7 +46,7 @@ static void write_text(int rows)
 }
 
 /* In place of the C library's: tests see that a lock is waited for, have a file system without
- * locks, and another process that locks a file first. */
+ * locks. */
 typedef struct locks {
     atomic_bool none;
     atomic_int refused; /* since somebody else had the lock */
@@ -74,11 +74,20 @@ int flock(int fd, int operation)
 /* Looks at a lock that fail as on a broken disk, counted down. */
 static int failing_looks;
 
-/* What is added to the numbers and the time of change of a text. */
-static struct {
-    ino_t number;
-    time_t seconds;
-} shown;
+/* What is added to the numbers of a text. */
+static ino_t shown_number;
+
+/* The time of day, and of the last change of each text; 0 s: as they are. */
+static struct timespec fixed_now, fixed_change;
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    const int code = (int)syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME && fixed_now.tv_sec > 0) {
+        *now = fixed_now;
+    }
+    return code;
+}
 
 int fstatat(int folder, const char *path, struct stat *st, int flags)
 {
@@ -89,9 +98,11 @@ int fstatat(int folder, const char *path, struct stat *st, int flags)
     }
     const int code = (int)syscall(SYS_newfstatat, folder, path, st, flags);
     if (code == 0 && strstr(path, ".jsonl")) {
-        st->st_dev += shown.number;
-        st->st_ino += shown.number;
-        st->st_ctim.tv_sec += shown.seconds;
+        st->st_dev += shown_number;
+        st->st_ino += shown_number;
+    }
+    if (fixed_now.tv_sec > 0 && (strstr(path, ".jsonl") || strstr(path, ".txt"))) {
+        st->st_mtim = st->st_ctim = fixed_change;
     }
     return code;
 }
@@ -555,6 +566,24 @@ Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
     cr_expect_eq(count_files(), 1);
 }
 
+/* Which would say whether another process writes it. */
+Test(token_cache, a_new_token_file_that_lies_there_needs_locks)
+{
+    nd_token_output first, second;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "new.bin"));
+    atomic_store(&shared_locks->none, true);
+    assert_ok(nd_token_output_open(path, 100, 0, NULL, &first));
+    assert_fails(nd_token_output_open(path, 100, 0, NULL, &second), ND_ERR_CANTCREATE,
+                 "remove it when none does");
+    assert_ok(nd_token_output_append(&first, "ab", 2));
+    assert_ok(nd_token_output_sync(&first));
+    assert_ok(nd_token_output_rename(&first));
+    nd_token_output_fini(&first);
+    cr_expect(tempdir_has_path(path));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "new.bin.part")));
+}
+
 /* Whatever the number of the error is: it says nothing about the text. */
 Test(token_cache, a_read_that_fails_is_no_wrong_text)
 {
@@ -638,22 +667,56 @@ Test(token_cache, another_file_has_another_cache)
 Test(token_cache, other_numbers_of_a_file_are_no_other_text)
 {
     nd_token_cache *first = open_cache();
-    shown.number = 1;
+    shown_number = 1;
     nd_token_cache *second = open_cache();
     cr_expect_str_eq(first->path, second->path);
     nd_token_cache_close(second);
     nd_token_cache_close(first);
 }
 
-/* Or a change within the same step of its file system's clock would have the same time. */
-Test(token_cache, a_text_that_has_just_changed_is_given_a_moment)
+/* Of one name in two folders, of one size and time. */
+Test(token_cache, a_relative_path_is_that_of_its_folder)
 {
-    for (int young = 0; young < 2; young++) {
-        shown.seconds = young ? 1000 : -1000;
+    nd_token_cache *made[2];
+    fixed_now = (struct timespec){1000100, 0};
+    fixed_change = (struct timespec){1000000, 1};
+    for (int i = 0; i < 2; i++) {
+        char name[] = {(char)('a' + i), '\0'};
+        cr_assert_eq(mkdir(tempdir_file(&dir, name), 0700), 0);
+        cr_assert_eq(chdir(tempdir_file(&dir, name)), 0);
+        FILE *text = fopen("t.txt", "w");
+        cr_assert_not_null(text);
+        cr_assert_eq(fputs(name, text) < 0 || fclose(text) != 0, 0);
+        nd_corpus_files_fini(&files);
+        assert_ok(nd_corpus_files_add(&files, "t.txt", ND_DATA_AUTO));
+        made[i] = open_cache();
+    }
+    cr_expect_str_neq(made[0]->path, made[1]->path);
+    nd_token_cache_close(made[0]);
+    nd_token_cache_close(made[1]);
+}
+
+/* Until a further change would have another time; some file systems count seconds, or two. */
+Test(token_cache, a_text_that_has_just_changed_is_let_settle)
+{
+    static const struct {
+        struct timespec change, now;
+        long pause_ms; /* 0: none */
+    } cases[] = {{{1000, 500000000}, {1000, 505000000}, 15},
+                 {{1000, 500000000}, {1000, 520000000}, 0},
+                 {{1000, 0}, {1000, 700000000}, 1300},
+                 {{1000, 0}, {1002, 0}, 0},
+                 {{9000, 0}, {1000, 0}, 2000}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_token_cache_close(open_cache()); /* so that nothing else pauses */
+        fixed_change = cases[i].change;
+        fixed_now = cases[i].now;
+        nd_token_cache_close(open_cache());
         atomic_store(&pause_count, 0);
         nd_token_cache_close(open_cache());
-        cr_expect_eq(atomic_load(&pause_count) > 0, young == 1);
-        cr_expect(!young || atomic_load(&pauses[0]) >= 10, "%ld ms", atomic_load(&pauses[0]));
+        cr_expect_eq(atomic_load(&pause_count), cases[i].pause_ms > 0, "case %zu", i);
+        cr_expect(cases[i].pause_ms == 0 || atomic_load(&pauses[0]) == cases[i].pause_ms,
+                  "case %zu: %ld", i, atomic_load(&pauses[0]));
     }
 }
 
