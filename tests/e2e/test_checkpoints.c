@@ -136,6 +136,14 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
         snprintf(other, sizeof other, "%s %s", command, others[i][0]);
         refused(2, other, others[i][1]);
     }
+    /* The model of a later step goes before the checkpoints of later steps: a start that ends
+     * between both leaves none that another start would take for its own. */
+    shell_ends(&dir, 73,
+               "strace -f -qq -o /dev/null -P $PWD/out/checkpoint-6 -e trace=renameat2 "
+               "-e inject=renameat2:error=EROFS " TWO
+               "--num-steps 3 --save-dir out --checkpoint-frequency 3 --resume-from-checkpoint 3",
+               "Read-only file system");
+    shell(&dir, "test -d out/checkpoint-6 && ! test -e out/model && mv out/model.old out/model");
     /* The model of a state that is gone is set aside, and one that was deleted is saved again. */
     shell(&dir, TWO "--num-steps 3 --save-dir out --checkpoint-frequency 3 "
                     "--resume-from-checkpoint 3 && test -e out/model.old && "

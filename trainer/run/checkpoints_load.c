@@ -175,10 +175,13 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     }
     log_restored(c, &restored);
     if (c->resume.found) { /* by rank 0 alone; all ranks learn how it ended */
-        const nd_status aside =
-            trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
+        /* First the model, which may be that of a later step: a start that is killed here leaves no
+         * model whose checkpoint is gone. */
+        nd_status aside = c->resume.searched ? ND_OK : nd_run_files_set_aside(files, "model");
+        aside = aside == ND_OK && trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume)
+                                                           : aside;
         ND_TRY(nd_run_tell_all(c->context->worker, "later checkpoints", aside,
-                               "could not set a later checkpoint aside", NULL, 0));
+                               "could not set what is later aside", NULL, 0));
     }
     if (!c->resume.found && !c->resume.continues) {
         return ND_OK;

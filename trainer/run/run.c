@@ -395,11 +395,13 @@ static nd_status save_model(run_state *s)
     const nd_config *config = s->config;
     bool there = false;
     /* A run that is stopped and has a checkpoint is resumed: its model is saved at its end. */
-    if (!config->output.save_model || (s->stopped && s->checkpoints.saver)) {
+    const bool saves = config->output.save_model && !(s->stopped && s->checkpoints.saver);
+    ND_TRY(saves ? is_model_there(s, &there) : ND_OK);
+    if (there) {
         return ND_OK;
     }
-    ND_TRY(is_model_there(s, &there));
-    if (there) {
+    ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
+    if (!saves) {
         return ND_OK;
     }
     nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->position.step);
@@ -500,9 +502,7 @@ static nd_status run(run_state *s)
     ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->context->inputs, s->begin,
                                                          s->trainer->position.samples_ahead)
                               : ND_OK);
-    const bool named =
-        resume->found && !resume->searched; /* the model may be that of a later step */
-    ND_TRY(named || (s->begin < s->last_step && !s->checkpoints.over)
+    ND_TRY(s->begin < s->last_step && !s->checkpoints.over
                ? nd_run_files_set_aside(&s->files, "model")
                : ND_OK);
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
@@ -515,7 +515,6 @@ static nd_status run(run_state *s)
     nd_tuning_warn(s->rank, s->tuning);
     ND_TRY(leave_trace(s));
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
-    ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;

@@ -309,17 +309,18 @@ class Play:
         f.traces += 1
         if s.interval and (self.stopped or self.over) and self.held != self.now.step:
             self.save("signal" if self.stopped else "end")
-        self.model_step = (None if self.stopped else self.best()) or self.now.step
+        saves = s.model and not (self.stopped and s.interval)
+        self.kept_model = saves and self.continues and self.now.step == self.begin and f.model is not None
+        self.model_step = (None if self.stopped or self.kept_model else self.best()) or self.now.step
         while self.model_step in f.damaged: # it is found only now
             self.set_aside(self.model_step)
             self.model_step = self.best()
             if self.model_step is None:
                 self.code = DATA
                 return
-        if s.model and not (self.stopped and s.interval):
-            self.kept_model = self.continues and self.now.step == self.begin and f.model is not None
-            f.models += not self.kept_model
-            f.model = f.model if self.kept_model else self.model_step
+        if saves and not self.kept_model:
+            f.models += 1
+            f.model = self.model_step
         if self.stopped:
             self.code = STOPPED
 
