@@ -128,9 +128,11 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     /* The command of another run, which would take this one for its own. */
     static const char *const others[][2] = {
         {"--set model.seed=9",
-         "model.seed 42, and this run has 9; use the same value, or allow the change"},
-        {"--learning-rate 7e-3", "optimizer.lr 0.0003, and this run has 0.007"},
-        {"--precision fp32", "train.precision bf16, and this run has fp32"}};
+         "model.seed was 42, and this one has 9; give another --save-dir for a run of its own, or "
+         "more steps"},
+        {"--learning-rate 7e-3 --resume-allow optimizer.lr",
+         "optimizer.lr was 0.0003, and this one has 0.007"},
+        {"--precision fp32", "train.precision was bf16, and this one has fp32"}};
     for (int i = 0; i < 3; i++) {
         char other[512];
         snprintf(other, sizeof other, "%s %s", command, others[i][0]);

@@ -207,7 +207,7 @@ static nd_status fail_files(const nd_config *config, const nd_manifest *manifest
             folder, path, stored, config->data.path, own);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "%s was made with %s (digest %.12s, not %.12s); name the same file as %s, or "
+                   "%s was made with %s (digest %.12s, not %.12s); name the same file with %s, or "
                    "allow the change with --resume-allow %s",
                    folder, rule->what, stored, own, rule->word, rule->word);
 }
@@ -223,9 +223,12 @@ static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest,
         return fail_files(config, manifest, folder, rule, own->value, stored);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "%s was made with %s %s, and this run has %s; use the same value, or allow the "
-                   "change with --resume-allow %s",
-                   folder, own->key, stored, own->value, word_of(own->key));
+                   "%s was made with %s %s, and this run has %s; %s, or allow the change with "
+                   "--resume-allow %s",
+                   folder, own->key, stored, own->value,
+                   is_order(own->key) ? "go on with the ndtrain that made it"
+                                      : "use the same value",
+                   word_of(own->key));
 }
 
 /*
@@ -285,10 +288,15 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
                                !others && seen > step * e.step ? step * e.step : seen);
 }
 
+static bool is_finished(const nd_config *config, const nd_manifest *manifest)
+{
+    return manifest->position.step >= config->train.steps;
+}
+
 /* The order of samples matters to the steps that are left. */
 static bool is_order_over(const nd_config *config, const nd_manifest *manifest, const char *key)
 {
-    return is_order(key) && manifest->position.step >= config->train.steps;
+    return is_order(key) && is_finished(config, manifest);
 }
 
 /* One start shows all that differs: behind the message about the first difference stands what
@@ -321,12 +329,24 @@ static void compare(comparison *c, const nd_manifest_pair *pair, const char *sto
     }
 }
 
+/* With no step left to do, another setting of what is learned would have no effect, so that nothing
+ * allows it: it is that of another run, which has met this one. */
 static void compare_setting(void *context, const char *key, const char *value, bool job)
 {
     comparison *c = context;
     const nd_manifest_pair pair = {(char *)key, (char *)value};
-    if (teaches(c->config, key)) {
-        compare(c, &pair, nd_manifest_pairs_find(&c->manifest->config, key));
+    const char *stored = nd_manifest_pairs_find(&c->manifest->config, key);
+    if (!teaches(c->config, key)) {
+        return;
+    }
+    if (!is_finished(c->config, c->manifest)) {
+        compare(c, &pair, stored);
+    } else if (c->status == ND_OK && stored && strcmp(stored, value) != 0) {
+        c->status = nd_fail(ND_ERR_CONFIG,
+                            "%s is the end of a run whose %s was %s, and this one has %s; give "
+                            "another --save-dir for a run of its own, or more steps to go on with "
+                            "that one",
+                            c->folder, key, stored, value);
     }
 }
 
@@ -386,8 +406,9 @@ static void log_identity(const nd_config *config, const nd_manifest *manifest,
                         "--resume-allow permits",
                         word, pair->value, stored);
         } else if (is_order(pair->key)) {
-            nd_log_info("resume: %s was %s and is %s, as --resume-allow permits", pair->key, stored,
-                        pair->value);
+            nd_log_info("resume: %s was %s and is %s, as --resume-allow permits, so that some "
+                        "samples may be left out, or read once more",
+                        pair->key, stored, pair->value);
         }
         said = word;
     }

@@ -451,7 +451,8 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
         take_pair(&manifest.identity, "data.path packing", value);
         assert_fails(check(NULL, ""), ND_ERR_CONFIG,
                      "checkpoint-6 was made with data.path packing in the order of the file, and "
-                     "this run has the longest first; use the same value, or allow the change with "
+                     "this run has the longest first; go on with the ndtrain that made it, or "
+                     "allow the change with "
                      "--resume-allow data.path");
         assert_ok(check(NULL, "data.path"));
         config.train.steps = 6; /* with no step left the order is over */
