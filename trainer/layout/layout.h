@@ -145,7 +145,8 @@ typedef struct nd_shape {
 nd_status nd_shape_read(const char *path, nd_shape *out);
 /* The same from memory; `name` stands for the text in messages. */
 nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_shape *out);
-/* Writes a config.json that transformers opens (old RoPE spelling and torch_dtype = dtype_name). */
+/* Writes a config.json that transformers opens (torch_dtype = dtype_name, and the old RoPE spelling
+ * where it can say what holds). */
 nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const char *path);
 
 /*

@@ -236,16 +236,20 @@ static json_t *rope_scaling_of(const nd_shape *s)
     return json_null();
 }
 
+/* rope_theta of the layers with windows, where the family has one for them; else 0. */
+static double window_theta_of(const nd_shape *s)
+{
+    return s->window_theta > 0 ? s->window_theta : nd_families[s->family].window_theta;
+}
+
 /* For each type of layers; NULL: no memory. */
 static json_t *rope_parameters_of(const nd_shape *s)
 {
-    const double theta =
-        s->window_theta > 0 ? s->window_theta : nd_families[s->family].window_theta;
     json_t *full = rope_scaling_of(s);
     full = json_is_null(full) ? json_pack("{s:s}", "rope_type", "default") : full;
     nd_json_set(&full, "rope_theta", json_real(s->rope.theta));
     return json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention",
-                     "rope_type", "default", "rope_theta", theta);
+                     "rope_type", "default", "rope_theta", window_theta_of(s));
 }
 
 static json_t *token_of(int64_t id)
@@ -286,7 +290,12 @@ static nd_status write_json(const json_t *map, const char *path)
 nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
 {
     const nd_family_row *family = &nd_families[s->family];
-    const bool by_type = family->window_theta > 0;
+    /* The old spelling, which all releases read, names the theta of layers with windows by a key of
+     * the family, or means the family's for all layers. */
+    const char *const local = family->window_theta_key;
+    const bool by_type =
+        family->window_theta > 0 && !local &&
+        (s->rope.theta != family->window_theta || window_theta_of(s) != family->window_theta);
     const int64_t scalar =
         family->query_scalar > 0 ? llround(1 / (s->attention_scale * s->attention_scale)) : 0;
     json_t *map = json_pack("{s:[s], s:s, s:s, s:f, s:i, s:b}", "architectures",
@@ -313,6 +322,7 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {by_type ? NULL : "rope_theta", json_real(s->rope.theta)},
         {by_type ? "rope_parameters" : "rope_scaling",
          by_type ? rope_parameters_of(s) : rope_scaling_of(s)},
+        {local, json_real(window_theta_of(s))},
         {s->family == ND_FAMILY_PHI3 && s->rope.type == ND_ROPE_LONGROPE
              ? "original_max_position_embeddings"
              : NULL,

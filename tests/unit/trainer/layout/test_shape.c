@@ -218,15 +218,23 @@ Test(shape, broken_json)
                     "/nonexistent/config.json", (char *)NULL);
 }
 
-/* What a reader that does not know layer_types finds. */
-static void expect_first_window(const nd_shape *shape, int64_t layer)
+/* A line that the config.json of the shape has. */
+static void expect_written(const nd_shape *shape, const char *line)
 {
     tempdir dir;
     tempdir_make(&dir);
     cr_assert_eq(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")), ND_OK, "%s",
                  nd_error_last()->message);
-    shell(&dir, shell_line("grep '\"max_window_layers\": %ld,' config.json", (long)layer));
+    shell(&dir, shell_line("grep '%s' config.json", line));
     tempdir_remove(&dir);
+}
+
+/* What a reader that does not know layer_types finds. */
+static void expect_first_window(const nd_shape *shape, int64_t layer)
+{
+    char line[64];
+    snprintf(line, sizeof line, "\"max_window_layers\": %ld,", (long)layer);
+    expect_written(shape, line);
 }
 
 Test(shape, writing_and_reading_back)
@@ -509,6 +517,7 @@ Test(shape, layers_with_windows_have_their_own_rope)
     nd_shape s = family_of(text);
     cr_expect(s.qk_norm == 2 && s.post_norm == 1 && s.window == 4096 && s.rope.theta == 5e5 &&
               s.window_theta == 5e5);
+    expect_written(&s, "^  \"rope_theta\": 500000.0,"); /* of all layers, in all releases */
     cr_expect(nd_shape_window(&s, 2, 9000) == 4096 && nd_shape_window(&s, 3, 9000) == 0);
     s = family_of(
         "{\"model_type\": \"olmo3\", \"rope_parameters\": {\"full_attention\": "
@@ -551,6 +560,8 @@ static void expect_gemma3(const char *text)
     cr_expect(nd_shape_window(&s, 0, 9000) == 512 && nd_shape_window(&s, 1, 9000) == 0);
     cr_expect_eq(s.attention_scale, 1 / sqrt(168));
     cr_expect_eq(nd_shape_lookup_scale(&s), 8);
+    expect_written(&s, "^  \"rope_local_base_freq\": 10000.0,"); /* which all releases read */
+    expect_written(&s, "^  \"rope_scaling\": {");
     cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &s, .mesh = &one}, &layout), ND_OK);
     const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_2, 1);
     cr_expect_str_eq(norm->name, "model.layers.1.pre_feedforward_layernorm.weight");
