@@ -168,14 +168,16 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
     }
     static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop",
                                            "embd_pdrop"};
-    double dropout = 0;
     for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
-        ND_TRY(nd_key_real(map, file, dropouts[i], 0, 0, 0, &dropout));
-        if (i < 2 && family->dropout > 0 && nd_key_is_unset(json_object_get(map, dropouts[i]))) {
+        const bool absent = nd_key_is_unset(json_object_get(map, dropouts[i]));
+        double dropout = i < 2 ? family->dropout : 0;
+        ND_TRY(nd_key_real(map, file, dropouts[i], 0, 1, dropout, &dropout));
+        if (dropout > 0) {
             return nd_fail(ND_ERR_DATA,
-                           "%s: %s is absent, which means %g for model_type %s; only 0 is "
-                           "supported, so write 0 there to train without dropout",
-                           file, dropouts[i], family->dropout, family->model_type);
+                           "%s: %s is %s%g for model_type %s; only 0 is supported, so write 0 "
+                           "there to train without dropout",
+                           file, dropouts[i], absent ? "absent, which means " : "", dropout,
+                           family->model_type);
         }
     }
     if (family->window == ND_WINDOW_NEVER &&
