@@ -205,7 +205,7 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
 {
     char **own = NULL;
     int own_count = 0;
-    out->command = argc > 1 ? nd_command_find(argv[1]) : ND_COMMAND_NONE;
+    out->command = argc > 1 ? nd_command_find(ND_NDLAUNCH, argv[1]) : ND_COMMAND_NONE;
     if (!out->command && is_name(argv[1])) {
         ND_TRY(nd_command_check_name(ND_NDLAUNCH, argv[1]));
     }

@@ -83,11 +83,11 @@ const char *nd_command_name(nd_command_id command)
     return nd_command_rows[command].name;
 }
 
-nd_command_id nd_command_find(const char *name)
+nd_command_id nd_command_find(nd_program program, const char *name)
 {
     for (size_t i = 0; i < sizeof worker_commands / sizeof *worker_commands; i++) {
         const nd_command_id id = worker_commands[i].command;
-        if (nd_program_has(ND_NDLAUNCH, id) && strcmp(nd_command_rows[id].name, name) == 0) {
+        if (nd_program_has(program, id) && strcmp(nd_command_rows[id].name, name) == 0) {
             return id;
         }
     }

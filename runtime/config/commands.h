@@ -32,8 +32,8 @@ typedef enum nd_own_flag_id {
 } nd_own_flag_id;
 
 const char *nd_command_name(nd_command_id command); /* "ckpt ls" */
-/* The worker's command of this name that ndlaunch starts too; ND_COMMAND_NONE: there is none. */
-nd_command_id nd_command_find(const char *name);
+/* The worker's command of this name that the program has; ND_COMMAND_NONE: there is none. */
+nd_command_id nd_command_find(nd_program program, const char *name);
 /*
  * A word in the place of a command which the program does not have.
  * ND_ERR_CONFIG when the other program has it, or when it is nearly the name of a command; ND_OK

@@ -45,8 +45,10 @@ static void offer_list(nd_suggest *search, const char *list)
     }
 }
 
-static nd_status unknown_flag(const char *arg, const char *name, nd_command_id command)
+/* `program` may be the name of a command, whose own flags are then among the near ones. */
+static nd_status unknown_flag(const char *arg, const char *name, const char *program)
 {
+    const nd_command_id command = nd_command_find(ND_NDTRAIN, program);
     nd_suggest search;
     char key[ND_FLAG_NAME_MAX];
     nd_suggest_init(&search, name);
@@ -55,6 +57,7 @@ static nd_status unknown_flag(const char *arg, const char *name, nd_command_id c
             nd_suggest_offer(&search, nd_own_flags[i].names + 2); /* each has one name */
         }
     }
+    const char *other = search.best ? NULL : nd_command_of_flag(name);
     offer_list(&search, own_flags);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         offer_list(&search, nd_fields[i].flags);
@@ -63,7 +66,6 @@ static nd_status unknown_flag(const char *arg, const char *name, nd_command_id c
     for (int i = 0; i < ND_FIELD_COUNT && strchr(name, '.'); i++) {
         nd_suggest_offer(&search, format_key(i, key));
     }
-    const char *other = nd_command_of_flag(name);
     if (other) {
         return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", arg, other);
     }
@@ -120,7 +122,8 @@ static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char 
     return true;
 }
 
-/* What a flag's name stands for. Another program's word for a flag of a key is both. */
+/* What a flag's name stands for. Another program's word for a flag of a key is both; a name that
+ * accelerate's files have too is that of the flag. */
 typedef struct target {
     bool own;
     const nd_name *foreign; /* NULL: none */
@@ -129,8 +132,10 @@ typedef struct target {
 
 static target find_target(const char *name)
 {
-    return (target){nd_flag_list_holds(own_flags, name), nd_name_find_flag(name),
-                    nd_flag_find_field(name)};
+    const nd_name *foreign = nd_name_find_flag(name);
+    const int field = nd_flag_find_field(name);
+    const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
+    return (target){nd_flag_list_holds(own_flags, name), both ? NULL : foreign, field};
 }
 
 static bool is_known(const target *t)
@@ -152,7 +157,7 @@ nd_status nd_config_check_flags(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (split_flag(argv[i], name, &value)) {
             const target t = find_target(name);
-            ND_TRY(is_known(&t) ? ND_OK : unknown_flag(argv[i], name, nd_command_find(argv[0])));
+            ND_TRY(is_known(&t) ? ND_OK : unknown_flag(argv[i], name, argv[0]));
         }
     }
     return ND_OK;
@@ -292,7 +297,7 @@ nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
         }
         target t = find_target(name);
         if (!is_known(&t)) {
-            return unknown_flag(argv[i], name, nd_command_find(argv[0]));
+            return unknown_flag(argv[i], name, argv[0]);
         }
         const bool in_one_word = value != NULL;
         ND_TRY(read_value(name, &t, argc, argv, &i, &value));

@@ -63,7 +63,7 @@ static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
     if (cp % given != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "
-                       "divisor of it",
+                       "divisor of it, or --cp-size a multiple of --ulysses",
                        nd_ll(given), nd_ll(cp));
     }
     if (all && given != 1 && given != cp) {

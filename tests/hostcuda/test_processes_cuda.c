@@ -447,6 +447,9 @@ Test(processes_cuda, texts_and_scores_are_those_of_the_cpu)
     shell(&dir, ND_HOSTCUDA "/ndtrain eval --serve-stdin --model made/model --precision bf16 "
                             "--device cuda <scores.jsonl >served.txt && "
                             "test $(grep -c log_likelihoods served.txt) = 2");
+    shell(&dir, ND_HOSTCUDA "/ndlaunch eval --serve-stdin --model made/model --precision fp32 "
+                            "--device cuda --num-processes 2 --tp-size 2 <scores.jsonl >served.txt "
+                            "&& test $(grep -c log_likelihoods served.txt) = 2");
 }
 
 /* The log-likelihoods of all choices, in order; how many. */

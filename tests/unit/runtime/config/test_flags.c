@@ -458,6 +458,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--label_smoothing_factor", "0.1"), "--label-smoothing-factor is 0.1");
     EXPECT_BAD_FLAGS(("--gradient_checkpointing_kwargs", "{}"), "--recompute");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
+    EXPECT_BAD_FLAGS(("--num_processes", "-1"), "--num-processes is -1");
     EXPECT_BAD_FLAGS(("--model", "a"), "--model: ", "--model-path");
     EXPECT_BAD_FLAGS(("--training.steps", "8"), "unknown flag", "did you mean --train.steps?");
     EXPECT_BAD_FLAGS(("--use-fp8"), "--precision fp8");
@@ -675,17 +676,28 @@ Test(flags, a_command_of_the_other_program_and_a_typo_are_named)
 Test(flags, a_typo_of_a_flag_of_a_command_is_named)
 {
     static const struct {
+        nd_command_id command;
+        char *name, *flag;
         const char *word, *words;
-    } cases[] = {{"--max-new-token", "did you mean --max-new-tokens?"},
-                 {"--modle=a", "did you mean --model?"},
-                 {"--sequence-lenght", "did you mean --sequence-length?"},
-                 {"--nothing-like-this", "ndtrain generate --help lists those of the command"}};
+    } cases[] = {
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--max-new-token",
+         "did you mean --max-new-tokens?"},
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--modle=a", "did you mean --model?"},
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--json", "did you mean --jsonl?"},
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--sequence-lenght",
+         "did you mean --sequence-length?"},
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--nothing-like-this",
+         "ndtrain generate --help lists those of the command"},
+        {ND_COMMAND_GENERATE, "generate", "--prompt", "--tolerance",
+         "it belongs to `ndtrain ckpt diff`"},
+        {ND_COMMAND_PLAN, "plan", "--rank", "--explai", "did you mean --explain?"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *argv[] = {"generate", "--prompt", "--a", (char *)cases[i].word, "3"}, **rest = NULL;
+        char *argv[] = {cases[i].name, cases[i].flag, "--a", (char *)cases[i].word, "3"};
+        char **rest = NULL;
         int count;
         nd_config c;
         nd_cli cli;
-        assert_ok(nd_command_split(ND_COMMAND_GENERATE, 5, argv, false, &rest, &count));
+        assert_ok(nd_command_split(cases[i].command, 5, argv, false, &rest, &count));
         assert_ok(nd_config_init(&c));
         expect_sentence(nd_config_parse(&c, &cli, count, rest), ND_ERR_CONFIG, cases[i].word,
                         cases[i].words, (char *)NULL);

@@ -73,7 +73,8 @@ Test(resolve, ranks_that_exchange_heads)
     cr_expect(c.mesh.cp == 2 && c.parallel.cp_comm == ND_CP_ULYSSES);
     nd_config_fini(&c);
     EXPECT_BAD_FLAGS(("--sp-size", "2", "--cp-comm", "ring"), "--sp-size 2 asks for");
-    EXPECT_BAD_FLAGS(("--ulysses", "2"), "parallel.ulysses 2 does not divide mesh.cp 1");
+    EXPECT_BAD_FLAGS(("--ulysses", "2"), "parallel.ulysses 2 does not divide mesh.cp 1",
+                     "--cp-size a multiple");
     EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "3"), "parallel.ulysses 3 does not divide "
                                                            "mesh.cp 4");
     EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "2", "--cp-comm", "ulysses"),
