@@ -175,12 +175,15 @@ static nd_status run_tool(int tool, int argc, char **argv, int *code)
  * `code` when all went well. */
 static int finish(nd_status status, int code)
 {
-    for (int flushed = 0; flushed < 2; flushed++) {
-        if (status != ND_OK) {
-            nd_log_error("%s", nd_error_last()->message);
-            code = (int)status;
-        }
-        status = flushed ? ND_OK : nd_process_flush_output();
+    const nd_error own = *nd_error_last();
+    const nd_status flushed = nd_process_flush_output(); /* what is printed stands first */
+    if (status != ND_OK) {
+        nd_log_error("%s", own.message);
+        code = (int)status;
+    }
+    if (flushed != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        code = (int)flushed;
     }
     return code;
 }
@@ -280,6 +283,9 @@ int main(int argc, char **argv)
                                                 rest ? rest : argv + 1)
                              : status;
     status = status == ND_OK ? run_command(command, &call) : status;
+    if (status != ND_OK) {
+        fflush(stdout); /* what is printed stands before the error */
+    }
     status = status == ND_OK ? nd_process_flush_output() : status;
     code = nd_worker_close(&worker, status);
     nd_config_fini(&config);

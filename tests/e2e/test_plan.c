@@ -76,6 +76,8 @@ Test(plan, llama_8b_on_eight_workers)
                     "--dp-replicate-size 1 --tp-size 1",
                "\ndoes not fit one H100: ", "\nlongest sequence that fits one H100: none\n",
                " (dp_replicate x dp_shard x cp x tp), 1 worker; ", "error: the job does not fit; ");
+    const char *error = strstr(shell_output, "\nerror: ");
+    cr_expect(error && strchr(error + 1, '\n')[1] == '\0', "more behind it:\n%s", shell_output);
     cr_expect_eq(part("    NCCL, estimated"), -1.0, "one GPU has no peer");
     cr_expect_eq(part("    CUDA graphs, estimated"), -1.0, "they are off");
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --cuda-graphs true");
