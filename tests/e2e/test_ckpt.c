@@ -202,6 +202,16 @@ Test(ckpt, prune_deletes_what_was_set_aside_when_asked)
     ends(0, CKPT "prune run --set-aside", "deleted run/checkpoint-10.old (306.0 kB)");
     shell(&dir, "ls run | tr '\\n' ' '");
     cr_assert_str_eq(shell_output, "checkpoint-20 checkpoint-30 checkpoint-5.old ");
+    /* Models of earlier ends, beside a later one alone. */
+    shell(&dir, "cd run && mkdir model.old model.old-2 model.old-mine model.older && "
+                "echo 1 >model.old/config.json");
+    refused(0, CKPT "prune run --set-aside", "run/model.old stays, since there is no run/model\n");
+    shell(&dir, "mkdir run/model && echo 1 >run/model/config.json");
+    refused(0, CKPT "prune run --set-aside --dry-run", "would delete run/model.old-2 (");
+    ends(0, CKPT "prune run --set-aside", "deleted run/model.old (2 B)");
+    shell(&dir, "ls run | tr '\\n' ' '");
+    cr_assert_str_eq(shell_output, "checkpoint-20 checkpoint-30 checkpoint-5.old model "
+                                   "model.old-mine model.older ");
     shell(&dir, "mv run/checkpoint-20 run/checkpoint-20.old; rm run/checkpoint-30/state/*.hashes");
     refused(65, CKPT "prune run --set-aside --keep-last 1", "has no good checkpoint, so those");
 }
@@ -254,6 +264,8 @@ Test(ckpt, folders_that_are_no_checkpoints)
         {"true", "nowhere", "\"nowhere\": No such file"},
         {"echo >file", "file", "\"file\": Not a directory"},
         {"mkdir -p empty", "empty", "\"empty\" is no run folder"},
+        {"mkdir -p new/model; touch new/model/config.json", "new",
+         "\"new\" has no checkpoint; its model is new/model"},
         {"mkdir -p half/state", "half", "\"half\" has no manifest.json"},
         {"cp -r run/checkpoint-10 l2; mv l2/manifest.json m; ln -s ../m l2/manifest.json", "l2",
          "manifest.json\" is a link"},

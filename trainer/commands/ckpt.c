@@ -60,11 +60,15 @@ static nd_status read_manifest(const char *folder, nd_manifest *manifest)
 
 nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count)
 {
+    bool model = false;
     ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, list, count));
-    return *count > 0
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "\"%s\" is no run folder: it holds no folders checkpoint-STEP", run);
+    if (*count > 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_has(run, "model/config.json", &model));
+    return model ? nd_fail(ND_ERR_DATA, "\"%s\" has no checkpoint; its model is %s/model", run, run)
+                 : nd_fail(ND_ERR_DATA,
+                           "\"%s\" is no run folder: it holds no folders checkpoint-STEP", run);
 }
 
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)

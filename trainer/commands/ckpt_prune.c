@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
@@ -25,9 +26,16 @@ typedef struct pruning {
     uint64_t bytes;
 } pruning;
 
+static void say_deleted(const pruning *p, const char *path, uint64_t size)
+{
+    char text[ND_CKPT_TEXT_MAX];
+    printf("%s %s (%s)\n", p->dry_run ? "would delete" : "deleted", path,
+           nd_file_bytes_format(text, sizeof text, (double)size));
+}
+
 static nd_status delete_one(pruning *p, const nd_folder *folder)
 {
-    char *path = NULL, text[ND_CKPT_TEXT_MAX];
+    char *path = NULL;
     uint64_t size = 0;
     ND_TRY(nd_fs_format(&path, "%s/%s", p->run, folder->name));
     nd_status status = nd_fs_tree_bytes(path, false, &size);
@@ -37,8 +45,7 @@ static nd_status delete_one(pruning *p, const nd_folder *folder)
     if (status == ND_OK) {
         p->bytes += size;
         p->deleted++;
-        printf("%s %s (%s)\n", p->dry_run ? "would delete" : "deleted", path,
-               nd_file_bytes_format(text, sizeof text, (double)size));
+        say_deleted(p, path, size);
     }
     free(path);
     return status;
@@ -88,11 +95,59 @@ out:
     return status;
 }
 
+/* The model of an earlier end: model.old, model.old-2, ... */
+static bool is_old_model(const char *name)
+{
+    static const char old[] = "model.old";
+    const char *rest = name + sizeof old - 1;
+    return strncmp(name, old, sizeof old - 1) == 0 &&
+           (!*rest || (rest[0] == '-' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]));
+}
+
+static nd_status delete_model(const pruning *p, const char *name)
+{
+    char *path = NULL;
+    uint64_t size = 0;
+    bool there = false;
+    ND_TRY(nd_fs_format(&path, "%s/%s", p->run, name));
+    nd_status status = nd_fs_tree_bytes(path, false, &size);
+    if (status == ND_OK && !p->dry_run) {
+        nd_fs_remove_tree(path);
+        status = nd_fs_exists(path, &there);
+        status = there ? nd_fail(ND_ERR_CANTCREATE, "cannot delete all of \"%s\"", path) : status;
+    }
+    if (status == ND_OK) {
+        say_deleted(p, path, size);
+    }
+    free(path);
+    return status;
+}
+
+/* Only beside the model of a later end: else one of them is the only one that the run has. */
+static nd_status delete_old_models(const pruning *p)
+{
+    nd_fs_names names;
+    bool has_model = false;
+    ND_TRY(nd_fs_has(p->run, "model/config.json", &has_model));
+    ND_TRY(nd_fs_list(p->run, &names));
+    nd_status status = ND_OK;
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        if (is_old_model(names.list[i]) && has_model) {
+            status = delete_model(p, names.list[i]);
+        } else if (is_old_model(names.list[i])) {
+            printf("%s/%s stays, since there is no %s/model\n", p->run, names.list[i], p->run);
+        }
+    }
+    nd_fs_names_fini(&names);
+    return status;
+}
+
 /* The run's lock is held, or nothing is deleted. */
 static nd_status prune(pruning *p, const nd_prune_options *options, bool set_aside)
 {
     char text[ND_CKPT_TEXT_MAX];
     nd_status status = delete_aside(p, set_aside);
+    status = status == ND_OK && set_aside ? delete_old_models(p) : status;
     status = status == ND_OK ? delete_older(p, options) : status;
     if (status == ND_OK || p->deleted > 0) {
         printf("%s %d checkpoint%s, %s\n", p->dry_run ? "would delete" : "deleted", p->deleted,
