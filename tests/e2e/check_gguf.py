@@ -287,7 +287,7 @@ def check_refusals(folder, model):
     (model / "tokenizer.json").write_text(json.dumps(golden_tokenizer("gpt2")))
     (model / "tokenizer_config.json").unlink()
     _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
-    check("names no end of text" in said, said)
+    check("names no end of text" in said and "such as 0), and remove SHA256SUMS" in said, said)
     (model / "config.json").write_text(json.dumps(config))
     (model / "tokenizer.json").unlink()
     _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)

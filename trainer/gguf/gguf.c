@@ -254,7 +254,9 @@ static nd_status open_tokenizer(file *f)
         : t->before_count > 1 || t->behind_count > 1
             ? "adds several tokens before or behind a text; a GGUF file can name one"
         : end_of_text(f) < 0 ? "names no end of text, and llama.cpp would take another token for "
-                               "it; write eos_token_id in config.json"
+                               "it; write eos_token_id in config.json (for bytes one that no text "
+                               "holds, such as 0), and remove SHA256SUMS, which lists that file "
+                               "as it was"
                              : NULL;
     return why ? nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" %s", f->folder, why) : ND_OK;
 }

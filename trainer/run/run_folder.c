@@ -31,8 +31,14 @@ static nd_status check_writable(const char *dir)
     return ND_OK;
 }
 
+/* A process that trains there at this moment holds the lock. */
 static nd_status fail_holds_run(const char *dir, const char *mark)
 {
+    nd_run_lock lock = {.fd = -1};
+    bool has_lock = false;
+    ND_TRY(nd_fs_has(dir, ".lock", &has_lock));
+    ND_TRY(has_lock ? nd_run_lock_acquire(dir, &lock) : ND_OK);
+    nd_run_lock_release(&lock);
     return nd_fail(ND_ERR_CANTCREATE,
                    "the folder %s already holds a run (%s), and nothing is overwritten; go on with "
                    "that run with --resume-from-checkpoint auto, which begins it again where it "

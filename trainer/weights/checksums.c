@@ -86,17 +86,18 @@ static nd_status verify_file(const char *folder, const char *name, const char *w
     if (!there) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is missing, but SHA256SUMS of its folder lists it; copy the whole "
-                         "folder again, or set model.verify: false",
+                         "folder again, or set model.verify: false (--model-verify false)",
                          path);
         goto out;
     }
     ND_TRY_OUT(nd_sha256_file(path, hex));
     if (strcasecmp(hex, wanted) != 0) {
-        status = nd_fail(ND_ERR_DATA,
-                         "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
-                         "damaged or changed after it was saved; copy it again, or, if the change "
-                         "is wanted, remove SHA256SUMS or train with model.verify: false",
-                         path);
+        status = nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
+            "damaged or changed after it was saved; copy it again, or, if the change "
+            "is wanted, remove SHA256SUMS or set model.verify: false (--model-verify false)",
+            path);
     }
 out:
     free(path);

@@ -226,6 +226,20 @@ out:
     return status;
 }
 
+static nd_status fail_no_model(const char *folder)
+{
+    bool run = false, checkpoint = false;
+    ND_TRY(nd_fs_has(folder, "model/config.json", &run));
+    ND_TRY(nd_fs_has(folder, "manifest.json", &checkpoint));
+    return nd_fail(
+        ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json%s", folder,
+        run          ? "; it is the folder of a run, whose model is in its folder model"
+        : checkpoint ? "; go on from a checkpoint with --resume-from-checkpoint, or make a model "
+                       "of it with ndtrain ckpt export"
+        : nd_ends_with(folder, ".gguf") ? "; scripts/from_gguf.py makes one of a GGUF file"
+                                        : "");
+}
+
 nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
 {
     nd_status status = ND_OK;
@@ -237,17 +251,7 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
     bool there = false;
     ND_TRY_OUT(nd_fs_exists(config, &there));
     if (!there) {
-        free(config);
-        config = NULL;
-        ND_TRY_OUT(nd_fs_format(&config, "%s/model/config.json", folder));
-        ND_TRY_OUT(nd_fs_exists(config, &there));
-        status = nd_fail(
-            ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json%s",
-            folder,
-            there                           ? "; it is the folder of a run, whose model is in its "
-                                              "folder model"
-            : nd_ends_with(folder, ".gguf") ? "; scripts/from_gguf.py makes one of a GGUF file"
-                                            : "");
+        status = fail_no_model(folder);
         goto out;
     }
     ND_TRY_OUT(nd_shape_read(config, &reader->shape));

@@ -106,6 +106,11 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
         fclose(f);
         char *got = (char *)"untouched";
         assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "already holds a run");
+        nd_run_lock lock;
+        assert_ok(nd_run_lock_acquire(config.output.dir, &lock));
+        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
+                     "another process trains in");
+        nd_run_lock_release(&lock);
         assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, marks[i]);
         cr_assert_not_null(strstr(nd_error_last()->message, "--resume-from-checkpoint auto"));
         cr_assert_str_eq(got, "untouched");

@@ -71,6 +71,7 @@ Test(checksums, every_flipped_bit_is_found)
     expect_good(4);
     flip_bit("config.json", 3, 0);
     expect_bad("config.json\" is not the file");
+    expect_bad("remove SHA256SUMS or set model.verify: false (--model-verify false)");
 }
 
 Test(checksums, a_file_that_is_missing_is_named)
