@@ -264,7 +264,7 @@ Test(start, usage)
     char program[PATH_MAX];
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "none", (const char *[]){program, NULL});
-    assert_ends(&l, 2, "usage: ndlaunch --config-file FILE");
+    assert_ends(&l, 2, "usage: ndlaunch [--config-file FILE] [flags]");
     launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
     assert_ends(&l, 0, "\n  --make-key FILE ");
     launched_start(&l, &dir, "all", (const char *[]){program, "--help", "all", NULL});

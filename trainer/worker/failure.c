@@ -73,10 +73,11 @@ void nd_failure_end_lost(nd_failure *f, const char *message)
 {
     nd_error error = {.status = ND_ERR_IO};
     snprintf(error.message, sizeof error.message, "%s", message);
-    if (ends_job(f)) {
-        /* Rank 0 hears of the others, and they of rank 0. */
-        wait_seconds(f->identity->rank <= 1 ? after_a_loss : after_rank_0);
-    }
+    /* Rank 0 hears of the others, and they of rank 0. One of them that fails at this moment for a
+     * reason of its own, or that knows why rank 0 has ended, says that in place of the loss. */
+    const int rank = f->identity->rank;
+    const bool first = rank <= (ends_job(f) ? 1 : 0);
+    wait_seconds(!first ? after_rank_0 : ends_job(f) ? after_a_loss : 0);
     if (report(f, &error)) {
         _exit(ND_ERR_IO);
     }
