@@ -92,7 +92,7 @@ static nd_status open_run(char *run, nd_model_files *out)
     ND_TRY_OUT(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
     if (count == 0) {
         status =
-            nd_fail(ND_ERR_CONFIG,
+            nd_fail(ND_ERR_DATA,
                     "\"%s\" is no model: it has neither config.json, nor a folder model, nor a "
                     "checkpoint",
                     run);
@@ -144,9 +144,9 @@ static nd_status find_in_cache(const char *name, char **out)
     status =
         status != ND_OK ? status
         : near[0]
-            ? nd_fail(ND_ERR_CONFIG, "--model \"%.300s\" does not exist; did you mean %s%s%s?",
-                      name, slash ? parent : "", slash ? "/" : "", near)
-            : nd_fail(ND_ERR_CONFIG,
+            ? nd_fail(ND_ERR_DATA, "--model \"%.300s\" does not exist; did you mean %s%s%s?", name,
+                      slash ? parent : "", slash ? "/" : "", near)
+            : nd_fail(ND_ERR_DATA,
                       "--model \"%.300s\" does not exist; it is a model's folder, a run folder, "
                       "one of its checkpoints, or ORG/NAME in the local cache",
                       name);
@@ -162,7 +162,7 @@ static nd_status open_any(const char *name, nd_model_files *out)
     ND_TRY(nd_fs_look(name, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
         if (kind != ND_FS_ABSENT) {
-            return nd_fail(ND_ERR_CONFIG, "--model \"%s\" is a file; name its folder", name);
+            return nd_fail(ND_ERR_DATA, "--model \"%s\" is a file; name its folder", name);
         }
         ND_TRY(find_in_cache(name, &folder));
         return open_folder(folder, out);

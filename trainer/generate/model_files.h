@@ -28,8 +28,8 @@ typedef struct nd_model_files {
 } nd_model_files;
 
 /*
- * Finds the model and reads its shape; no weights yet. ND_ERR_CONFIG: there is nothing of that
- * name; ND_ERR_DATA: it is damaged, or no model.
+ * Finds the model and reads its shape; no weights yet. ND_ERR_DATA: there is nothing of that
+ * name, or it is damaged, or no model.
  */
 nd_status nd_model_files_open(const char *name, nd_model_files *out);
 void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
