@@ -244,6 +244,7 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     } else if (status == ND_OK) {
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;
+        status = status == ND_OK ? nd_config_check_meeting(&config) : status;
         nd_log_init(config.log.level == ND_LOG_DEBUG ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
         if (command->command && config.launch.max_restarts > 0) {
             nd_log_warning("launch.max_restarts has no effect: %s is not started again",

@@ -207,6 +207,7 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
+    ND_TRY(command == &nd_command_plan ? ND_OK : nd_config_check_meeting(call->config));
     return command->run(call);
 }
 

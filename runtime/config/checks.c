@@ -17,13 +17,17 @@ typedef struct need {
     const char *why, *fix; /* the rest of the sentence */
 } need;
 
-static const need needs[] = {
+/* Where the job starts. */
+static const need meeting[] = {
     {ND_FIELD_launch_nnodes, NULL, ND_FIELD_launch_rdzv_endpoint, "", "so the nodes cannot meet",
      "give the HOST:PORT where node 0 listens, the same on every node"},
     {ND_FIELD_launch_nnodes, NULL, ND_FIELD_launch_rdzv_key_file, "",
      "and several nodes need a key",
      "make one with `ndlaunch --make-key FILE`, copy it to every node, and name it with "
      "--rdzv-key-file"},
+};
+
+static const need needs[] = {
     {ND_FIELD_launch_spare_nodes, NULL, ND_FIELD_launch_nnodes, "1",
      "and node 0 cannot be replaced", "give --nnodes 2 or more, or leave --spare-nodes out"},
     {ND_FIELD_launch_spare_nodes, NULL, ND_FIELD_launch_max_restarts, "0",
@@ -88,6 +92,14 @@ static nd_status check_needs(const nd_config *c)
 {
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         ND_TRY(check_need(c, &needs[i]));
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_check_meeting(const nd_config *config)
+{
+    for (size_t i = 0; i < sizeof meeting / sizeof *meeting; i++) {
+        ND_TRY(check_need(config, &meeting[i]));
     }
     return ND_OK;
 }

@@ -179,6 +179,9 @@ nd_status nd_config_check_flags(int argc, char **argv);
  * count (fills resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
  */
 nd_status nd_config_resolve(nd_config *config);
+/* Several nodes without launch.rdzv_endpoint or a key are ND_ERR_CONFIG. For all that starts the
+ * job, or says whether it would start; a plan needs neither. After nd_config_resolve. */
+nd_status nd_config_check_meeting(const nd_config *config);
 
 /* Samples of the training data and of a step, for keys that count in epochs. */
 typedef struct nd_epochs {

@@ -117,6 +117,11 @@ Test(plan, workers_share_the_cpus)
 
 Test(plan, llama_405b_on_16384_workers)
 {
+    /* A plan starts nothing, so that its nodes need no place to meet. */
+    shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN " plan --nnodes 8 --nproc-per-node 8");
+    says("mesh: ", ", 64 workers");
+    shell_ends(&dir, 2, ND_TRAIN " check --nnodes 8 --nproc-per-node 8",
+               "launch.rdzv_endpoint is empty, so the nodes cannot meet");
     shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 16384 --dp-replicate-size 32 "
                      "--rank 16383");
     says("mesh: 32 x 64 x 1 x 8 (dp_replicate x dp_shard x cp x tp), 16384 workers",

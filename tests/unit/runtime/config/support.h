@@ -115,6 +115,7 @@ static inline void expect_sentence(nd_status got, nd_status wanted, const char *
         nd_config bad_;                                                                            \
         nd_status got_ = FLAGS(&bad_, UNWRAP list);                                                \
         got_ = got_ == ND_OK ? nd_config_resolve(&bad_) : got_;                                    \
+        got_ = got_ == ND_OK ? nd_config_check_meeting(&bad_) : got_;                              \
         expect_sentence(got_, ND_ERR_CONFIG, #list, __VA_ARGS__, (char *)NULL);                    \
         nd_config_fini(&bad_);                                                                     \
     } while (0)
