@@ -87,6 +87,21 @@ def check_prefix(clone, command, rows):
     check(all((clone / "data" / name).read_bytes() == content for name, content in before.items()), "the first text has changed")
 
 
+def check_refusals(clone):
+    """What training refuses, the split refuses before it, and writes nothing."""
+    good = '{"text": "a"}\n'
+    cases = [("a.jsonl", good * 30 + '{"text": "x', 'line 31, column 10: broken JSON'),
+             ("b.jsonl", good + '{"conversations": [{"from": "human", "value": "x"}]}\n', 'line 2: it has "conversations"; rename this key to "messages"'),
+             ("c.jsonl", '{"body": "x"}\n', 'line 1: it has no string "text"'),
+             ("d.csv", "a,b\n1,2\n", "is a table; write its column of text as JSON lines")]
+    for name, text, words in cases:
+        (clone / name).write_text(text)
+        done = subprocess.run(["scripts/prepare_data", "--from", name, "--output-prefix", "refused"], cwd=clone, text=True,
+                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.PIPE, timeout=100)
+        check(done.returncode == 2 and words in done.stderr, f"{name} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    check(not list((clone / "data").glob("refused*")), "a refused text leaves nothing")
+
+
 def check_run(clone, command):
     folder = clone / re.search(r"--save-dir (\S+)", command)[1]
     out, errors = run(clone, command)
@@ -113,6 +128,7 @@ def main():
         rows = write_rows(clone / re.search(r"--from (\S+)", commands[0])[1])
         check_rows(clone, commands, rows)
         check_prefix(clone, commands[0], rows)
+        check_refusals(clone)
         check_run(clone, commands[1])
         out, _ = run(clone, commands[2])
         check(out.strip(), "nothing is written")
