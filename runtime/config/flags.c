@@ -45,6 +45,23 @@ static void offer_list(nd_suggest *search, const char *list)
     }
 }
 
+int nd_flag_near_field(const char *name)
+{
+    nd_suggest search;
+    char best[sizeof search.name] = "";
+    int found = -1;
+    nd_suggest_init(&search, name);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        nd_suggest_offer(&search, nd_fields[i].key);
+        offer_list(&search, nd_fields[i].flags);
+        if (search.best && strcmp(search.best, best) != 0) {
+            strcpy(best, search.best);
+            found = i;
+        }
+    }
+    return found;
+}
+
 /* `program` may be the name of a command, whose own flags are then among the near ones. */
 static nd_status unknown_flag(const char *arg, const char *name, const char *program)
 {
@@ -234,10 +251,9 @@ static nd_status apply_set(nd_reader *reader, const char *text)
         nd_suggest_offer(&search, format_key(i, key));
     }
     const char *dot = strchr(name, '.');
-    for (int i = 0; i < ND_FIELD_COUNT && dot && !search.best; i++) { /* of another section */
-        if (nd_flag_list_holds(nd_fields[i].key, dot + 1)) {
-            search.best = format_key(i, key);
-        }
+    const int near = search.best ? -1 : nd_flag_near_field(dot ? dot + 1 : name);
+    if (near >= 0) { /* of another section, or by the name of a flag */
+        search.best = format_key(near, key);
     }
     return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
                    search.best ? "; did you mean " : "; --help all lists the keys",

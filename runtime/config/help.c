@@ -216,6 +216,13 @@ static nd_status unknown_topic(nd_program program, const char *topic)
     for (int i = 0; i < ND_SECTION_COUNT; i++) {
         nd_suggest_offer(&search, nd_sections[i].name);
     }
+    const int field = search.best ? -1 : nd_flag_near_field(topic);
+    if (field >= 0) {
+        const char *section = nd_fields[field].section;
+        return nd_fail(ND_ERR_CONFIG,
+                       "--help %.80s: there is no such section; --help %s has the key %s.%s", topic,
+                       section, section, nd_fields[field].key);
+    }
     return nd_fail(ND_ERR_CONFIG, "--help %.80s: there is no such section; %s%s%s", topic,
                    search.best ? "did you mean --help " : "--help alone lists the sections",
                    search.best ? search.best : "", search.best ? "?" : "");

@@ -45,6 +45,9 @@ bool nd_flag_list_holds(const char *list, const char *name);
 /* Word number `index` of such a list into buffer; false when there are fewer. */
 bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 
+/* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
+int nd_flag_near_field(const char *name);
+
 /* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
 bool nd_bool_parse(const char *text, bool digits, bool *out);
 /* Decimal, whole text, no overflow; a real is finite. */

@@ -522,6 +522,10 @@ Test(flags, unknown_or_broken)
     EXPECT_BAD_FLAGS(("--num-steps", "x"), "--num-steps is 'x'", "an integer");
     EXPECT_BAD_FLAGS(("--num-steps", "0"), "train.steps is 0", "--num-train-epochs");
     EXPECT_BAD_FLAGS(("--set", "train.stepz=3"), "train.stepz", "did you mean train.steps?");
+    EXPECT_BAD_FLAGS(("--set", "optimizer.learning_rate=1"), "did you mean optimizer.lr?");
+    EXPECT_BAD_FLAGS(("--set", "optimizer.lerning_rate=1"), "did you mean optimizer.lr?");
+    EXPECT_BAD_FLAGS(("--set", "lr=1"), "did you mean optimizer.lr?");
+    EXPECT_BAD_FLAGS(("--set", "zzzzzzz=1"), "--help all lists the keys");
     EXPECT_BAD_FLAGS(("--set", "train.steps"), "section.key=value");
     EXPECT_BAD_FLAGS(("--set", "=3"), "--set =3", "section.key=value");
     char longer[300] = "train.";
@@ -642,6 +646,10 @@ Test(flags, help_of_a_section)
     cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "opimizer"), ND_ERR_CONFIG);
     cr_expect_str_eq(nd_error_last()->message,
                      "--help opimizer: there is no such section; did you mean --help optimizer?");
+    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "lr"), ND_ERR_CONFIG);
+    cr_expect_str_eq(
+        nd_error_last()->message,
+        "--help lr: there is no such section; --help optimizer has the key optimizer.lr");
     cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "zzzzzzzz"), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
     cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "eval"), ND_ERR_CONFIG);
