@@ -171,6 +171,12 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
         return nd_fail(ND_ERR_IO, "%s needs room in \"%s\", but that folder cannot be examined: %s",
                        purpose, folder, strerror(errno));
     }
+    if (fs.f_blocks == 0 && bytes > 0) { /* as /proc and /sys have it */
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "%s cannot be written in \"%s\", whose file system stores no files; write "
+                       "elsewhere",
+                       purpose, folder);
+    }
     uint64_t begun_bytes = 0;
     ND_TRY(begun ? nd_fs_tree_bytes(begun, true, &begun_bytes) : ND_OK);
     const uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize + begun_bytes;

@@ -118,7 +118,7 @@ nd_status nd_config_check_data_paths(const nd_config *config)
 
 typedef double seconds_of_file(const nd_config *config, const char *path, double bytes);
 
-/* JSON lines are encoded also where ids are bytes. */
+/* JSON lines and compressed texts are encoded also where ids are bytes. */
 static double encode_seconds(const nd_config *config, const char *path, double bytes)
 {
     const double to_encode = 400e-9; /* seconds a byte */
@@ -126,7 +126,8 @@ static double encode_seconds(const nd_config *config, const char *path, double b
     const char *tokenizer = config->data.tokenizer;
     const bool rows = config->data.format == ND_DATA_JSONL ||
                       (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(path));
-    const bool encoded = strcmp(tokenizer, "bytes") == 0 ? rows : strcmp(tokenizer, "file") != 0;
+    const bool encoded =
+        strcmp(tokenizer, "bytes") == 0 ? rows || compressed : strcmp(tokenizer, "file") != 0;
     return encoded ? to_encode * (compressed ? 8.0 : 1.0) * bytes : 0;
 }
 

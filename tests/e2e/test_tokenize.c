@@ -293,6 +293,9 @@ Test(tokenize, keys_of_a_run_that_reads_rows)
 /* Documents of a text file, in a run as in the command; another separator is another cache. */
 Test(tokenize, separators_in_a_run)
 {
+#define CHECK_BYTES                                                                                \
+    ND_TRAIN " check --device cpu --model-config bytes.json --sequence-length 8 "                  \
+             "--num-processes 1 --cache-dir keys --log-level info --tokenizer bytes --data-path "
 #define CHECK_TEXT                                                                                 \
     ND_TRAIN " check --device cpu --model-config tok/config.json --sequence-length 8 "             \
              "--num-processes 1 --cache-dir keys --log-level info --data-path d.txt "
@@ -313,6 +316,11 @@ Test(tokenize, separators_in_a_run)
     says_not("encoded");
     shell_fails(&dir, CHECK_TEXT "--tokenizer bytes --document-separator '\\n\\n'", 2);
     says("\"d.txt\" is read as bytes, in which no document ends");
+    /* A compressed text gives the bytes of the text, alone and in a folder. */
+    shell(&dir, "sed s/512/256/ tok/config.json >bytes.json && mkdir z && gzip -c d.txt "
+                ">z/d.txt.gz && " CHECK_BYTES "z/d.txt.gz");
+    says("encoded \"z/d.txt.gz\": 1 document");
+    shell(&dir, CHECK_BYTES "z");
 }
 
 /* What a run does not read, it says; ids and text in one place are two sources. */

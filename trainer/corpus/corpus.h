@@ -54,8 +54,9 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path);
  */
 nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
                                         int64_t *folders);
-/* A file that is taken for text because no format is given: ND_ERR_DATA when its name and its first
- * bytes say that it is JSON. */
+/* A file that is taken for text because no format is given: ND_ERR_DATA when there is a NUL among
+ * its first 4096 bytes, as in any program, array or model, or when its name and its first bytes say
+ * that it is JSON. */
 nd_status nd_corpus_check_text(const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
 /* Whether nd_corpus_files_add would take it for a folder or a pattern. */

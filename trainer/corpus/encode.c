@@ -68,7 +68,15 @@ static nd_status end_document(worker *w, bool chat)
     return nd_ids_add(&w->piece.ends, &end, 1);
 }
 
-enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELD_TOOLS, FIELDS };
+enum {
+    FIELD_TEXT,
+    FIELD_PROMPT,
+    FIELD_COMPLETION,
+    FIELD_MESSAGES,
+    FIELD_TOOLS,
+    FIELD_CONVERSATIONS,
+    FIELDS
+};
 
 static nd_status check_field(const nd_row_field *field)
 {
@@ -80,7 +88,7 @@ static nd_status check_field(const nd_row_field *field)
         field->kind == ND_ROW_ABSENT
             ? "is missing; name the key of the text with --json-key (data.json_key), give rows of "
               "\"prompt\" and \"completion\", or of \"messages\" with \"role\" and \"content\", "
-              "or leave rows out with --skip-bad (data.skip_bad)"
+              "or leave N rows out with --skip-bad N (data.skip_bad)"
             : "is not a string");
 }
 
@@ -141,11 +149,9 @@ static nd_status add_text(worker *w, const nd_row_field *field)
 static nd_status add_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
-    nd_row_field fields[FIELDS] = {{.key = rules->json_key},
-                                   {.key = "prompt"},
-                                   {.key = "completion"},
-                                   {.key = "messages"},
-                                   {.key = "tools"}};
+    nd_row_field fields[FIELDS] = {{.key = rules->json_key}, {.key = "prompt"},
+                                   {.key = "completion"},    {.key = "messages"},
+                                   {.key = "tools"},         {.key = "conversations"}};
     const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &w->column);
     if (fault) {
         return nd_fail(ND_ERR_DATA, "%s", fault);
@@ -172,6 +178,12 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
                        "it has \"messages\"%s; set data.chat_format to llama3, chatml or model "
                        "(--chat-format)",
                        pair ? ", and only one of \"prompt\" and \"completion\"" : "");
+    }
+    if (!pair && !text && fields[FIELD_CONVERSATIONS].kind != ND_ROW_ABSENT) {
+        return nd_fail(ND_ERR_DATA,
+                       "it has \"conversations\"; rename this key to \"messages\", \"from\" to "
+                       "\"role\", \"value\" to \"content\", and the roles human and gpt to user "
+                       "and assistant");
     }
     if (!pair) {
         ND_TRY(check_field(&fields[FIELD_TEXT]));

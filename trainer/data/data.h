@@ -63,13 +63,13 @@ enum { ND_LABEL_IGNORED = -100 };
  * vocab: the model's; every id is checked against it when a block is read.
  * ND_ERR_DATA names file and offset, and what to do: missing, empty, truncated, token id >= vocab,
  * .idx that disagrees with its .bin. ND_ERR_CONFIG: byte tokenizer with a vocab that is not 256.
- * Not for JSON lines that are read as bytes, which are encoded text.
+ * Not for JSON lines and compressed texts that are read as bytes, which are encoded text.
  */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);
-/* Whether nd_dataset_open would take this file for one of token ids, and whether it has JSON
- * lines. */
-nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *rows);
+/* Whether nd_dataset_open would take this file for one of token ids, and whether it is only read as
+ * a stream, as encoded text: JSON lines, and texts whose names end in .gz or .zst. */
+nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *streamed);
 
 /* Files of text and the tokenizer.json that encodes them. Strings and rules are borrowed. */
 typedef struct nd_dataset_text {

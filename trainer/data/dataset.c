@@ -152,12 +152,14 @@ out:
     return status;
 }
 
-nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *rows)
+nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *streamed)
 {
     nd_dataset of = {0};
     nd_status status = set_format(&of, path, format);
     *ids = status == ND_OK && of.format->holds_ids;
-    *rows = status == ND_OK && of.format == &formats[ND_DATA_JSONL];
+    *streamed = status == ND_OK && (of.format == &formats[ND_DATA_JSONL] ||
+                                    (of.format == &formats[ND_DATA_TEXT] &&
+                                     (nd_ends_with(path, ".gz") || nd_ends_with(path, ".zst"))));
     free(of.path);
     return status;
 }

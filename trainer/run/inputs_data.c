@@ -25,8 +25,8 @@ static nd_status set_documents(const nd_config *config, const nd_inputs *inputs,
     return status;
 }
 
-/* A text that the tokenizer encodes, or JSON lines that are read as bytes: a file, a folder or a
- * pattern. */
+/* A text that the tokenizer encodes, or JSON lines or a compressed text that are read as bytes: a
+ * file, a folder or a pattern. */
 static nd_status open_text(const nd_config *config, const nd_inputs *inputs, const char *path,
                            nd_dataset **out)
 {
@@ -92,9 +92,9 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
                            nd_dataset **out)
 {
     const nd_data_format format = config->data.format;
-    bool ids = false, rows = false;
-    ND_TRY(nd_data_holds(path, format, &ids, &rows));
-    if ((inputs->tokenizer && !ids) || (rows && reads_bytes(config, inputs))) {
+    bool ids = false, streamed = false;
+    ND_TRY(nd_data_holds(path, format, &ids, &streamed));
+    if ((inputs->tokenizer && !ids) || (streamed && reads_bytes(config, inputs))) {
         return open_text(config, inputs, path, out);
     }
     ND_TRY(!ids && reads_bytes(config, inputs) ? check_bytes(config, path) : ND_OK);
@@ -189,10 +189,10 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids)
 {
     nd_corpus_files files = {0};
-    bool several = false, rows;
+    bool several = false, streamed;
     ND_TRY(nd_corpus_is_several(path, &several));
     if (!several) {
-        return nd_data_holds(path, config->data.format, ids, &rows);
+        return nd_data_holds(path, config->data.format, ids, &streamed);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
     *ids = files.count > 0;

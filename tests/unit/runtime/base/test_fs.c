@@ -223,6 +223,8 @@ Test(fs, free_space_preflight_shows_both_numbers)
     assert_ok(nd_fs_check_space(dir.path, 1, "a byte"));
     assert_fails(nd_fs_check_space(dir.path, UINT64_C(1) << 60, "an exabyte"), ND_ERR_CANTCREATE,
                  "an exabyte needs 1152921.5 TB");
+    assert_fails(nd_fs_check_space("/proc", 1, "the run folder"), ND_ERR_CANTCREATE,
+                 "the run folder cannot be written in \"/proc\"");
     assert_fails(nd_fs_check_space("/nowhere/at/all", 1, "x"), ND_ERR_CANTCREATE,
                  "there is no such folder; make it, or write elsewhere");
 }

@@ -413,7 +413,7 @@ Test(corpus, a_folder_that_a_pattern_cannot_read_is_named)
 }
 
 /* By the name alone it would be one text, braces and all. */
-Test(corpus, json_under_another_name_needs_a_format)
+Test(corpus, json_under_another_name_and_nul_bytes_need_a_format)
 {
     static const struct {
         const char *name, *text, *refused;
@@ -442,6 +442,14 @@ Test(corpus, json_under_another_name_needs_a_format)
         nd_corpus_files_fini(&files);
     }
     nd_corpus_files files = {0};
+    static const char *const binaries[] = {"model.safetensors", "a.npy", "noname"};
+    for (size_t i = 0; i < sizeof binaries / sizeof *binaries; i++) {
+        const char *path = tempdir_write(&dir, binaries[i], "\x93NUM\0x", 6);
+        assert_fails(nd_corpus_files_add(&files, path, ND_DATA_AUTO), ND_ERR_DATA,
+                     "has a NUL byte at offset 4, as no text has");
+        assert_ok(nd_corpus_files_add(&files, path, ND_DATA_TEXT));
+    }
+    nd_corpus_files_fini(&files);
     write_gzip("b.json.gz", "{\"text\": 1}");
     assert_fails(nd_corpus_files_add(&files, tempdir_file(&dir, "b.json.gz"), ND_DATA_AUTO),
                  ND_ERR_DATA, "begins as JSON does");
@@ -1176,7 +1184,7 @@ Test(corpus, messages_that_are_refused)
          "line 1: a message has the role \"asistant\"; it must be system, user, assistant, tool or "
          "ipython"},
         {"{\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}], \"id\": 1}\n",
-         "\"text\" is missing; name the key of the text"},
+         "it has \"conversations\"; rename this key to \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     nd_corpus_rules rules = {

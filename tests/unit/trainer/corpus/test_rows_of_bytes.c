@@ -127,7 +127,7 @@ Test(rows_of_bytes, are_refused_with_the_same_sentence)
         {"{\"text\": \"b", "line 2, column 12: a string does not end"},
         {"{\"text\": 5}", "line 2: \"text\" is not a string"},
         {"{\"text\": null}", "line 2: \"text\" is not a string"},
-        {"{\"title\": \"x\"}", "line 2: \"text\" is missing"},
+        {"{\"title\": \"x\"}", "--skip-bad N (data.skip_bad)"},
         {"{\"prompt\": \"x\"}", "line 2: \"completion\" is missing"},
         {"{\"completion\": \"x\"}", "line 2: \"prompt\" is missing"},
         {"{\"text\": \"x\", \"completion\": \"y\"}", "line 2: it has a text and also"},
@@ -135,6 +135,7 @@ Test(rows_of_bytes, are_refused_with_the_same_sentence)
         {"{\"text\": \"x\"} {\"text\": \"y\"}", "line 2, column 15: something stands behind"},
         {"{\"text\": \"\\x\"}", "line 2, column 11: a bad escape in a string"},
         {"{\"text\": \"\t\"}", "line 2, column 11: a control character in a string"},
+        {"{\"conversations\": []}", "line 2: it has \"conversations\"; rename this key to"},
         {"{\"messages\": []}", "line 2: it has \"messages\"; set data.chat_format"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
