@@ -17,8 +17,8 @@ static const char *find_value(const char *values, const char *text)
         if (n == strlen(text) && strncasecmp(values, text, n) == 0) {
             return values;
         }
-        values = strchr(values, '|');
-        values += values != NULL;
+        const char *next = strchr(values, '|');
+        values = next ? next + 1 : NULL;
     }
     return NULL;
 }
