@@ -21,7 +21,7 @@ nd_document_tiers nd_document_tiers_of(const nd_attention *a)
     return t;
 }
 
-/* What a backward's workspace takes for each KV head: dq, dk and dv in F32 for each of its query
+/* The workspace of a backward has, for each KV head, dq, dk and dv in F32 of each of its query
  * heads, and one statistic. */
 static int64_t bytes_of_kv_head(const nd_attention *a)
 {

@@ -254,7 +254,7 @@ static nd_status run_tier(nd_stream *stream, const documents_call *c, int t, int
     return nd_cuda_op_done(stream, c->backward ? "attention_bwd" : "attention_fwd", cudaSuccess);
 }
 
-/* What is the owner's, out of the scratch: some heads, from `head` on. */
+/* Takes the rows of one owner, in some heads from `head` on, out of the scratch. */
 static nd_status take(nd_stream *stream, nd_tensor out, int64_t head, nd_tensor from,
                       const int32_t *owners, int owner, bool add)
 {

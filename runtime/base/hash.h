@@ -22,7 +22,7 @@ nd_status nd_hash_create(nd_hash_kind kind, nd_hash **out);
 nd_status nd_hash_begin(nd_hash *hash);
 nd_status nd_hash_add(nd_hash *hash, const void *data, size_t size);
 nd_status nd_hash_end(nd_hash *hash, uint8_t out[ND_HASH_MAX]);
-/* The same in lower-case hexadecimal digits, two for each byte of the digest. */
+/* Ends it too, and writes lower-case hexadecimal digits, two for each byte of the digest. */
 enum { ND_HASH_HEX_MAX = 2 * ND_HASH_MAX + 1 };
 nd_status nd_hash_end_text(nd_hash *hash, char hex[ND_HASH_HEX_MAX]);
 void nd_hash_destroy(nd_hash *hash); /* NULL is legal */

@@ -17,7 +17,7 @@ typedef struct need {
     const char *why, *fix; /* the rest of the sentence */
 } need;
 
-/* Where the job starts. */
+/* These hold where the job starts; a plan starts nothing. */
 static const need meeting[] = {
     {ND_FIELD_launch_nnodes, NULL, ND_FIELD_launch_rdzv_endpoint, "", "so the nodes cannot meet",
      "give the HOST:PORT where node 0 listens, the same on every node"},

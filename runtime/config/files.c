@@ -272,7 +272,7 @@ static nd_status read_map(nd_reader *reader, nd_map_id map, const nd_yaml_node *
     return ND_OK;
 }
 
-/* What accelerate's wizard always writes, and what it takes where a key is missing. */
+/* Refuses a file that lacks accelerate's own keys; other missing ones get accelerate's values. */
 static nd_status complete_accelerate(nd_reader *reader, const char *file)
 {
     const int64_t workers = reader->config->launch.workers;

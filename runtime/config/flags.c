@@ -139,8 +139,8 @@ static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char 
     return true;
 }
 
-/* What a flag's name stands for. Another program's word for a flag of a key is both; a name that
- * accelerate's files have too is that of the flag. */
+/* A flag's name stands for a flag of ours or for another program's. Another program's word for a
+ * flag of a key is both; a name that accelerate's files have too is that of the flag. */
 typedef struct target {
     bool own;
     const nd_name *foreign; /* NULL: none */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the flags of other programs (flags.def) and accelerate's keys (accelerate.def) do. */
+/* Applies the flags of other programs (flags.def) and accelerate's keys (accelerate.def). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

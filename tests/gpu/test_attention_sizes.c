@@ -112,7 +112,7 @@ static void free_side(gpu *g, side *s)
 
 static uint64_t drawn; /* of the documents, and of the tiles that are this rank's */
 
-/* Where documents are not whole, half of the TILES tiles of a text are this rank's. */
+/* A rank has half of the TILES tiles of a text where its documents are not whole. */
 static void draw_tiles(bool own[TILES])
 {
     for (int tile = 0, left = TILES / 2; tile < TILES; tile++) {
