@@ -11,7 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/rdzv/address.h"
-#include "runtime/rdzv/call_limit.h"
+#include "runtime/base/call_limit.h"
 #include "runtime/rdzv/key.h"
 
 /* The functions of libpmix that nd_pmix calls. The macros of pmix.h are not used: some of them call

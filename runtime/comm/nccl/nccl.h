@@ -32,7 +32,7 @@
 
 #include "runtime/base/thread.h"
 #include "runtime/comm/backend.h"
-#include "runtime/rdzv/call_limit.h"
+#include "runtime/base/call_limit.h"
 
 enum {
     NCCL_RING = 512,           /* pending operations: more than CUDA's queue of a stream holds */

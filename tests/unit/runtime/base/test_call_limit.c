@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/rdzv/call_limit.h"
+#include "runtime/base/call_limit.h"
 
 #include <criterion/criterion.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ static nd_call_limit *begin(double seconds, int exit_code, int *call)
     return limit;
 }
 
-Test(call_limit, a_call_that_outlasts_its_limit_ends_the_process, .exit_code = 124, .timeout = 120)
+Test(call_limit, a_call_that_outlasts_its_limit_ends_the_process, .exit_code = 124, .timeout = 60)
 {
     int call;
     begin(0.05, 124, &call);
@@ -21,7 +21,7 @@ Test(call_limit, a_call_that_outlasts_its_limit_ends_the_process, .exit_code = 1
     _exit(3);
 }
 
-Test(call_limit, the_earliest_limit_counts, .exit_code = 7, .timeout = 120)
+Test(call_limit, the_earliest_limit_counts, .exit_code = 7, .timeout = 60)
 {
     int call;
     nd_call_limit *limit = begin(25, 5, &call);
@@ -30,7 +30,7 @@ Test(call_limit, the_earliest_limit_counts, .exit_code = 7, .timeout = 120)
     _exit(3);
 }
 
-Test(call_limit, a_call_that_ends_in_time_does_no_harm, .exit_code = 0, .timeout = 120)
+Test(call_limit, a_call_that_ends_in_time_does_no_harm, .exit_code = 0, .timeout = 60)
 {
     for (int i = 0; i < 20; i++) { /* more than can be open at once */
         int call, other;

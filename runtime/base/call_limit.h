@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_RDZV_CALL_LIMIT_H
-#define ND_RDZV_CALL_LIMIT_H
+#ifndef ND_BASE_CALL_LIMIT_H
+#define ND_BASE_CALL_LIMIT_H
 /*
  * Time limits on calls of a library that waits for another process and has no reliable limit of its
  * own.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/rdzv/call_limit.h"
+#include "runtime/base/call_limit.h"
 
 #include <math.h>
 #include <stdlib.h>
