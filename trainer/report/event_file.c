@@ -73,22 +73,6 @@ static void put_field_varint(proto *p, int field, uint64_t value)
     put_raw(p, value);
 }
 
-static void put_field_double(proto *p, int field, double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_key(p, field, FIXED64);
-    put_fixed(p, bits, sizeof bits);
-}
-
-static void put_field_float(proto *p, int field, float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_key(p, field, FIXED32);
-    put_fixed(p, bits, sizeof bits);
-}
-
 static void put_field_bytes(proto *p, int field, const void *bytes, size_t count)
 {
     put_key(p, field, LENGTH);
@@ -151,17 +135,16 @@ uint32_t nd_crc32c_masked(const void *bytes, size_t count)
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-static double seconds_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 void nd_event_begin(nd_event_file *file, int64_t step)
 {
+    struct timespec now;
+    uint64_t bits;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const double seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    memcpy(&bits, &seconds, sizeof bits);
     file->record = (proto){.data = file->frame + HEAD, .capacity = ND_EVENT_BYTES_MAX};
-    put_field_double(&file->record, EVENT_TIME, seconds_now());
+    put_key(&file->record, EVENT_TIME, FIXED64);
+    put_fixed(&file->record, bits, sizeof bits);
     put_field_varint(&file->record, EVENT_STEP, (uint64_t)step);
 }
 
@@ -177,8 +160,12 @@ static void begin_value(nd_event_file *file, const char *tag)
 
 void nd_event_scalar(nd_event_file *file, const char *tag, double value)
 {
+    const float single = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
     begin_value(file, tag);
-    put_field_float(&file->record, VALUE_SCALAR, (float)value);
+    put_key(&file->record, VALUE_SCALAR, FIXED32);
+    put_fixed(&file->record, bits, sizeof bits);
     end_message(&file->record);
 }
 

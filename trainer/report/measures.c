@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/report/report.h"
 
-/* Weights that multiply each token: all but the input embedding. A tied embedding counts as the
- * head. */
-static double dense_parameters(const nd_shape *shape)
-{
-    double all = (double)nd_shape_parameters(shape);
-    return shape->tied ? all : all - (double)shape->vocab * (double)shape->hidden;
-}
-
 double nd_flops_per_token_causal(const nd_shape *shape, int64_t sequence)
 {
     double H = (double)shape->heads, D = (double)shape->head_dim, S = (double)sequence;
     double keys = 0; /* of all layers, twice what a token sees on the average */
+    /* A tied embedding multiplies each token as the head; an untied one only looks up. */
+    double lookups = shape->tied ? 0 : (double)shape->vocab * (double)shape->hidden;
     for (int64_t l = 0; l < shape->layers; l++) {
         double window = (double)nd_shape_window(shape, l, sequence);
         keys += window > 0 ? window * (2 - window / S) : S;
     }
-    return 6 * dense_parameters(shape) + 6 * H * D * keys;
+    return 6 * ((double)nd_shape_parameters(shape) - lookups) + 6 * H * D * keys;
 }
 
 /*

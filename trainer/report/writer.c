@@ -123,15 +123,6 @@ static nd_status append(output *f, const void *record, size_t length)
     return ND_OK;
 }
 
-static nd_status append_entry(output *f, const entry *e)
-{
-    if (f->kept_bytes > 0) {
-        ND_TRY(append(f, f->kept, f->kept_bytes));
-        f->kept_bytes = 0;
-    }
-    return append(f, e + 1, e->bytes);
-}
-
 static void keep(output *f, const entry *e)
 {
     if (e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes) {
@@ -173,7 +164,11 @@ static void write_entry(nd_writer *w, const entry *e)
     w->current = f;
     w->begun_ns = nd_clock_ns();
     nd_monitor_unlock(&w->monitor);
-    const nd_status status = append_entry(f, e);
+    nd_status status = append(f, f->kept, f->kept_bytes);
+    if (status == ND_OK) {
+        f->kept_bytes = 0;
+        status = append(f, e + 1, e->bytes);
+    }
     if (status != ND_OK) {
         keep(f, e);
     }

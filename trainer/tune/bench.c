@@ -32,18 +32,15 @@ static size_t place(size_t *at, size_t bytes)
     return begin;
 }
 
-static int64_t vector_of(const nd_call_matrix *m)
-{
-    return m->axes == 1 || m->rows > m->columns ? m->rows : m->columns;
-}
-
 static places places_of(const nd_rank *rank, const nd_call *call)
 {
     places p = {0};
     size_t at = 0, entries = 1, scratch = 0;
     const nd_call_matrix *all[] = {&call->c, &call->a, &call->b};
     for (int i = 0; i < 3; i++) {
-        size_t longest = all[i]->align ? (size_t)vector_of(all[i]) : 1;
+        const nd_call_matrix *m = all[i];
+        const bool by_rows = m->axes == 1 || m->rows > m->columns;
+        size_t longest = m->align ? (size_t)(by_rows ? m->rows : m->columns) : 1;
         entries = longest > entries && (call->kind == ND_CALL_FP8_SCALE ||
                                         call->a.along != ND_PER_TENSOR || call->b.along)
                       ? longest

@@ -249,18 +249,6 @@ static void names(nd_input input, int mask, char *buffer, size_t size)
     }
 }
 
-static void format_linears(const nd_tuned_linears *l, char *text, size_t size)
-{
-    char asked[96];
-    names(l->input, l->asked, asked, sizeof asked);
-    if (!(l->fp8_seconds >= 0.0)) {
-        snprintf(text, size, "  %s: fp8 as asked, there was no time to time it", asked);
-    } else {
-        snprintf(text, size, "  %s: %s; a step takes %.3f ms of them in fp8, in bf16 %.3f ms",
-                 asked, l->fp8 ? "fp8" : "bf16", l->fp8_seconds * 1e3, l->bf16_seconds * 1e3);
-    }
-}
-
 void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const char *text),
                          void *context)
 {
@@ -281,7 +269,16 @@ void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const c
              (long long)t->cublaslt, t->cut_short ? "; cut short" : "");
     line(context, text);
     for (int i = 0; i < t->linear_count; i++) {
-        format_linears(&t->linears[i], text, sizeof text);
+        const nd_tuned_linears *l = &t->linears[i];
+        char asked[96];
+        names(l->input, l->asked, asked, sizeof asked);
+        if (!(l->fp8_seconds >= 0.0)) {
+            snprintf(text, sizeof text, "  %s: fp8 as asked, there was no time to time it", asked);
+        } else {
+            snprintf(text, sizeof text,
+                     "  %s: %s; a step takes %.3f ms of them in fp8, in bf16 %.3f ms", asked,
+                     l->fp8 ? "fp8" : "bf16", l->fp8_seconds * 1e3, l->bf16_seconds * 1e3);
+        }
         line(context, text);
     }
 }
