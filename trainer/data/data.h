@@ -48,7 +48,7 @@
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "trainer/corpus/corpus.h"
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 #include "trainer/rank.h"
 
 typedef struct nd_dataset nd_dataset;

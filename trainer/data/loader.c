@@ -7,7 +7,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/thread.h"
 #include "trainer/data/formats.h"
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 

@@ -10,7 +10,7 @@
 
 #include "runtime/base/fs.h"
 #include "trainer/dump/parts.h"
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 #include "trainer/weights/safetensors.h"
 
 enum { BOUNCE_BYTES = 8 << 20 };

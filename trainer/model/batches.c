@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/math.h"
-#include "trainer/parallel/cp.h"
+#include "trainer/context/cp.h"
 
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
 enum { IDS = 0, LABELS, POSITIONS, ARRAYS };

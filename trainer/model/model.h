@@ -15,7 +15,7 @@
 #include "trainer/model/activations.h"
 #include "trainer/model/kv_cache.h"
 #include "trainer/model/packed.h"
-#include "trainer/parallel/cp.h"
+#include "trainer/context/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
 

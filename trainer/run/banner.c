@@ -7,7 +7,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 #include "trainer/precision/precision.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"

@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/pmix.h"
+#include "trainer/context/cp.h"
 
 enum { END_SECONDS = 30 }; /* for the ranks of PMIx to end together */
 

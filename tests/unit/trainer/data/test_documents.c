@@ -15,7 +15,7 @@
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 
 enum { S = 8, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
 

@@ -6,8 +6,8 @@
 
 #include "runtime/base/math.h"
 #include "tests/unit/trainer/mesh_ranks.h"
-#include "trainer/layout/deal.h"
-#include "trainer/parallel/cp.h"
+#include "trainer/context/deal.h"
+#include "trainer/context/cp.h"
 
 enum { CHUNK = 3, SIZE_MAX_ = 8, TOKENS = 2 * SIZE_MAX_ * CHUNK };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_PARALLEL_CP_H
-#define ND_PARALLEL_CP_H
+#ifndef ND_CONTEXT_CP_H
+#define ND_CONTEXT_CP_H
 /*
  * Attention over a sequence whose tokens are dealt to the ranks of cp (deal.h). Joined documents
  * are in zig-zag order: rank r of n holds chunks r and 2 n - 1 - r of the 2 n chunks, so that
  * causal work is equal (Llama 3 paper 3.3.2; Brandon et al., Striped Attention, 2023).
  *
- * There are two methods of exchanging keys (cp_method.h). allgather: K and V are gathered once
+ * There are two methods of exchanging keys (method.h). allgather: K and V are gathered once
  * (again in backward rather than kept); each local query chunk sees a prefix of the global keys.
  * ring: K and V travel, partial results merge online by LSE in F32; in backward dK and dV travel
  * one hop behind, accumulated in F32. Which blocks meet is data, made by pure functions; the
@@ -27,6 +27,28 @@
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
 #include "trainer/rank.h"
+
+/* What the ranks of cp exchange for attention: heads among `ulysses` of them, keys among the
+ * others. */
+typedef struct nd_cp_exchange {
+    int ulysses;
+    bool ring; /* else allgather; means nothing where ulysses is cp */
+    double
+        exposed_bytes; /* that a rank sends in a step and waits for at once, as a dry run counts */
+} nd_cp_exchange;
+
+enum { ND_CP_EXCHANGES_MAX = 32 };
+
+/* Those that the model allows, from ulysses 1, allgather before ring; returns their number. */
+int nd_cp_list_exchanges(const nd_shape *shape, const nd_config *config,
+                         nd_cp_exchange list[ND_CP_EXCHANGES_MAX]);
+/* That of the job. parallel.cp_comm auto takes the first one with the least exposed bytes. */
+nd_cp_exchange nd_cp_exchange_of(const nd_shape *shape, const nd_config *config);
+/* config->resolved_mesh with its ranks, and with the copies of KV heads. */
+nd_mesh nd_shape_mesh(const nd_shape *shape, const nd_config *config);
+/* "allgather", "ulysses", "ulysses 2, then ring"; returns buffer. */
+const char *nd_cp_exchange_format(const nd_cp_exchange *exchange, const nd_mesh *mesh, char *buffer,
+                                  size_t size);
 
 /* Queries [q_begin, q_begin + q_count) of this rank against keys [kv_begin, kv_begin + kv_count).
  * Of joined documents key j is visible to row i iff i + diag - window < j <= i + diag (both counted

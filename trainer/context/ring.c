@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The methods ring, and local, which is a ring of one rank whose keys stay where they are. */
-#include "trainer/parallel/cp_method.h"
+#include "trainer/context/method.h"
 
 #include "runtime/base/math.h"
 

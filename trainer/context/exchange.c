@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/layout/layout.h"
+#include "trainer/context/cp.h"
 
 #include <math.h>
 #include <stdio.h>

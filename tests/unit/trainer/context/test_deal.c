@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/layout/deal.h"
+#include "trainer/context/deal.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/parallel/cp_method.h"
+#include "trainer/context/method.h"
 
 #include "runtime/base/math.h"
 

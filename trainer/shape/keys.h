@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_LAYOUT_SHAPE_PARTS_H
-#define ND_LAYOUT_SHAPE_PARTS_H
+#ifndef ND_SHAPE_KEYS_H
+#define ND_SHAPE_KEYS_H
 /*
- * Parts of the reader of config.json, for shape_read.c: values of keys, and RoPE. `file` is what
- * messages call the map. An error is ND_ERR_DATA with the key and its value.
+ * For this folder alone: the values of a config.json's keys, and RoPE. `file` is what messages call
+ * the map. An error is ND_ERR_DATA with the key and its value.
  */
 #include <jansson.h>
 
-#include "trainer/layout/layout.h"
+#include "trainer/shape/shape.h"
 
 /* Refuses a key at the top of the map that is nearly, but not quite, one that is read: else it
  * would be passed over, as keys that change nothing are. */
@@ -33,5 +33,7 @@ nd_status nd_key_demand_text(const json_t *map, const char *file, const char *ke
 /* After the sizes: RoPE, in the old spelling (rope_theta, rope_scaling) or the new one
  * (rope_parameters). */
 nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *shape);
+/* Sets the keys of RoPE, in the old spelling where that can say what holds. */
+void nd_shape_write_rope(const nd_shape *shape, json_t **map);
 
 #endif

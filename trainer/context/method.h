@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_PARALLEL_CP_METHOD_H
-#define ND_PARALLEL_CP_METHOD_H
-/* For the files of cp alone: the methods of exchanging keys and values, and the blocks and views
+#ifndef ND_CONTEXT_METHOD_H
+#define ND_CONTEXT_METHOD_H
+/* For this folder alone: the methods of exchanging keys and values, and the blocks and views
  * that they use. */
-#include "trainer/parallel/cp.h"
+#include "trainer/context/cp.h"
 
 /* How the keys and values of the ranks reach the queries of this one. */
 typedef struct nd_cp_method {
@@ -22,7 +22,7 @@ typedef struct nd_cp_method {
 /* local: one rank has all keys. */
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_local;
 
-/* cp_keys.c */
+/* keys.c */
 
 /* Whether all keys, or those that are seen, are there at once; else they travel, or stay. */
 bool nd_cp_gathers(const nd_rank *rank);
@@ -46,7 +46,7 @@ static inline nd_cp_key_lists nd_cp_key_lists_of(const nd_dims *d, int32_t *numb
     return (nd_cp_key_lists){order, back, back + d->T + d->B * d->S};
 }
 
-/* cp_ulysses.c */
+/* ulysses.c */
 
 /* dims of the rank's heads, with the tokens of all its group. */
 nd_dims nd_cp_dims_of_heads(const nd_rank *rank, const nd_dims *tokens);
@@ -58,7 +58,7 @@ nd_status nd_cp_ulysses_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *ls
 nd_status nd_cp_ulysses_backward(nd_cp *cp, const nd_cp_backward *b);
 nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
 
-/* cp_blocks.c */
+/* blocks.c */
 
 /* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
 nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);

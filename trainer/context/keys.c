@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What attention reads of a micro-batch of separate documents: which keys each query sees, among
  * those that the method brings, and which of them ranks send where they send those alone. */
-#include "trainer/parallel/cp_method.h"
+#include "trainer/context/method.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * other ranks see. With CUDA graphs both have the same ops with the same extents, whatever the
  * micro-batch is: only the exchange differs, which runs between the graphs of a block.
  */
-#include "trainer/parallel/cp_method.h"
+#include "trainer/context/method.h"
 
 /* visiting[0] and dkv[0] are the ranks of kv_rows. */
 static void gather_plan(nd_cp *cp, nd_memplan *plan)

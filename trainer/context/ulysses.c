@@ -5,7 +5,7 @@
  * heads: its q heads, then k and v. Members are adjacent ranks of cp, so that their chunks in
  * zig-zag order are two runs of the sequence, ascending and descending by member.
  */
-#include "trainer/parallel/cp_method.h"
+#include "trainer/context/method.h"
 
 #include "runtime/base/math.h"
 

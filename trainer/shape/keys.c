@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "trainer/layout/shape_parts.h"
+#include "trainer/shape/keys.h"
 
 /* What is read at the top of the map, and neighbours of such keys that change nothing; but for ids
  * of tokens, of which models have many with names of three letters. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_LAYOUT_DEAL_H
-#define ND_LAYOUT_DEAL_H
+#ifndef ND_CONTEXT_DEAL_H
+#define ND_CONTEXT_DEAL_H
 /*
  * Which tokens of a row of S each rank of cp holds, so that all have as many tokens and about as
  * many visible pairs of a query and a key, summed over the layers: a layer with a window sees fewer
@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #include "runtime/mesh/mesh.h"
-#include "trainer/layout/layout.h"
+#include "trainer/shape/shape.h"
 
 #define ND_DEAL_BALANCE 1.02
 

@@ -7,7 +7,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/suggest.h"
-#include "trainer/layout/shape_parts.h"
+#include "trainer/shape/keys.h"
 
 enum { CONFIG_LIMIT = 1 << 20 };
 

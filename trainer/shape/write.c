@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Writes a config.json that transformers opens. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fs.h"
+#include "runtime/base/json.h"
+#include "trainer/shape/keys.h"
+
+/* What the family's config.json says of windows; NULL: no memory. */
+static void set_windows(const nd_shape *s, json_t **map)
+{
+    const nd_window_rule rule = nd_families[s->family].window;
+    if (rule == ND_WINDOW_NEVER) {
+        return;
+    }
+    nd_json_set(map, "sliding_window", s->window ? json_integer(s->window) : json_null());
+    if (rule == ND_WINDOW_SWITCHED) { /* for readers that do not know the list */
+        int64_t first = 0;
+        while (first < s->layers && nd_layer_set_has(&s->full, first)) {
+            first++;
+        }
+        nd_json_set(map, "use_sliding_window", json_boolean(s->window));
+        nd_json_set(map, "max_window_layers", json_integer(s->window ? first : s->layers));
+    }
+    if (rule == ND_WINDOW_LISTED || rule == ND_WINDOW_SWITCHED) {
+        json_t *types = json_array();
+        for (int64_t l = 0; types && l < s->layers; l++) {
+            json_array_append_new(types,
+                                  json_string(nd_shape_window(s, l, INT64_MAX) ? "sliding_attention"
+                                                                               : "full_attention"));
+        }
+        nd_json_set(map, "layer_types", types);
+    }
+}
+
+static json_t *token_of(int64_t id)
+{
+    return id < 0 ? json_null() : json_integer(id);
+}
+
+/* An id, or all of a list. */
+static json_t *ends_of(const nd_shape *s)
+{
+    json_t *list = s->more_end_count > 0 ? json_array() : token_of(s->eos_id);
+    for (int64_t i = -1; i < s->more_end_count && s->more_end_count > 0; i++) {
+        nd_json_append(&list, json_integer(i < 0 ? s->eos_id : s->more_ends[i]));
+    }
+    return list;
+}
+
+/* Numbers have 15 digits where they read back unchanged (1e-05), else 17. The file is written
+ * atomically, as every file of a model folder is. */
+static nd_status write_json(const json_t *map, const char *path)
+{
+    char *text = NULL;
+    json_t *back = NULL;
+    for (size_t digits = 15; digits <= 17 && !json_equal(map, back); digits += 2) {
+        free(text);
+        json_decref(back);
+        text = nd_json_text(map, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits));
+        back = text ? json_loads(text, 0, NULL) : NULL;
+    }
+    const nd_status status =
+        text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("writing %s", path);
+    json_decref(back);
+    free(text);
+    return status;
+}
+
+nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
+{
+    const nd_family_row *family = &nd_families[s->family];
+    const int64_t scalar =
+        family->query_scalar > 0 ? llround(1 / (s->attention_scale * s->attention_scale)) : 0;
+    json_t *map = json_pack("{s:[s], s:s, s:s, s:f, s:i, s:b}", "architectures",
+                            family->architecture, "model_type", family->model_type,
+                            family->gelu ? "hidden_activation" : "hidden_act",
+                            family->gelu ? "gelu_pytorch_tanh" : "silu", "attention_dropout", 0.0,
+                            "pretraining_tp", 1, "use_cache", 1);
+    const struct {
+        const char *key;
+        json_t *value; /* stolen */
+    } entries[] = {
+        {"vocab_size", json_integer(s->vocab)},
+        {"hidden_size", json_integer(s->hidden)},
+        {"intermediate_size", json_integer(s->ffn)},
+        {"num_hidden_layers", json_integer(s->layers)},
+        {"num_attention_heads", json_integer(s->heads)},
+        {"num_key_value_heads", json_integer(s->kv_heads)},
+        {"head_dim", json_integer(s->head_dim)},
+        {"max_position_embeddings", json_integer(s->max_positions)},
+        {"rms_norm_eps", json_real(s->rms_eps)},
+        {"initializer_range", json_real(s->init_std)},
+        {"tie_word_embeddings", json_boolean(s->tied)},
+        {"bos_token_id", token_of(s->bos_id)},
+        {"eos_token_id", ends_of(s)},
+        {"pad_token_id", json_null()}, /* families have one, whose row gets no gradient */
+        {family->dropout > 0 ? "residual_dropout" : NULL, json_real(0)},
+        {"torch_dtype", json_string(dtype_name)},
+        {family->scaled ? "embedding_multiplier" : NULL, json_real(s->embedding_scale)},
+        {family->scaled ? "residual_multiplier" : NULL, json_real(s->residual_scale)},
+        {family->scaled ? "attention_multiplier" : NULL, json_real(s->attention_scale)},
+        {family->scaled ? "logits_scaling" : NULL, json_real(s->logits_divisor)},
+        {scalar > 0 ? "query_pre_attn_scalar" : NULL, json_integer(scalar)},
+        {family->qkv_bias.key, json_boolean(s->qkv_bias)},
+        {family->o_bias.key, json_boolean(s->o_bias)},
+        {family->mlp_bias.key, json_boolean(s->mlp_bias)},
+    };
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        if (entries[i].key) {
+            nd_json_set(&map, entries[i].key, entries[i].value);
+        } else { /* the family has no such key */
+            json_decref(entries[i].value);
+        }
+    }
+    nd_shape_write_rope(s, &map);
+    set_windows(s, &map);
+    if (!map) {
+        return nd_fail_memory("writing %s", path);
+    }
+    nd_status status = write_json(map, path);
+    json_decref(map);
+    return status;
+}
