@@ -215,7 +215,7 @@ static nd_status add_form(chat_text *t, const char *form, const char *role, bool
 static nd_status check_calls(const nd_row_field *fields, int count)
 {
     for (int i = 0; i < count; i++) {
-        if (!nd_row_is_empty(&fields[i])) {
+        if (!fields[i].empty) {
             return nd_fail(ND_ERR_DATA,
                            "a message has \"%s\", which data.chat_format (--chat-format) does not "
                            "write; write it with the chat template of the tokenizer, as "
@@ -232,7 +232,7 @@ static nd_status read_weight(const nd_row_field *field, bool *counts)
     char text[4] = "";
     snprintf(text, sizeof text, "%.*s", field->size < 4 ? (int)field->size : 0,
              field->kind == ND_ROW_OTHER ? (const char *)field->begin : "");
-    *counts = nd_row_is_empty(field) || strcmp(text, "1") == 0 || strcmp(text, "1.0") == 0;
+    *counts = field->empty || strcmp(text, "1") == 0 || strcmp(text, "1.0") == 0;
     if (!*counts && strcmp(text, "0") != 0 && strcmp(text, "0.0") != 0) {
         return nd_fail(ND_ERR_DATA, "\"weight\" of a message is %.*s; it must be 0 or 1",
                        (int)(field->size < 40 ? field->size : 40), (const char *)field->begin);

@@ -85,7 +85,7 @@ nd_status nd_corpus_check_text(const char *path)
     ND_TRY(status);
     const char *nul = memchr(text, '\0', got);
     if (nul) {
-        ND_TRY(nd_text_check_encoding(path, (const uint8_t *)text, got)); /* says more of UTF-16 */
+        ND_TRY(nd_text_check(path, (const uint8_t *)text, got)); /* says more of UTF-16 */
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has a NUL byte at offset %td, as no text has; name a text, or set "
                        "data.format (--data-format) to text to take it as it stands",

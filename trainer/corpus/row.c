@@ -78,10 +78,10 @@ static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
     return code;
 }
 
-/* A string after its opening quote; moves behind the closing one. */
+/* From an opening quote to behind the closing one. */
 static bool scan_string(scan *s, nd_row_field *out)
 {
-    const uint8_t *begin = s->p;
+    const uint8_t *begin = ++s->p;
     bool escaped = false;
     for (;;) {
         s->p = plain_end(s->p, s->end);
@@ -106,6 +106,7 @@ static bool scan_string(scan *s, nd_row_field *out)
     out->begin = begin;
     out->size = (size_t)(s->p - begin);
     out->escaped = escaped;
+    out->empty = out->size == 0;
     s->p++;
     return true;
 }
@@ -155,219 +156,44 @@ static bool scan_number(scan *s)
     return true;
 }
 
-static bool scan_scalar(scan *s)
+static bool scan_members(scan *s, uint8_t close, int depth, nd_row_field *fields, int count);
+
+/* Any value, with what is in it; fills all of *out but its key. */
+static bool scan_value(scan *s, int depth, nd_row_field *out)
 {
-    nd_row_field ignored;
-    uint8_t c = *s->p;
+    const uint8_t c = peek(s);
+    out->kind = c == '[' ? ND_ROW_ARRAY : ND_ROW_OTHER;
+    out->begin = s->p;
+    out->escaped = out->empty = false;
     if (c == '"') {
+        return scan_string(s, out);
+    }
+    if (s->p == s->end) {
+        return fail(s, "the line ends within a value");
+    }
+    if (c == '{' || c == '[') {
+        const uint8_t close = c == '{' ? '}' : ']';
+        if (depth == ND_ROW_DEPTH_MAX) {
+            return fail(s, "values are nested too deeply");
+        }
         s->p++;
-        return scan_string(s, &ignored);
-    }
-    if (c == '-' || (c >= '0' && c <= '9')) {
-        return scan_number(s);
-    }
-    return scan_word(s, "true") || scan_word(s, "false") || scan_word(s, "null") ||
-           scan_word(s, "NaN") || scan_word(s, "Infinity") || fail(s, "a value is expected");
-}
-
-/* The key of a member, its colon and the white space behind it. */
-static bool scan_key(scan *s, nd_row_field *key)
-{
-    if (peek(s) != '"') {
-        return fail(s, "a key in quotes is expected");
-    }
-    s->p++;
-    if (!scan_string(s, key)) {
-        return false;
-    }
-    if (peek(s) != ':') {
-        return fail(s, "a colon is expected");
-    }
-    s->p++;
-    return true;
-}
-
-/* After an opening bracket or a comma: moves to the value. *closed: the bracket closes at once. */
-static bool scan_member(scan *s, uint8_t close, bool first, bool *closed)
-{
-    nd_row_field key;
-    *closed = first && peek(s) == close;
-    if (*closed) {
-        s->p++;
-        return true;
-    }
-    return close == ']' || scan_key(s, &key);
-}
-
-/* Any value, with what is in it, without recursion. */
-static bool skip_value(scan *s)
-{
-    uint8_t closes[ND_ROW_DEPTH_MAX];
-    int depth = 0;
-    for (;;) {
-        uint8_t c = peek(s);
-        bool complete = false;
-        if (c == '{' || c == '[') {
-            if (depth == ND_ROW_DEPTH_MAX) {
-                return fail(s, "values are nested too deeply");
-            }
-            closes[depth] = c == '{' ? '}' : ']';
-            s->p++;
-            if (!scan_member(s, closes[depth], true, &complete)) {
-                return false;
-            }
-            depth += !complete;
-        } else if (s->p == s->end) {
-            return fail(s, "the line ends within a value");
-        } else if (!scan_scalar(s)) {
+        out->empty = peek(s) == close;
+        if (!scan_members(s, close, depth + 1, NULL, 0)) {
             return false;
-        } else {
-            complete = true;
         }
-        while (complete && depth > 0) {
-            uint8_t next = peek(s);
-            if (next == closes[depth - 1]) {
-                depth--;
-            } else if (next == ',') {
-                complete = false;
-            } else {
-                return fail(s, "a comma or a closing bracket is expected");
-            }
-            s->p++;
-            if (!complete && !scan_member(s, closes[depth - 1], false, &(bool){false})) {
-                return false;
-            }
+    } else if (c == '-' || (c >= '0' && c <= '9')) {
+        if (!scan_number(s)) {
+            return false;
         }
-        if (complete) {
-            return true;
-        }
-    }
-}
-
-static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64_t *lone);
-
-static bool is_key(const nd_row_field *found, const char *key)
-{
-    uint8_t text[KEY_BYTES_MAX * UNICODE_ESCAPE_BYTES];
-    int64_t lone = 0;
-    const uint8_t *bytes = found->begin;
-    size_t size = found->size;
-    if (found->escaped && size <= sizeof text) {
-        size = unescape(bytes, bytes + size, text, &lone);
-        bytes = text;
-    }
-    return size == strlen(key) && memcmp(bytes, key, size) == 0;
-}
-
-static bool scan_field(scan *s, nd_row_field *fields, int count)
-{
-    nd_row_field key = {0}, *field = NULL;
-    if (!scan_key(s, &key)) {
-        return false;
-    }
-    for (int i = 0; i < count && !field; i++) {
-        field = fields[i].key && is_key(&key, fields[i].key) ? &fields[i] : NULL;
-    }
-    if (!field && count > 0 && !fields[count - 1].key && fields[count - 1].kind == ND_ROW_ABSENT) {
-        fields[count - 1] = key;
-    }
-    uint8_t c = peek(s);
-    if (field && c == '"') {
-        s->p++;
-        return scan_string(s, field);
-    }
-    const uint8_t *begin = s->p;
-    if (!skip_value(s)) {
-        return false;
-    }
-    if (field) {
-        field->kind = c == '[' ? ND_ROW_ARRAY : ND_ROW_OTHER;
-        field->begin = begin;
-        field->size = (size_t)(s->p - begin);
-    }
-    return true;
-}
-
-static bool scan_object(scan *s, nd_row_field *fields, int count)
-{
-    if (peek(s) != '{') {
-        return fail(s, peek(s) == '[' ? "it is a JSON array; one object a line is needed"
-                                      : "it is no JSON object");
-    }
-    s->p++;
-    if (peek(s) == '}') {
-        s->p++;
     } else {
-        for (bool more = true; more;) {
-            if (!scan_field(s, fields, count)) {
-                return false;
-            }
-            uint8_t c = peek(s);
-            if (c != ',' && c != '}') {
-                return fail(s, "a comma or a closing brace is expected");
-            }
-            s->p++;
-            more = c == ',';
+        out->empty = scan_word(s, "null");
+        if (!out->empty && !scan_word(s, "true") && !scan_word(s, "false") &&
+            !scan_word(s, "NaN") && !scan_word(s, "Infinity")) {
+            return fail(s, "a value is expected");
         }
     }
-    skip_space(s);
-    return s->p == s->end || fail(s, "something stands behind the object");
-}
-
-const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
-                        size_t *column)
-{
-    scan s = {.p = line, .end = line + size};
-    for (int i = 0; i < count; i++) {
-        fields[i].kind = ND_ROW_ABSENT;
-    }
-    scan_object(&s, fields, count);
-    *column = (size_t)(s.p - line) + 1;
-    return s.fault;
-}
-
-bool nd_row_is_empty(const nd_row_field *field)
-{
-    if (field->kind == ND_ROW_ABSENT || field->size == 0) {
-        return true;
-    }
-    if (field->kind == ND_ROW_STRING) {
-        return false;
-    }
-    scan s = {.p = field->begin, .end = field->begin + field->size};
-    const uint8_t c = *s.p;
-    s.p += c == '[' || c == '{';
-    return (c == '[' && peek(&s) == ']') || (c == '{' && peek(&s) == '}') || scan_word(&s, "null");
-}
-
-const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
-                        size_t *element_size)
-{
-    scan s = {.p = list + *at, .end = list + size};
-    const bool first = *at == 0;
-    const uint8_t c = peek(&s);
-    *element = NULL;
-    if (first && c != '[') {
-        return "it is no list";
-    }
-    if (!first && c != ',' && c != ']') {
-        return "a comma or a closing bracket is expected";
-    }
-    s.p++;
-    if (c == ']' || (first && peek(&s) == ']')) {
-        s.p += first;
-        skip_space(&s);
-        return s.p == s.end ? NULL : "something stands behind the list";
-    }
-    skip_space(&s);
-    const uint8_t *begin = s.p;
-    if (!skip_value(&s)) {
-        return s.fault;
-    }
-    *element = begin;
-    *element_size = (size_t)(s.p - begin);
-    *at = (size_t)(s.p - list);
-    return NULL;
+    out->size = (size_t)(s->p - out->begin);
+    return true;
 }
 
 /* One escape at *p, moved behind it; returns its bytes. */
@@ -409,6 +235,119 @@ static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64
         }
     }
     return (size_t)(out - begin);
+}
+
+static bool is_key(const nd_row_field *found, const char *key)
+{
+    uint8_t text[KEY_BYTES_MAX * UNICODE_ESCAPE_BYTES];
+    int64_t lone = 0;
+    const uint8_t *bytes = found->begin;
+    size_t size = found->size;
+    if (found->escaped && size <= sizeof text) {
+        size = unescape(bytes, bytes + size, text, &lone);
+        bytes = text;
+    }
+    return size == strlen(key) && memcmp(bytes, key, size) == 0;
+}
+
+/* A key, its colon and its value, which fills the field of this key if there is one. */
+static bool scan_member(scan *s, int depth, nd_row_field *fields, int count)
+{
+    nd_row_field key = {0}, value;
+    int i = 0;
+    if (peek(s) != '"') {
+        return fail(s, "a key in quotes is expected");
+    }
+    if (!scan_string(s, &key)) {
+        return false;
+    }
+    if (peek(s) != ':') {
+        return fail(s, "a colon is expected");
+    }
+    s->p++;
+    if (!scan_value(s, depth, &value)) {
+        return false;
+    }
+    while (i < count && fields[i].key && !is_key(&key, fields[i].key)) {
+        i++;
+    }
+    if (i < count && (fields[i].key || fields[i].kind == ND_ROW_ABSENT)) {
+        value.key = fields[i].key;
+        fields[i] = value.key ? value : key;
+    }
+    return true;
+}
+
+/* What is in a list or an object, from behind its opening bracket to behind the closing one. */
+static bool scan_members(scan *s, uint8_t close, int depth, nd_row_field *fields, int count)
+{
+    bool more = peek(s) != close;
+    s->p += !more;
+    while (more) {
+        nd_row_field element;
+        if (close == '}' ? !scan_member(s, depth, fields, count)
+                         : !scan_value(s, depth, &element)) {
+            return false;
+        }
+        const uint8_t c = peek(s);
+        if (c != ',' && c != close) {
+            return fail(s, close == '}' ? "a comma or a closing brace is expected"
+                                        : "a comma or a closing bracket is expected");
+        }
+        s->p++;
+        more = c == ',';
+    }
+    return true;
+}
+
+const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
+                        size_t *column)
+{
+    scan s = {.p = line, .end = line + size};
+    for (int i = 0; i < count; i++) {
+        fields[i].kind = ND_ROW_ABSENT;
+        fields[i].empty = true;
+    }
+    if (peek(&s) != '{') {
+        s.fault = peek(&s) == '[' ? "it is a JSON array; one object a line is needed"
+                                  : "it is no JSON object";
+    } else {
+        s.p++;
+        if (scan_members(&s, '}', 0, fields, count)) {
+            skip_space(&s);
+            s.fault = s.p < s.end ? "something stands behind the object" : NULL;
+        }
+    }
+    *column = (size_t)(s.p - line) + 1;
+    return s.fault;
+}
+
+const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
+                        size_t *element_size)
+{
+    scan s = {.p = list + *at, .end = list + size};
+    const bool first = *at == 0;
+    const uint8_t c = peek(&s);
+    nd_row_field value;
+    *element = NULL;
+    if (first ? c != '[' : c != ',' && c != ']') {
+        return first ? "it is no list" : "a comma or a closing bracket is expected";
+    }
+    s.p++;
+    if (c == ']' || (first && peek(&s) == ']')) {
+        s.p += first;
+        skip_space(&s);
+        return s.p == s.end ? NULL : "something stands behind the list";
+    }
+    skip_space(&s);
+    const uint8_t *begin = s.p;
+    if (!scan_value(&s, 0, &value)) {
+        return s.fault;
+    }
+    *element = begin;
+    *element_size = (size_t)(s.p - begin);
+    *at = (size_t)(s.p - list);
+    return NULL;
 }
 
 nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t **text,

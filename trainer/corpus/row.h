@@ -24,6 +24,7 @@ typedef struct nd_row_field {
     const uint8_t *begin; /* of what is between the quotes; else of the value, with its brackets */
     size_t size;
     bool escaped; /* a string with backslashes */
+    bool empty;   /* it is absent, null, or a list, object or string with nothing in it */
 } nd_row_field;
 
 enum { ND_ROW_DEPTH_MAX = 512 };
@@ -34,8 +35,6 @@ enum { ND_ROW_DEPTH_MAX = 512 };
  */
 const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
                         size_t *column);
-/* Whether it is absent, null, or a list, object or string with nothing in it. */
-bool nd_row_is_empty(const nd_row_field *field);
 /*
  * The next element of a list that a value of a row is, or a text that should be one. *at: 0 at
  * first, then as the call before left it. *element is NULL behind the last one. NULL, or what is

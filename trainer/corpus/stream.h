@@ -15,8 +15,7 @@
 
 typedef struct nd_text_stream nd_text_stream;
 
-/* ND_ERR_DATA for a file that is missing, no regular file, or of another kind that is known: xz,
- * Parquet, ... */
+/* ND_ERR_DATA for a file that is missing, no regular file, or that nd_text_check refuses. */
 nd_status nd_text_stream_open(const char *path, nd_text_stream **out);
 void nd_text_stream_close(nd_text_stream *stream); /* NULL is legal */
 /* Up to `size` bytes; *got is less only at the end. ND_ERR_DATA names a file that is cut or
@@ -25,16 +24,8 @@ nd_status nd_text_stream_read(nd_text_stream *stream, void *out, size_t size, si
 /* Bytes of the file itself that were read so far. */
 uint64_t nd_text_stream_consumed(const nd_text_stream *stream);
 
-/* A kind of file that is not text, known by its first bytes. */
-typedef struct nd_file_kind {
-    const char *begin;
-    size_t size;
-    const char *kind, *fix; /* "compressed with gzip", "unpack it with gunzip" */
-} nd_file_kind;
-
-/* NULL: the bytes begin as no known kind does. A skippable frame of zstd is zstd. */
-const nd_file_kind *nd_file_kind_of(const void *data, size_t size);
-/* ND_ERR_DATA where a text begins with the byte order mark of UTF-16, as no UTF-8 does. */
-nd_status nd_text_check_encoding(const char *path, const uint8_t *data, size_t size);
+/* Looks at the first bytes of what is taken for text. ND_ERR_DATA: they are those of a compressed
+ * file, an archive, an image and the like, or the byte order mark of UTF-16, as no UTF-8 begins. */
+nd_status nd_text_check(const char *path, const uint8_t *data, size_t size);
 
 #endif

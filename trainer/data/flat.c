@@ -91,12 +91,7 @@ nd_status nd_text_open(nd_dataset *dataset)
 {
     const uint8_t *data = dataset->map.data;
     const size_t size = dataset->map.size;
-    const nd_file_kind *kind = nd_file_kind_of(data, size);
-    if (kind) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kind->kind,
-                       kind->fix);
-    }
-    ND_TRY(nd_text_check_encoding(dataset->path, data, size));
+    ND_TRY(nd_text_check(dataset->path, data, size));
     /* As in a text that is encoded, and in JSON rows, a byte order mark is not text. */
     dataset->first_byte = size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     dataset->type = (nd_token_type){1, false};

@@ -104,7 +104,7 @@ Test(row, bad_lines_have_a_reason_and_a_column)
     }
 }
 
-Test(row, depth_is_limited_without_recursion)
+Test(row, depth_is_limited)
 {
     enum { MANY = 1 << 20 };
     nd_row_field field = {.key = "text"};
