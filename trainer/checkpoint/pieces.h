@@ -43,7 +43,8 @@ typedef struct nd_piece {
     const nd_param *param;
     nd_rect_kind kind;
     nd_rect rect;
-    int64_t state; /* its first element in the holder's flat state arrays */
+    int64_t state;  /* its first element in the holder's flat state arrays */
+    uint64_t begin; /* byte of its file where the first state array lies (shard.h) */
 } nd_piece;
 
 /* Cuts elements [begin, end) of a tensor's block into pieces, ascending; returns how many (0 to 3).

@@ -8,7 +8,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 #include "runtime/rdzv/identity.h"
-#include "trainer/checkpoint/snapshot.h"
 #include "trainer/weights/weights.h"
 
 /* Bytes of host memory through which state goes to a GPU, and the least number of slices. */
@@ -112,7 +111,7 @@ static nd_status read_again(const char *checkpoint, int64_t writer)
     int64_t bytes = 0;
     nd_status status = nd_manifest_read(checkpoint, &manifest);
     if (status == ND_OK && writer >= 0 && writer < manifest.writer_count) {
-        status = nd_source_verify_writer(checkpoint, &manifest, (int)writer);
+        status = nd_source_verify(checkpoint, &manifest, (int)writer, &bytes);
     } else if (status == ND_OK) {
         status = nd_source_check_files(checkpoint, &manifest, &bytes);
     }

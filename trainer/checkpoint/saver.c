@@ -25,8 +25,7 @@ typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT } job;
 struct nd_saver {
     nd_saver_options options; /* with owned strings */
     nd_trainer *trainer;
-    nd_shard_plan plan;
-    nd_snapshot *snapshot;
+    nd_snapshot snapshot;
     nd_manifest manifest;             /* rank 0: of the save in flight */
     nd_shard_record record, *records; /* records: [ranks] */
     char *temporary, *state;          /* folders of the save in flight */
@@ -61,45 +60,32 @@ static void pass_units(nd_saver *s, int units)
     nd_monitor_unlock(&s->monitor);
 }
 
-static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
+/* Before a unit is written, and once behind the last. */
+static nd_status begin_unit(void *context, int unit)
 {
-    const nd_layout *layout = s->plan.layout;
-    for (int u = 0; u < layout->unit_count; u++) {
-        if (s->options.before_unit) {
-            s->options.before_unit(s->options.before_context, u);
-        }
-        nd_monitor_lock(&s->monitor);
-        const bool cancelled = s->cancelled;
-        nd_monitor_unlock(&s->monitor);
-        if (cancelled) {
-            return nd_fail(ND_ERR_CANTCREATE, "the save was given up");
-        }
-        nd_fs_beat();
-        ND_TRY(nd_snapshot_wait_copied(s->snapshot, u));
-        ND_TRY(nd_shard_writer_unit(writer, u, nd_snapshot_piece, s->snapshot));
-        ND_TRY(nd_snapshot_digest(s->snapshot, u));
-        pass_units(s, u + 1);
+    nd_saver *s = context;
+    pass_units(s, unit);
+    if (unit == s->snapshot.plan.layout->unit_count) {
+        return ND_OK;
     }
-    return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
+    if (s->options.before_unit) {
+        s->options.before_unit(s->options.before_context, unit);
+    }
+    nd_monitor_lock(&s->monitor);
+    const bool cancelled = s->cancelled;
+    nd_monitor_unlock(&s->monitor);
+    nd_fs_beat();
+    return cancelled ? nd_fail(ND_ERR_CANTCREATE, "the save was given up") : ND_OK;
 }
 
 static nd_status write_all(nd_saver *s)
 {
-    nd_shard_writer *writer = NULL;
     if (s->trainer->rank->rank == 0) {
         /* Other ranks may have written parts of it already. */
         ND_TRY(nd_fs_check_space_left(s->options.run, s->state, s->options.bytes, "a checkpoint"));
     }
     ND_TRY(nd_checkpoint_make(s->temporary, s->state));
-    ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
-    nd_status status = write_units(s, writer);
-    if (status != ND_OK) {
-        nd_shard_writer_abandon(writer);
-        return status;
-    }
-    ND_TRY(nd_shard_writer_finish(writer, &s->record));
-    memcpy(s->record.alike, nd_snapshot_digests(s->snapshot), sizeof s->record.alike);
-    return ND_OK;
+    return nd_snapshot_write(&s->snapshot, s->state, s->updates, begin_unit, s, &s->record);
 }
 
 static nd_status commit(nd_saver *s)
@@ -125,7 +111,7 @@ static nd_status commit(nd_saver *s)
 static void end_job(nd_saver *s, nd_status status)
 {
     if (status != ND_OK && s->job == JOB_WRITE) {
-        pass_units(s, s->plan.layout->unit_count);
+        pass_units(s, s->snapshot.plan.layout->unit_count);
     }
     nd_monitor_lock(&s->monitor);
     s->job = JOB_NONE;
@@ -216,8 +202,8 @@ static bool wait_idle(nd_saver *s, double seconds)
 static nd_status wait_unit(void *context, int unit)
 {
     nd_saver *s = context;
-    if (nd_snapshot_is_detached(s->snapshot)) {
-        return nd_snapshot_hold_update(s->snapshot, unit);
+    if (s->snapshot.detached) {
+        return nd_snapshot_hold_update(&s->snapshot, unit);
     }
     nd_monitor_lock(&s->monitor);
     if (s->units_copied <= unit) {
@@ -231,25 +217,9 @@ static nd_status wait_unit(void *context, int unit)
     return copied ? ND_OK : fail_silent_disk(s);
 }
 
-nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
-{
-    const nd_rank *r = trainer->rank;
-    const nd_shard_plan_options options = {
-        .layout = trainer->model->layout,
-        .mesh = &r->mesh,
-        .rank = r->rank,
-        .arrays = r->config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1};
-    nd_shard_plan plan;
-    ND_TRY(nd_shard_plan_init(&plan, &options));
-    *bytes = nd_snapshot_pinned_bytes(&plan);
-    nd_shard_plan_fini(&plan);
-    return ND_OK;
-}
-
 static nd_status init(nd_saver *s, const nd_saver_options *options)
 {
     const nd_rank *r = options->trainer->rank;
-    nd_state_extra extras[ND_STATE_EXTRAS_MAX];
     s->options = *options;
     s->options.run = s->options.run_id = s->options.host = NULL;
     s->trainer = options->trainer;
@@ -257,11 +227,7 @@ static nd_status init(nd_saver *s, const nd_saver_options *options)
     ND_TRY(nd_fs_format((char **)&s->options.run_id, "%s", options->run_id));
     ND_TRY(nd_fs_format((char **)&s->options.host, "%s", options->host));
     ND_TRY(ND_ALLOC(r->world_size, &s->records));
-    nd_shard_plan_options plan = {
-        .layout = s->trainer->model->layout, .mesh = &r->mesh, .rank = r->rank, .extras = extras};
-    ND_TRY(nd_snapshot_describe(s->trainer, &plan.arrays, extras, &plan.extra_count));
-    ND_TRY(nd_shard_plan_init(&s->plan, &plan));
-    ND_TRY(nd_snapshot_create(s->trainer, &s->plan, &s->snapshot));
+    ND_TRY(nd_snapshot_init(&s->snapshot, s->trainer, options->checksum));
     ND_TRY(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
                            write_jobs, s));
     s->trainer->gate = (nd_update_gate){0};
@@ -299,7 +265,7 @@ static bool cancel_and_wait(nd_saver *s)
     nd_monitor_lock(&s->monitor);
     s->cancelled = true;
     nd_monitor_unlock(&s->monitor);
-    nd_snapshot_cancel(s->snapshot);
+    nd_snapshot_cancel(&s->snapshot);
     return wait_idle(s, patience_of(s));
 }
 
@@ -318,8 +284,7 @@ bool nd_saver_destroy(nd_saver *s)
     if (s->trainer) {
         forget_save(s);
     }
-    nd_snapshot_destroy(s->snapshot);
-    nd_shard_plan_fini(&s->plan);
+    nd_snapshot_fini(&s->snapshot);
     free(s->records);
     free((char *)s->options.run);
     free((char *)s->options.run_id);
@@ -359,9 +324,9 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     m->metrics_bytes = metrics_bytes;
     m->mesh = r->mesh;
     m->shape = r->shape;
-    m->arrays = s->plan.arrays;
-    m->extra_count = s->plan.extra_count;
-    memcpy(m->extras, s->plan.extras, sizeof m->extras);
+    m->arrays = s->snapshot.plan.arrays;
+    m->extra_count = s->snapshot.plan.extra_count;
+    memcpy(m->extras, s->snapshot.plan.extras, sizeof m->extras);
     m->checksum = s->options.checksum;
     m->writer_count = r->world_size;
     snprintf(m->program, sizeof m->program, "ndtrain " ND_VERSION);
@@ -394,13 +359,13 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     if (s->trainer->rank->rank == 0) {
         ND_TRY(make_manifest(s, metrics_bytes));
     }
-    ND_TRY(nd_snapshot_begin(s->snapshot));
+    ND_TRY(nd_snapshot_begin(&s->snapshot));
     s->phase = PHASE_WRITING;
     s->trainer->gate = (nd_update_gate){wait_unit, s};
     start_job(s, JOB_WRITE);
     if (s->options.waits) {
-        ND_TRY(wait_unit(s, s->plan.layout->unit_count - 1));
-        ND_TRY(nd_snapshot_wait(s->snapshot));
+        ND_TRY(wait_unit(s, s->snapshot.plan.layout->unit_count - 1));
+        ND_TRY(nd_snapshot_wait(&s->snapshot));
     }
     s->blocked_seconds = nd_clock_seconds() - s->begin_seconds; /* with what wait_unit has added */
     return ND_OK;
@@ -422,7 +387,7 @@ static nd_status gather_records(nd_saver *s)
         return nd_comm_all_gather(comm, stream, &args, NULL);
     }
     char *landing = (char *)(void *)s->trainer->model->fsdp.grad;
-    if (all + one > (size_t)s->plan.layout->shard_total * sizeof(float)) {
+    if (all + one > (size_t)s->snapshot.plan.layout->shard_total * sizeof(float)) {
         return nd_fail(ND_ERR_INTERNAL, "the model is too small for the records of %d ranks",
                        comm->size);
     }

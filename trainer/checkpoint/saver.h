@@ -44,8 +44,6 @@ typedef struct nd_saver_options {
     void *before_context;
 } nd_saver_options;
 
-/* Pinned host memory that a saver of this trainer, which may be only planned, has on a GPU. */
-nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes);
 /* Strings are copied. GPU: allocates the pinned memory. */
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
 /*

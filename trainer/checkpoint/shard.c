@@ -33,9 +33,51 @@ const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
     return name;
 }
 
-/* The head of a safetensors file. */
+/* The contents of a file. */
 
-enum { HEAD_ALIGNMENT = 4096 };
+enum { HEAD_ALIGNMENT = 4096, STEP_BYTES = sizeof(float) };
+
+static size_t piece_bytes(const nd_piece *piece)
+{
+    return (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
+}
+
+/* The writer of a tensor's first element writes its step too. That element is always in a body. */
+static bool has_step(const nd_shard_plan *plan, const nd_piece *piece)
+{
+    return plan->arrays > 1 && piece->rect.row == 0 && piece->rect.col == 0;
+}
+
+/* The entries of a file in the order of their data: rectangles of tensors, in F32. */
+static void each_entry(const nd_shard_plan *plan, nd_rect_kind kind,
+                       void (*visit)(void *context, const char *name, const nd_rect *rect),
+                       void *context)
+{
+    char name[ND_STATE_NAME_MAX];
+    const nd_rect scalar = {.axes = 0, .rows = 1, .cols = 1};
+    for (int i = 0; i < plan->piece_count; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        for (int a = 0; a < plan->arrays && piece->kind == kind; a++) {
+            visit(context, nd_state_name(name, (nd_state_kind)a, piece->param->name), &piece->rect);
+        }
+    }
+    for (int i = 0; i < plan->extra_count && kind == ND_RECT_BODY; i++) {
+        const nd_rect rect = {.axes = 1, .rows = plan->extras[i].count, .cols = 1};
+        visit(context, plan->extras[i].name, &rect);
+    }
+    for (int i = 0; i < plan->piece_count && kind == ND_RECT_BODY; i++) {
+        if (has_step(plan, &plan->pieces[i])) {
+            snprintf(name, sizeof name, "optimizer.state.%s.step", plan->pieces[i].param->name);
+            visit(context, name, &scalar);
+        }
+    }
+}
+
+typedef struct header {
+    FILE *out;
+    const char *comma;
+    uint64_t at; /* byte of the data */
+} header;
 
 /* "[0,128]", as many numbers as the tensor has axes. */
 static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
@@ -50,188 +92,102 @@ static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
     fputc(']', out);
 }
 
-/* The sharding string is JSON inside a JSON string: its quotes have a backslash. */
-static void put_header(FILE *out, const nd_shard_list *list)
+/* The sharding string is JSON inside a JSON string: its quotes have a backslash. Names are
+ * printable ASCII without quotes and backslashes. */
+static void put_offsets(void *context, const char *name, const nd_rect *rect)
 {
-    fputs("{\"__metadata__\":{\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":\"{",
-          out);
-    for (int64_t i = 0; i < list->count; i++) {
-        const nd_shard_entry *e = &list->entries[i];
-        fprintf(out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", i > 0 ? "," : "", e->name);
-        put_numbers(out, e->rect.axes, e->rect.row, e->rect.col);
-        fputc('}', out);
-    }
-    fputs("}\"}", out);
-    for (int64_t i = 0; i < list->count; i++) {
-        const nd_shard_entry *e = &list->entries[i];
-        fprintf(out, ",\"%s\":{\"dtype\":\"F32\",\"shape\":", e->name);
-        put_numbers(out, e->rect.axes, e->rect.rows, e->rect.cols);
-        fprintf(out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin,
-                (unsigned long long)e->end);
-    }
-    fputc('}', out);
+    header *h = context;
+    fprintf(h->out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", h->comma, name);
+    put_numbers(h->out, rect->axes, rect->row, rect->col);
+    fputc('}', h->out);
+    h->comma = ",";
 }
 
-/* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT, for the entries in their order.
- * Names are printable ASCII without quotes and backslashes. Sets begin and end. */
-static nd_status make_head(nd_shard_list *list, char **head, size_t *head_bytes)
+static void put_tensor(void *context, const char *name, const nd_rect *rect)
 {
-    uint64_t at = 0;
-    for (int64_t i = 0; i < list->count; i++) {
-        nd_shard_entry *e = &list->entries[i];
-        e->begin = at;
-        at += (uint64_t)nd_rect_elements(&e->rect) * sizeof(float);
-        e->end = at;
-    }
-    char *text = NULL, *padded = NULL;
+    header *h = context;
+    const uint64_t end = h->at + (uint64_t)nd_rect_elements(rect) * sizeof(float);
+    fprintf(h->out, ",\"%s\":{\"dtype\":\"F32\",\"shape\":", name);
+    put_numbers(h->out, rect->axes, rect->rows, rect->cols);
+    fprintf(h->out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)h->at,
+            (unsigned long long)end);
+    h->at = end;
+}
+
+/* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT. */
+static nd_status make_head(const nd_shard_plan *plan, nd_rect_kind kind, nd_shard_file *file)
+{
+    char *text = NULL;
     size_t length = 0;
-    FILE *out = open_memstream(&text, &length);
-    if (out) {
-        fputs("........", out); /* the length of what follows */
-        put_header(out, list);
+    header h = {.out = open_memstream(&text, &length), .comma = ""};
+    if (h.out) {
+        fputs("........", h.out); /* the length of what follows */
+        fputs("{\"__metadata__\":{\"format\":\"pt\",\"DCP_VERSION\":\"1.0\","
+              "\"DCP_SHARDING_INFO\":\"{",
+              h.out);
+        each_entry(plan, kind, put_offsets, &h);
+        fputs("}\"}", h.out);
+        each_entry(plan, kind, put_tensor, &h);
+        fputc('}', h.out);
     }
-    bool written = out && fclose(out) == 0;
-    size_t bytes = nd_round_up_bytes(length, HEAD_ALIGNMENT);
-    if (!written || nd_alloc(bytes, 1, (void **)&padded) != ND_OK) {
+    const bool written = h.out && fclose(h.out) == 0;
+    const size_t bytes = nd_round_up_bytes(length, HEAD_ALIGNMENT);
+    if (!written || nd_alloc(bytes, 1, (void **)&file->head) != ND_OK) {
         free(text);
-        return nd_fail_memory("the header of %lld entries", (long long)list->count);
+        return nd_fail_memory("the header of a checkpoint's file");
     }
-    memcpy(padded, text, length);
+    memcpy(file->head, text, length);
     free(text);
-    memset(padded + length, ' ', bytes - length);
+    memset(file->head + length, ' ', bytes - length);
     for (int i = 0; i < 8; i++) {
-        padded[i] = (char)((uint64_t)(bytes - 8) >> (8 * i));
+        file->head[i] = (char)((uint64_t)(bytes - 8) >> (8 * i));
     }
-    for (int64_t i = 0; i < list->count; i++) {
-        list->entries[i].begin += bytes;
-        list->entries[i].end += bytes;
-    }
-    *head = padded;
-    *head_bytes = bytes;
+    file->head_bytes = bytes;
+    file->bytes += bytes;
     return ND_OK;
 }
 
 /* Plan. */
 
-static nd_status add_entry(nd_shard_list *list, const char *name, const nd_rect *rect)
+/* Where everything lies, as if files had no headers. */
+static void place_data(nd_shard_plan *plan)
 {
-    if (list->count == list->capacity) {
-        int64_t capacity = list->capacity ? 2 * list->capacity : 64;
-        void *entries = realloc(list->entries, (size_t)capacity * sizeof *list->entries);
-        if (!entries) {
-            return nd_fail_memory("%lld entries of a checkpoint", (long long)capacity);
-        }
-        list->entries = entries;
-        list->capacity = capacity;
+    nd_shard_file *body = &plan->files[ND_RECT_BODY];
+    for (int i = 0; i < plan->piece_count; i++) {
+        nd_piece *piece = &plan->pieces[i];
+        nd_shard_file *file = &plan->files[piece->kind];
+        piece->begin = file->bytes;
+        file->bytes += piece_bytes(piece) * (size_t)plan->arrays;
+        plan->step_count += has_step(plan, piece);
     }
-    nd_shard_entry entry = {.rect = *rect};
-    ND_TRY(nd_fs_format(&entry.name, "%s", name));
-    list->entries[list->count++] = entry;
-    return ND_OK;
+    plan->extras_begin = body->bytes;
+    for (int i = 0; i < plan->extra_count; i++) {
+        body->bytes += (uint64_t)plan->extras[i].count * sizeof(float);
+    }
+    body->bytes += (uint64_t)plan->step_count * STEP_BYTES;
 }
 
-/* The writer of a tensor's first element writes its step too. That element is always in a body. */
-static nd_status add_steps(nd_shard_plan *plan)
-{
-    char name[ND_STATE_NAME_MAX];
-    const nd_rect scalar = {.axes = 0, .rows = 1, .cols = 1};
-    for (int i = 0; i < plan->piece_count && plan->arrays > 1; i++) {
-        const nd_piece *piece = &plan->pieces[i];
-        if (piece->rect.row == 0 && piece->rect.col == 0) {
-            snprintf(name, sizeof name, "optimizer.state.%s.step", piece->param->name);
-            ND_TRY(add_entry(&plan->lists[ND_RECT_BODY], name, &scalar));
-            plan->step_count++;
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status make_heads(nd_shard_plan *plan)
+static nd_status add_heads(nd_shard_plan *plan)
 {
     int count = 0, index = 0;
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        count += plan->lists[k].count > 0;
+        count += plan->files[k].bytes > 0;
     }
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        nd_shard_list *list = &plan->lists[k];
-        if (list->count == 0) {
-            continue;
+        nd_shard_file *file = &plan->files[k];
+        if (file->bytes > 0) {
+            ND_TRY(make_head(plan, (nd_rect_kind)k, file));
+            plan->bytes += file->bytes;
+            snprintf(file->name, sizeof file->name, "shard-%05d-model-%05d-of-%05d.safetensors",
+                     plan->rank + 1, ++index, count);
         }
-        ND_TRY(make_head(list, &plan->heads[k], &plan->head_bytes[k]));
-        plan->file_bytes[k] = list->entries[list->count - 1].end;
-        plan->bytes += plan->file_bytes[k];
-        index++;
-        snprintf(plan->names[k], sizeof plan->names[k], "shard-%05d-model-%05d-of-%05d.safetensors",
-                 plan->rank + 1, index, count);
-    }
-    return ND_OK;
-}
-
-static nd_status add_extras(nd_shard_plan *plan, const nd_shard_plan_options *options)
-{
-    for (int i = 0; i < options->extra_count && plan->rank == 0; i++) {
-        const nd_state_extra *extra = &options->extras[i];
-        const nd_rect rect = {.axes = 1, .rows = extra->count, .cols = 1};
-        ND_TRY(add_entry(&plan->lists[ND_RECT_BODY], extra->name, &rect));
-        plan->extras[plan->extra_count++] = *extra;
-    }
-    return ND_OK;
-}
-
-nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options)
-{
-    nd_status status = ND_OK;
-    const nd_layout *layout = options->layout;
-    nd_holder holder = nd_holder_of(options->mesh, options->rank);
-    ND_ASSERT(options->arrays == 1 || options->arrays == ND_STATE_KINDS);
-    ND_ASSERT(options->extra_count <= ND_STATE_EXTRAS_MAX);
-    *plan = (nd_shard_plan){.layout = layout, .rank = options->rank, .arrays = options->arrays};
-    ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->pieces));
-    ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->first_entry));
-    ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
-    plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
-    for (int u = 0, piece = 0; u <= layout->unit_count; u++) {
-        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
-            piece++;
-        }
-        plan->first_piece[u] = piece;
     }
     for (int i = 0; i < plan->piece_count; i++) {
-        const nd_piece *piece = &plan->pieces[i];
-        nd_shard_list *list = &plan->lists[piece->kind];
-        char name[ND_STATE_NAME_MAX];
-        plan->first_entry[i] = list->count;
-        for (int a = 0; a < plan->arrays; a++) {
-            nd_state_name(name, (nd_state_kind)a, piece->param->name);
-            ND_TRY_OUT(add_entry(list, name, &piece->rect));
-        }
+        plan->pieces[i].begin += plan->files[plan->pieces[i].kind].head_bytes;
     }
-    ND_TRY_OUT(add_extras(plan, options));
-    ND_TRY_OUT(add_steps(plan));
-    ND_TRY_OUT(make_heads(plan));
-out:
-    if (status != ND_OK) {
-        nd_shard_plan_fini(plan);
-    }
-    return status;
+    plan->extras_begin += plan->files[ND_RECT_BODY].head_bytes;
+    return ND_OK;
 }
-
-void nd_shard_plan_fini(nd_shard_plan *plan)
-{
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        for (int64_t i = 0; i < plan->lists[k].count; i++) {
-            free(plan->lists[k].entries[i].name);
-        }
-        free(plan->lists[k].entries);
-        free(plan->heads[k]);
-    }
-    free(plan->first_piece);
-    free(plan->first_entry);
-    free(plan->pieces);
-    *plan = (nd_shard_plan){0};
-}
-
-/* Digests. */
 
 enum {
     HASHES_HEAD_BYTES = 24,
@@ -247,158 +203,159 @@ static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
     return out + bytes;
 }
 
-static uint64_t chunks_of(const nd_shard_plan *plan, int kind)
+static uint64_t chunks_of(const nd_shard_file *file)
 {
-    return (uint64_t)nd_ceil_div((int64_t)plan->file_bytes[kind], ND_CHUNK_BYTES);
+    return (uint64_t)nd_ceil_div((int64_t)file->bytes, ND_CHUNK_BYTES);
 }
 
-nd_status nd_hashes_init(nd_hashes *hashes, const nd_shard_plan *plan, nd_checksum kind)
+static nd_status make_hashes(nd_shard_plan *plan)
 {
-    const size_t width = (size_t)nd_checksum_chunk_bytes(kind);
+    const size_t width = (size_t)nd_checksum_chunk_bytes(plan->checksum);
     uint64_t files = 0, chunks = 0;
-    *hashes = (nd_hashes){0};
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        files += plan->heads[k] != NULL;
-        chunks += chunks_of(plan, k);
+        files += plan->files[k].head != NULL;
+        chunks += chunks_of(&plan->files[k]);
     }
-    hashes->head_bytes = HASHES_HEAD_BYTES + files * HASHED_FILE_BYTES;
-    hashes->bytes = hashes->head_bytes + chunks * width;
-    ND_TRY(nd_alloc(hashes->bytes, 1, (void **)&hashes->data));
-    uint8_t *at = hashes->data + 8, *digests = hashes->data + hashes->head_bytes;
-    memcpy(hashes->data, "NDHASHES", 8);
+    plan->hashes_head_bytes = HASHES_HEAD_BYTES + files * HASHED_FILE_BYTES;
+    plan->hashes_bytes = plan->hashes_head_bytes + chunks * width;
+    ND_TRY(nd_alloc(plan->hashes_bytes, 1, (void **)&plan->hashes));
+    uint8_t *at = plan->hashes + 8, *digests = plan->hashes + plan->hashes_head_bytes;
+    memcpy(plan->hashes, "NDHASHES", 8);
     at = put_number(at, HASHES_VERSION, 4);
-    at = put_number(at, (uint64_t)kind, 4);
+    at = put_number(at, (uint64_t)plan->checksum, 4);
     at = put_number(at, width, 4);
     at = put_number(at, files, 4);
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        if (!plan->heads[k]) {
-            continue;
+        nd_shard_file *file = &plan->files[k];
+        if (file->head) {
+            memcpy(at, file->name, ND_SHARD_FILE_NAME_MAX);
+            at = put_number(at + ND_SHARD_FILE_NAME_MAX, file->bytes, 8);
+            at = put_number(at, chunks_of(file), 8);
+            file->digests = digests;
+            digests += chunks_of(file) * width;
         }
-        memcpy(at, plan->names[k], ND_SHARD_FILE_NAME_MAX);
-        at = put_number(at + ND_SHARD_FILE_NAME_MAX, plan->file_bytes[k], 8);
-        at = put_number(at, chunks_of(plan, k), 8);
-        hashes->digests[k] = digests;
-        digests += chunks_of(plan, k) * width;
     }
     return ND_OK;
 }
 
-void nd_hashes_fini(nd_hashes *hashes)
+nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options)
 {
-    free(hashes->data);
-    *hashes = (nd_hashes){0};
-}
-
-/* Writer. */
-
-struct nd_shard_writer {
-    const nd_shard_plan *plan;
-    char *folder;
-    nd_checksum kind;
-    float updates;
-    int next_unit;
-    nd_state_file *files[ND_RECT_KIND_COUNT];
-    nd_hashes hashes;
-};
-
-void nd_shard_writer_abandon(nd_shard_writer *writer)
-{
-    if (writer) {
-        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-            nd_state_file_abandon(writer->files[k]);
-        }
-        nd_hashes_fini(&writer->hashes);
-        free(writer->folder);
-        free(writer);
-    }
-}
-
-nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd_checksum kind,
-                               int64_t updates, nd_shard_writer **out)
-{
-    nd_shard_writer *writer = NULL;
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(1, &writer));
-    writer->plan = plan;
-    writer->kind = kind;
-    writer->updates = (float)updates;
-    ND_TRY_OUT(nd_fs_format(&writer->folder, "%s", folder));
-    ND_TRY_OUT(nd_hashes_init(&writer->hashes, plan, kind));
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) { /* all space is reserved before any is filled */
-        if (plan->heads[k]) {
-            ND_TRY_OUT(nd_state_file_create(folder, plan->names[k], plan->file_bytes[k], kind,
-                                            writer->hashes.digests[k], &writer->files[k]));
-        }
+    const nd_layout *layout = options->layout;
+    nd_holder holder = nd_holder_of(options->mesh, options->rank);
+    ND_ASSERT(options->arrays == 1 || options->arrays == ND_STATE_KINDS);
+    ND_ASSERT(options->extra_count <= ND_STATE_EXTRAS_MAX);
+    *plan = (nd_shard_plan){.layout = layout,
+                            .rank = options->rank,
+                            .arrays = options->arrays,
+                            .checksum = options->checksum,
+                            .extra_count = options->rank == 0 ? options->extra_count : 0};
+    for (int i = 0; i < plan->extra_count; i++) {
+        plan->extras[i] = options->extras[i];
     }
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        if (plan->heads[k]) {
-            ND_TRY_OUT(nd_state_file_append(writer->files[k], plan->heads[k], plan->head_bytes[k]));
+    ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->pieces));
+    ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
+    plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
+    for (int u = 0, piece = 0; u <= layout->unit_count; u++) {
+        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
+            piece++;
         }
+        plan->first_piece[u] = piece;
     }
-    *out = writer;
-    writer = NULL;
+    place_data(plan);
+    ND_TRY_OUT(add_heads(plan));
+    ND_TRY_OUT(make_hashes(plan));
 out:
-    nd_shard_writer_abandon(writer);
+    if (status != ND_OK) {
+        nd_shard_plan_fini(plan);
+    }
     return status;
 }
 
-nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit, nd_piece_data *data,
-                               void *context)
+void nd_shard_plan_fini(nd_shard_plan *plan)
 {
-    const nd_shard_plan *plan = writer->plan;
-    ND_ASSERT(unit == writer->next_unit);
-    writer->next_unit++;
-    for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
-        const nd_piece *piece = &plan->pieces[i];
-        size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
-        for (int a = 0; a < plan->arrays; a++) {
-            ND_TRY(nd_state_file_append(writer->files[piece->kind],
-                                        data(context, i, (nd_state_kind)a), bytes));
-        }
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        free(plan->files[k].head);
     }
-    return ND_OK;
+    free(plan->hashes);
+    free(plan->first_piece);
+    free(plan->pieces);
+    *plan = (nd_shard_plan){0};
 }
 
-nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data)
-{
-    const nd_shard_plan *plan = writer->plan;
-    ND_ASSERT(writer->next_unit == plan->layout->unit_count);
-    for (int i = 0; i < plan->extra_count; i++) {
-        ND_TRY(nd_state_file_append(writer->files[ND_RECT_BODY], data[i],
-                                    (size_t)plan->extras[i].count * sizeof(float)));
-    }
-    return ND_OK;
-}
+/* Writing. */
 
-static nd_status finish_files(nd_shard_writer *writer)
+typedef nd_state_file *open_files[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
+
+static nd_status begin_files(const nd_shard_plan *plan, const char *folder, open_files files)
 {
-    const nd_shard_plan *plan = writer->plan;
-    ND_ASSERT(writer->next_unit == plan->layout->unit_count);
-    for (int i = 0; i < plan->step_count; i++) {
-        ND_TRY(nd_state_file_append(writer->files[ND_RECT_BODY], &writer->updates,
-                                    sizeof writer->updates));
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) { /* all space is reserved before any is filled */
+        const nd_shard_file *file = &plan->files[k];
+        ND_TRY(file->head ? nd_state_file_create(folder, file->name, file->bytes, plan->checksum,
+                                                 file->digests, &files[k])
+                          : ND_OK);
     }
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        nd_state_file *file = writer->files[k];
-        writer->files[k] = NULL;
+        const nd_shard_file *file = &plan->files[k];
+        ND_TRY(file->head ? nd_state_file_append(files[k], file->head, file->head_bytes) : ND_OK);
+    }
+    return ND_OK;
+}
+
+static nd_status write_data(const nd_shard_plan *plan, int64_t updates, const nd_shard_data *data,
+                            open_files files)
+{
+    const float step = (float)updates;
+    for (int u = 0; u < plan->layout->unit_count; u++) {
+        ND_TRY(data->unit(data->context, u));
+        for (int i = plan->first_piece[u]; i < plan->first_piece[u + 1]; i++) {
+            const nd_piece *piece = &plan->pieces[i];
+            for (int a = 0; a < plan->arrays; a++) {
+                ND_TRY(nd_state_file_append(files[piece->kind],
+                                            data->piece(data->context, i, (nd_state_kind)a),
+                                            piece_bytes(piece)));
+            }
+        }
+    }
+    ND_TRY(data->unit(data->context, plan->layout->unit_count));
+    for (int i = 0; i < plan->extra_count; i++) {
+        ND_TRY(nd_state_file_append(files[ND_RECT_BODY], data->extras[i],
+                                    (size_t)plan->extras[i].count * sizeof(float)));
+    }
+    for (int i = 0; i < plan->step_count; i++) {
+        ND_TRY(nd_state_file_append(files[ND_RECT_BODY], &step, STEP_BYTES));
+    }
+    return ND_OK;
+}
+
+static nd_status finish_files(open_files files)
+{
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_state_file *file = files[k];
+        files[k] = NULL;
         ND_TRY(file ? nd_state_file_finish(file) : ND_OK);
     }
     return ND_OK;
 }
 
-nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out)
+nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t updates,
+                         const nd_shard_data *data, nd_shard_record *out)
 {
-    nd_status status = ND_OK;
-    const nd_hashes *hashes = &writer->hashes;
+    open_files files = {NULL};
     char name[ND_HASH_FILE_NAME_MAX];
-    nd_shard_record record = {.bytes = writer->plan->bytes};
-    ND_TRY_OUT(finish_files(writer));
-    ND_TRY_OUT(nd_digest_text(writer->kind, hashes->data, hashes->bytes, record.digest));
-    nd_hash_file_name(name, writer->plan->rank);
-    ND_TRY_OUT(nd_state_file_put(writer->folder, name, hashes->data, hashes->bytes));
-    ND_TRY_OUT(nd_fs_sync_folder(writer->folder));
+    nd_shard_record record = {.bytes = plan->bytes};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(begin_files(plan, folder, files));
+    ND_TRY_OUT(write_data(plan, updates, data, files));
+    ND_TRY_OUT(finish_files(files));
+    ND_TRY_OUT(nd_digest_text(plan->checksum, plan->hashes, plan->hashes_bytes, record.digest));
+    nd_hash_file_name(name, plan->rank);
+    ND_TRY_OUT(nd_state_file_put(folder, name, plan->hashes, plan->hashes_bytes));
+    ND_TRY_OUT(nd_fs_sync_folder(folder));
     *out = record;
 out:
-    nd_shard_writer_abandon(writer);
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_state_file_abandon(files[k]);
+    }
     return status;
 }

@@ -32,18 +32,6 @@ const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, con
 /* "master", "exp_avg", "exp_avg_sq" */
 const char *nd_state_kind_name(nd_state_kind array);
 
-/* An entry of a safetensors file: a rectangle of a tensor, in F32. */
-typedef struct nd_shard_entry {
-    char *name; /* owned by the list */
-    nd_rect rect;
-    uint64_t begin, end; /* bytes of the file */
-} nd_shard_entry;
-
-typedef struct nd_shard_list {
-    nd_shard_entry *entries; /* in the order of their data */
-    int64_t count, capacity;
-} nd_shard_list;
-
 /* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
 typedef struct nd_state_extra {
     char name[48];
@@ -59,46 +47,45 @@ typedef struct nd_shard_plan_options {
     int arrays; /* state arrays that are written: 1 (weights only) or ND_STATE_KINDS */
     const nd_state_extra *extras; /* [extra_count], the same on every rank */
     int extra_count;
+    nd_checksum checksum;
 } nd_shard_plan_options;
 
+/* A safetensors file: the pieces of one kind. */
+typedef struct nd_shard_file {
+    char name[ND_SHARD_FILE_NAME_MAX];
+    char *head; /* the header, in front of the data; NULL: there is no such file */
+    size_t head_bytes;
+    uint64_t bytes;   /* with the header */
+    uint8_t *digests; /* of its chunks, in the hash file */
+} nd_shard_file;
+
+/*
+ * The files of one writer, by which they are written and read.
+ *
+ * The hash file has the digests of the others, chunk by chunk. All of it but these, which are zeros
+ * in a plan, follows from the layout. Little-endian: "NDHASHES", u32 version (1), u32 checksum
+ * kind, u32 bytes of a digest, u32 number of files; for each file 80 bytes of name, padded with
+ * zeros, u64 bytes, u64 chunks; then all digests in that order.
+ */
 typedef struct nd_shard_plan {
     const nd_layout *layout;
     int rank, arrays;
+    nd_checksum checksum;
     nd_piece *pieces; /* in the order of writing */
     int piece_count;
-    int64_t *first_entry; /* [piece_count] in the list of its kind: the entry of array 0 */
-    int *first_piece;     /* [unit_count + 1] of each unit */
-    int step_count;       /* scalars at the end of the first file */
-    nd_state_extra extras[ND_STATE_EXTRAS_MAX]; /* before them; on rank 0 */
+    int *first_piece;                           /* [unit_count + 1] of each unit */
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX]; /* on rank 0, behind the pieces of the first file */
     int extra_count;
-    nd_shard_list lists[ND_RECT_KIND_COUNT];
-    char *heads[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
-    size_t head_bytes[ND_RECT_KIND_COUNT];
-    uint64_t file_bytes[ND_RECT_KIND_COUNT];
-    char names[ND_RECT_KIND_COUNT][ND_SHARD_FILE_NAME_MAX];
-    uint64_t bytes; /* of all files, without the hash file */
+    uint64_t extras_begin; /* byte of that file */
+    int step_count;        /* scalars behind them */
+    nd_shard_file files[ND_RECT_KIND_COUNT];
+    uint64_t bytes; /* of these files */
+    uint8_t *hashes;
+    size_t hashes_bytes, hashes_head_bytes; /* of the hash file, and of what precedes its digests */
 } nd_shard_plan;
 
 nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options);
-void nd_shard_plan_fini(nd_shard_plan *plan);
-
-/*
- * The hash file of a writer: the digests of its data files, chunk by chunk. All of it but these
- * follows from the plan, so that a reader knows what it must be.
- *
- * Little-endian: "NDHASHES", u32 version (1), u32 checksum kind, u32 bytes of a digest, u32 number
- * of files; for each file 80 bytes of name, padded with zeros, u64 bytes, u64 chunks; then all
- * digests in that order.
- */
-typedef struct nd_hashes {
-    uint8_t *data; /* the file; owned */
-    size_t bytes, head_bytes;
-    uint8_t *digests[ND_RECT_KIND_COUNT]; /* those of a data file; in `data` */
-} nd_hashes;
-
-/* The digests are zeros. */
-nd_status nd_hashes_init(nd_hashes *hashes, const nd_shard_plan *plan, nd_checksum kind);
-void nd_hashes_fini(nd_hashes *hashes); /* all-zero ones are legal */
+void nd_shard_plan_fini(nd_shard_plan *plan); /* an all-zero one is legal */
 
 /* What several ranks hold alike, bit for bit. */
 typedef enum nd_alike {
@@ -129,23 +116,22 @@ typedef struct nd_shard_record {
     uint64_t alike[ND_ALIKE_COUNT];  /* digests (snapshot.h); not in the manifest */
 } nd_shard_record;
 
-typedef struct nd_shard_writer nd_shard_writer;
+/* The state that is written. */
+typedef struct nd_shard_data {
+    /* Returns when the state of this unit may be read, and that of all units before it was. Called
+     * for each unit, ascending, and once more behind the last. */
+    nd_status (*unit)(void *context, int unit);
+    /* Where the elements of a piece of the plan lie in a state array, densely; read at once. */
+    const float *(*piece)(void *context, int piece, nd_state_kind array);
+    const float *const *extras; /* [extra_count] */
+    void *context;
+} nd_shard_data;
 
-/* Creates the files in `folder` at their sizes, heads written. The plan is borrowed. `updates` is
- * the value of the step scalars. */
-nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd_checksum kind,
-                               int64_t updates, nd_shard_writer **out);
-/* Where the elements of plan piece `piece` of a state array lie, densely. */
-typedef const float *nd_piece_data(void *context, int piece, nd_state_kind array);
-/* Units ascending, each once. What `data` returns is read during the call only. */
-nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit, nd_piece_data *data,
-                               void *context);
-/* The entries alike on all ranks, in the order of the plan; after the last unit, on rank 0. */
-nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data);
-/* Closes the files durably, writes the hash file. Frees the writer, also on failure. */
-nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out);
-/* Leaves the files as they are: the maker of the folder removes it. NULL is legal. */
-void nd_shard_writer_abandon(nd_shard_writer *writer);
+/* Makes the files in `folder`, all of them at their sizes before one is filled, and leaves them
+ * durable. `updates` is the value of the step scalars. After a failure the files stay as they are:
+ * the maker of the folder removes it. */
+nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t updates,
+                         const nd_shard_data *data, nd_shard_record *out);
 
 enum { ND_HASH_FILE_NAME_MAX = 32 };
 /* "shard-00001.hashes"; returns `name`. */

@@ -1,67 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/snapshot.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "runtime/device/staging.h"
-
-struct nd_snapshot {
-    nd_trainer *trainer;
-    const nd_shard_plan *plan;
-    const float *live[ND_STATE_KINDS]; /* on the device */
-    void *live_extras[ND_STATE_EXTRAS_MAX];
-    float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
-    size_t extra_bytes[ND_STATE_EXTRAS_MAX];
-    int extra_count;
-    bool alike[ND_ALIKE_COUNT]; /* other ranks hold the same */
-    uint64_t *digests;          /* [ND_ALIKE_COUNT]; pinned where detached */
-    /* Detached: */
-    bool detached;
-    float *memory;    /* pinned; all pieces of all arrays */
-    int64_t *offsets; /* [piece_count] of array 0 of the piece; array a follows by its elements */
-    nd_stream stream;
-    nd_event updated; /* the last update is complete */
-    nd_event *copied; /* [unit_count] */
-    atomic_bool cancelled;
-};
-
-typedef struct listing {
-    int arrays, extra_count;
-    nd_state_array list[ND_STATE_KINDS + ND_STATE_EXTRAS_MAX]; /* arrays, then extras */
-} listing;
-
-static nd_status collect(void *context, const nd_state_array *array)
-{
-    listing *l = context;
-    ND_ASSERT(array->dtype == ND_DTYPE_F32);
-    if (array->sharded) {
-        ND_ASSERT(l->arrays < ND_STATE_KINDS && l->extra_count == 0);
-        l->list[l->arrays++] = *array;
-    } else {
-        ND_ASSERT(l->extra_count < ND_STATE_EXTRAS_MAX);
-        l->list[l->arrays + l->extra_count++] = *array;
-    }
-    return ND_OK;
-}
-
-nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
-                               nd_state_extra extras[ND_STATE_EXTRAS_MAX], int *extra_count)
-{
-    listing l = {0};
-    ND_TRY(nd_trainer_each_state(trainer, collect, &l));
-    for (int i = 0; i < l.extra_count; i++) {
-        const nd_state_array *array = &l.list[l.arrays + i];
-        snprintf(extras[i].name, sizeof extras[i].name, "%s", array->name);
-        extras[i].count = array->count;
-    }
-    *arrays = l.arrays;
-    *extra_count = l.extra_count;
-    return ND_OK;
-}
 
 enum { DIGEST_BYTES = ND_ALIKE_COUNT * sizeof(uint64_t) };
 
@@ -79,9 +24,19 @@ static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
     return (size_t)at * sizeof(float);
 }
 
-size_t nd_snapshot_pinned_bytes(const nd_shard_plan *plan)
+nd_status nd_snapshot_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
 {
-    return place_pieces(plan, NULL) + DIGEST_BYTES;
+    const nd_rank *r = trainer->rank;
+    const nd_shard_plan_options options = {
+        .layout = trainer->model->layout,
+        .mesh = &r->mesh,
+        .rank = r->rank,
+        .arrays = r->config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1};
+    nd_shard_plan plan;
+    ND_TRY(nd_shard_plan_init(&plan, &options));
+    *bytes = place_pieces(&plan, NULL) + DIGEST_BYTES;
+    nd_shard_plan_fini(&plan);
+    return ND_OK;
 }
 
 static nd_status detach(nd_snapshot *s)
@@ -89,22 +44,41 @@ static nd_status detach(nd_snapshot *s)
     nd_device *device = s->trainer->rank->device;
     void *memory = NULL, *digests = NULL;
     s->detached = true;
-    ND_TRY(ND_ALLOC(s->plan->piece_count + 1, &s->offsets));
-    ND_TRY(ND_ALLOC(s->plan->layout->unit_count, &s->copied));
-    ND_TRY(nd_host_alloc(device, place_pieces(s->plan, s->offsets), &memory));
+    ND_TRY(ND_ALLOC(s->plan.piece_count + 1, &s->offsets));
+    ND_TRY(ND_ALLOC(s->plan.layout->unit_count, &s->copied));
+    ND_TRY(nd_host_alloc(device, place_pieces(&s->plan, s->offsets), &memory));
     s->memory = memory;
     ND_TRY(nd_host_alloc(device, DIGEST_BYTES, &digests));
     s->digests = digests;
     ND_TRY(device->table->stream_init(device, &s->stream));
     ND_TRY(device->table->event_init(device, &s->updated));
-    for (int u = 0; u < s->plan->layout->unit_count; u++) {
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
         ND_TRY(device->table->event_init(device, &s->copied[u]));
     }
     return ND_OK;
 }
 
-static nd_status init(nd_snapshot *s)
+typedef struct listing {
+    int arrays, extra_count;
+    nd_state_array list[ND_STATE_KINDS + ND_STATE_EXTRAS_MAX]; /* arrays, then extras */
+} listing;
+
+static nd_status collect(void *context, const nd_state_array *array)
 {
+    listing *l = context;
+    ND_ASSERT(array->dtype == ND_DTYPE_F32);
+    ND_ASSERT(array->sharded ? l->arrays < ND_STATE_KINDS && l->extra_count == 0
+                             : l->extra_count < ND_STATE_EXTRAS_MAX);
+    l->list[l->arrays + l->extra_count] = *array;
+    l->arrays += array->sharded;
+    l->extra_count += !array->sharded;
+    return ND_OK;
+}
+
+static nd_status init(nd_snapshot *s, nd_checksum checksum)
+{
+    const nd_rank *r = s->trainer->rank;
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX];
     listing l = {0};
     ND_TRY(nd_trainer_each_state(s->trainer, collect, &l));
     for (int a = 0; a < l.arrays; a++) {
@@ -112,80 +86,76 @@ static nd_status init(nd_snapshot *s)
     }
     for (int i = 0; i < l.extra_count; i++) {
         const nd_state_array *array = &l.list[l.arrays + i];
+        snprintf(extras[i].name, sizeof extras[i].name, "%s", array->name);
+        extras[i].count = array->count;
         s->live_extras[i] = array->data;
-        s->extra_bytes[i] = (size_t)array->count * sizeof(float);
-        ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
-        s->extra_count++;
+    }
+    const nd_shard_plan_options plan = {.layout = s->trainer->model->layout,
+                                        .mesh = &r->mesh,
+                                        .rank = r->rank,
+                                        .arrays = l.arrays,
+                                        .extras = extras,
+                                        .extra_count = l.extra_count,
+                                        .checksum = checksum};
+    ND_TRY(nd_shard_plan_init(&s->plan, &plan));
+    for (int i = 0; i < s->plan.extra_count; i++) {
+        ND_TRY(ND_ALLOC(s->plan.extras[i].count, &s->extras[i]));
     }
     for (int k = 0; k < ND_ALIKE_COUNT; k++) {
-        s->alike[k] = nd_mesh_group_size(&s->trainer->rank->mesh, nd_alike_group(k)) > 1;
+        s->alike[k] = nd_mesh_group_size(&r->mesh, nd_alike_group(k)) > 1;
     }
-    return s->trainer->rank->device->kind == ND_DEVICE_CUDA
-               ? detach(s)
-               : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
+    return r->device->kind == ND_DEVICE_CUDA ? detach(s)
+                                             : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
 }
 
-nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
+nd_status nd_snapshot_init(nd_snapshot *s, nd_trainer *trainer, nd_checksum checksum)
 {
-    nd_snapshot *s = NULL;
-    ND_TRY(ND_ALLOC(1, &s));
-    s->trainer = trainer;
-    s->plan = plan;
-    nd_status status = init(s);
+    *s = (nd_snapshot){.trainer = trainer};
+    nd_status status = init(s, checksum);
     if (status != ND_OK) {
-        nd_snapshot_destroy(s);
-        return status;
+        nd_snapshot_fini(s);
     }
-    *out = s;
-    return ND_OK;
+    return status;
 }
 
-void nd_snapshot_destroy(nd_snapshot *s)
+void nd_snapshot_fini(nd_snapshot *s)
 {
-    if (!s) {
-        return;
-    }
-    const nd_device_table *table = s->trainer->rank->device->table;
-    for (int u = 0; s->copied && u < s->plan->layout->unit_count; u++) {
-        table->event_fini(&s->copied[u]);
-    }
     if (s->detached) {
-        table->event_fini(&s->updated);
-        table->stream_fini(&s->stream);
-        nd_host_free(s->trainer->rank->device, s->memory);
-        nd_host_free(s->trainer->rank->device, s->digests);
+        nd_device *device = s->trainer->rank->device;
+        for (int u = 0; s->copied && u < s->plan.layout->unit_count; u++) {
+            device->table->event_fini(&s->copied[u]);
+        }
+        device->table->event_fini(&s->updated);
+        device->table->stream_fini(&s->stream);
+        nd_host_free(device, s->memory);
+        nd_host_free(device, s->digests);
     } else {
         free(s->digests);
     }
-    for (int i = 0; i < s->extra_count; i++) {
+    for (int i = 0; i < s->plan.extra_count; i++) {
         free(s->extras[i]);
     }
     free(s->copied);
     free(s->offsets);
-    free(s);
+    nd_shard_plan_fini(&s->plan);
+    *s = (nd_snapshot){0};
 }
 
-bool nd_snapshot_is_detached(const nd_snapshot *s)
+/* Where the writer finds a piece. */
+static const float *piece_of(const nd_snapshot *s, int piece, nd_state_kind array)
 {
-    return s->detached;
-}
-
-static nd_status copy_extras(nd_snapshot *s)
-{
-    nd_stream *stream = &s->trainer->rank->stream;
-    for (int i = 0; i < s->extra_count; i++) {
-        ND_TRY(nd_copy(stream, s->extras[i], s->live_extras[i], s->extra_bytes[i]));
-    }
-    return s->extra_count > 0 ? nd_stream_sync(stream) : ND_OK;
+    const nd_piece *p = &s->plan.pieces[piece];
+    return s->detached ? s->memory + s->offsets[piece] + array * nd_rect_elements(&p->rect)
+                       : s->live[array] + p->state;
 }
 
 static nd_status copy_unit(nd_snapshot *s, int unit)
 {
-    for (int i = s->plan->first_piece[unit]; i < s->plan->first_piece[unit + 1]; i++) {
-        const nd_piece *piece = &s->plan->pieces[i];
+    for (int i = s->plan.first_piece[unit]; i < s->plan.first_piece[unit + 1]; i++) {
+        const nd_piece *piece = &s->plan.pieces[i];
         size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
-        for (int a = 0; a < s->plan->arrays; a++) {
-            ND_TRY(nd_copy(&s->stream, (void *)(uintptr_t)nd_snapshot_piece(s, i, a),
+        for (int a = 0; a < s->plan.arrays; a++) {
+            ND_TRY(nd_copy(&s->stream, (void *)(uintptr_t)piece_of(s, i, a),
                            s->live[a] + piece->state, bytes));
         }
     }
@@ -196,7 +166,7 @@ static nd_status copy_unit(nd_snapshot *s, int unit)
 static nd_status add_range(const nd_snapshot *s, nd_stream *stream, int64_t first, int64_t count,
                            uint64_t *out)
 {
-    for (int a = 0; a < s->plan->arrays; a++) {
+    for (int a = 0; a < s->plan.arrays; a++) {
         ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out, .x = s->live[a] + first,
                        .count = count));
     }
@@ -207,7 +177,7 @@ static nd_status add_range(const nd_snapshot *s, nd_stream *stream, int64_t firs
 static nd_status add_alike(const nd_snapshot *s, nd_stream *stream, int unit, nd_alike what,
                            uint64_t *out)
 {
-    const nd_layout *layout = s->plan->layout;
+    const nd_layout *layout = s->plan.layout;
     const nd_unit *u = &layout->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
         const nd_param *p = &layout->params[i];
@@ -222,7 +192,7 @@ static nd_status add_alike(const nd_snapshot *s, nd_stream *stream, int unit, nd
 /* Adds those of a unit to the digests, which lie where the device writes. */
 static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
 {
-    const nd_unit *u = &s->plan->layout->units[unit];
+    const nd_unit *u = &s->plan.layout->units[unit];
     if (s->alike[ND_ALIKE_SHARDS]) {
         ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
     }
@@ -230,16 +200,6 @@ static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, 
         ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k]) : ND_OK);
     }
     return ND_OK;
-}
-
-nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
-{
-    return s->detached ? ND_OK : add_digests(s, &s->trainer->rank->stream, unit, s->digests);
-}
-
-const uint64_t *nd_snapshot_digests(const nd_snapshot *s)
-{
-    return s->digests;
 }
 
 /* On a GPU the gradients' memory, free between steps, holds them until they are copied. */
@@ -250,11 +210,11 @@ static nd_status enqueue_digests(nd_snapshot *s)
     if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) { /* nor copies */
         return ND_OK;
     }
-    if (DIGEST_BYTES > (size_t)s->plan->layout->shard_total * sizeof(float)) {
+    if (DIGEST_BYTES > (size_t)s->plan.layout->shard_total * sizeof(float)) {
         return nd_fail(ND_ERR_INTERNAL, "a shard is too small for its digests");
     }
     ND_TRY(nd_copy(stream, landing, s->digests, DIGEST_BYTES));
-    for (int u = 0; u < s->plan->layout->unit_count; u++) {
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
         ND_TRY(add_digests(s, stream, u, landing));
     }
     return nd_copy(stream, s->digests, landing, DIGEST_BYTES);
@@ -265,14 +225,18 @@ nd_status nd_snapshot_begin(nd_snapshot *s)
     nd_stream *stream = &s->trainer->rank->stream;
     atomic_store(&s->cancelled, false);
     memset(s->digests, 0, DIGEST_BYTES);
-    ND_TRY(copy_extras(s));
+    for (int i = 0; i < s->plan.extra_count; i++) {
+        ND_TRY(nd_copy(stream, s->extras[i], s->live_extras[i],
+                       (size_t)s->plan.extras[i].count * sizeof(float)));
+    }
+    ND_TRY(s->plan.extra_count > 0 ? nd_stream_sync(stream) : ND_OK);
     if (!s->detached) {
         return ND_OK;
     }
     ND_TRY(enqueue_digests(s));
     ND_TRY(stream->device->table->event_record(&s->updated, stream));
     ND_TRY(nd_stream_wait(&s->stream, &s->updated));
-    for (int u = 0; u < s->plan->layout->unit_count; u++) {
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
         ND_TRY(copy_unit(s, u));
     }
     return ND_OK;
@@ -280,9 +244,7 @@ nd_status nd_snapshot_begin(nd_snapshot *s)
 
 void nd_snapshot_cancel(nd_snapshot *s)
 {
-    if (s) {
-        atomic_store(&s->cancelled, true);
-    }
+    atomic_store(&s->cancelled, true);
 }
 
 nd_status nd_snapshot_hold_update(nd_snapshot *s, int unit)
@@ -295,7 +257,9 @@ nd_status nd_snapshot_wait(nd_snapshot *s)
     return s->detached ? nd_stream_sync(&s->stream) : ND_OK;
 }
 
-nd_status nd_snapshot_wait_copied(nd_snapshot *s, int unit)
+/* The writer's thread. */
+
+static nd_status wait_copied(nd_snapshot *s, int unit)
 {
     bool done = !s->detached;
     while (!done && !atomic_load(&s->cancelled)) {
@@ -308,15 +272,36 @@ nd_status nd_snapshot_wait_copied(nd_snapshot *s, int unit)
     return ND_OK;
 }
 
-const float *nd_snapshot_piece(void *context, int piece, nd_state_kind array)
+typedef struct writing {
+    nd_snapshot *snapshot;
+    nd_status (*unit)(void *context, int unit);
+    void *context;
+} writing;
+
+static nd_status begin_unit(void *context, int unit)
 {
-    const nd_snapshot *s = context;
-    const nd_piece *p = &s->plan->pieces[piece];
-    return s->detached ? s->memory + s->offsets[piece] + array * nd_rect_elements(&p->rect)
-                       : s->live[array] + p->state;
+    const writing *w = context;
+    nd_snapshot *s = w->snapshot;
+    if (unit > 0 && !s->detached) {
+        ND_TRY(add_digests(s, &s->trainer->rank->stream, unit - 1, s->digests));
+    }
+    ND_TRY(w->unit(w->context, unit));
+    return unit < s->plan.layout->unit_count ? wait_copied(s, unit) : ND_OK;
 }
 
-const float *const *nd_snapshot_extras(const nd_snapshot *s)
+static const float *piece_in(void *context, int piece, nd_state_kind array)
 {
-    return (const float *const *)s->extras;
+    return piece_of(((writing *)context)->snapshot, piece, array);
+}
+
+nd_status nd_snapshot_write(nd_snapshot *s, const char *folder, int64_t updates,
+                            nd_status (*unit)(void *context, int unit), void *context,
+                            nd_shard_record *out)
+{
+    writing w = {s, unit, context};
+    const nd_shard_data data = {
+        .unit = begin_unit, .piece = piece_in, .extras = (const float *const *)s->extras, &w};
+    ND_TRY(nd_shard_write(&s->plan, folder, updates, &data, out));
+    memcpy(out->alike, s->digests, sizeof out->alike);
+    return ND_OK;
 }

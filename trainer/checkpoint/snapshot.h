@@ -2,54 +2,60 @@
 #ifndef ND_CHECKPOINT_SNAPSHOT_H
 #define ND_CHECKPOINT_SNAPSHOT_H
 /*
- * The state of one rank as the writer's thread reads it.
+ * The state of one rank as the writer's thread reads it, and its files.
  *
  * On a CPU the snapshot is the live memory, which the update leaves alone until the writer has
  * passed a unit. On a GPU it is detached: pinned memory of its own, filled unit by unit on a stream
  * of its own; the update on the device waits for the unit's copy, and the writer for its event. The
- * small entries that are alike on all ranks are always copied at the begin.
+ * small entries that are alike on all ranks are always copied at the begin, by the rank that writes
+ * them.
  */
+#include <stdatomic.h>
+
 #include "trainer/checkpoint/shard.h"
 #include "trainer/step/step.h"
 
-typedef struct nd_snapshot nd_snapshot;
+typedef struct nd_snapshot {
+    nd_trainer *trainer; /* borrowed */
+    nd_shard_plan plan;
+    const float *live[ND_STATE_KINDS]; /* on the device */
+    void *live_extras[ND_STATE_EXTRAS_MAX];
+    float *extras[ND_STATE_EXTRAS_MAX]; /* host copies, of those in the plan */
+    bool alike[ND_ALIKE_COUNT];         /* other ranks hold the same */
+    uint64_t *digests;                  /* [ND_ALIKE_COUNT]; pinned where detached */
+    /* Detached: */
+    bool detached;
+    float *memory;    /* pinned; all pieces of all arrays */
+    int64_t *offsets; /* [piece_count] of array 0 of the piece; array a follows by its elements */
+    nd_stream stream;
+    nd_event updated; /* the last update is complete */
+    nd_event *copied; /* [unit_count] */
+    atomic_bool cancelled;
+} nd_snapshot;
 
-/* State arrays and extras of a trainer, as nd_shard_plan_options has them. */
-nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
-                               nd_state_extra extras[ND_STATE_EXTRAS_MAX], int *extra_count);
-/* Pinned memory that a snapshot on a GPU allocates. */
-size_t nd_snapshot_pinned_bytes(const nd_shard_plan *plan);
-/* Trainer and plan are borrowed. */
-nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out);
-void nd_snapshot_destroy(nd_snapshot *snapshot); /* NULL is legal */
-
-bool nd_snapshot_is_detached(const nd_snapshot *snapshot);
+/* Pinned memory of the snapshot of a trainer, which may be only planned, on a GPU. */
+nd_status nd_snapshot_pinned_bytes(const nd_trainer *trainer, size_t *bytes);
+nd_status nd_snapshot_init(nd_snapshot *snapshot, nd_trainer *trainer, nd_checksum checksum);
+void nd_snapshot_fini(nd_snapshot *snapshot); /* an all-zero one is legal */
 
 /* The rank's thread, after the update of a step: enqueues all copies. */
 nd_status nd_snapshot_begin(nd_snapshot *snapshot);
-/*
- * Digests of what other ranks hold alike, [ND_ALIKE_COUNT]: of this rank's shards, padding
- * included, or of the tensors in them that tp does not split. 0 where there are no such ranks. On a
- * CPU the writer's thread adds those of each unit before the unit may change; on a GPU they are
- * there when nd_snapshot_wait_copied has returned.
- */
-nd_status nd_snapshot_digest(nd_snapshot *snapshot, int unit);
-const uint64_t *nd_snapshot_digests(const nd_snapshot *snapshot);
-
 /* The rank's thread: work enqueued later on the rank's stream runs after the unit's copy. Detached
  * snapshots only. */
 nd_status nd_snapshot_hold_update(nd_snapshot *snapshot, int unit);
 /* The rank's thread: the host waits for all copies. */
 nd_status nd_snapshot_wait(nd_snapshot *snapshot);
-
-/* The rank's thread: nd_snapshot_wait_copied returns at once until the next begin. NULL is
- * legal. */
+/* The rank's thread: the writer's thread waits for no copy until the next begin. */
 void nd_snapshot_cancel(nd_snapshot *snapshot);
 
-/* The writer's thread: waits until the unit's copy is there. */
-nd_status nd_snapshot_wait_copied(nd_snapshot *snapshot, int unit);
-/* An nd_piece_data; context is the snapshot. */
-const float *nd_snapshot_piece(void *context, int piece, nd_state_kind array);
-const float *const *nd_snapshot_extras(const nd_snapshot *snapshot);
+/*
+ * The writer's thread: nd_shard_write of the snapshot, which calls `unit` as nd_shard_data says.
+ * The record has digests of what other ranks hold alike, of all state arrays: of this rank's
+ * shards, padding included, or of the tensors in them that tp does not split; 0 where there are no
+ * such ranks. On a CPU those of a unit are added before the unit may change.
+ */
+nd_status nd_snapshot_write(nd_snapshot *snapshot, const char *folder, int64_t updates,
+                            nd_status (*unit)(void *context, int unit), void *context,
+                            nd_shard_record *out);
 
 #endif

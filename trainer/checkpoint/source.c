@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/source.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,27 +9,31 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/math.h"
-#include "trainer/checkpoint/reads.h"
 
-/* A file of a writer. It is open only while it is read. */
-typedef struct source_file {
-    const char *name; /* of the plan */
-    uint64_t bytes;   /* that it must have */
-    const uint8_t *digests;
-    nd_reads reads;
-} source_file;
+/* Runs of bytes with a stride in the file and another in memory. */
+typedef struct source_read {
+    uint64_t from;     /* byte of the file */
+    uint64_t stride;   /* bytes between the beginnings of two runs in the file */
+    int64_t runs, run; /* number of runs, elements of each */
+    int64_t to_stride; /* elements between them in memory */
+    float *to;         /* F32, as in the file; NULL: the bytes are verified and not kept */
+} source_read;
 
-/* One rank of the mesh that wrote the checkpoint. */
+typedef struct source_reads {
+    source_read *list;
+    int64_t count, capacity;
+} source_reads;
+
+/* One rank of the mesh that wrote the checkpoint: its files, and what is to be read of each. */
 typedef struct source_writer {
     nd_shard_plan plan;
-    nd_hashes hashes;
-    source_file files[ND_RECT_KIND_COUNT];
+    source_reads reads[ND_RECT_KIND_COUNT];
 } source_writer;
 
 struct nd_source {
     char *folder; /* with the files */
     nd_hash *digester;
-    uint8_t *staging;
+    uint8_t *staging; /* ND_CHUNK_BYTES */
     nd_source_stats stats;
     bool verify;
     const nd_manifest *manifest;
@@ -36,55 +41,12 @@ struct nd_source {
     source_writer **writers; /* [ranks of that mesh]; NULL until one is needed */
 };
 
-/* Files. */
-
-/* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another
- * size. */
-static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes, char **path,
-                           int *fd)
-{
-    struct stat st;
-    ND_TRY(nd_fs_format(path, "%s/%s", source->folder, name));
-    nd_status status = nd_fs_open_own(*path, ND_ERR_DATA, fd, &st);
-    if (status == ND_OK && (uint64_t)st.st_size != bytes) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", *path,
-                         (unsigned long long)st.st_size, (unsigned long long)bytes);
-        close(*fd);
-    }
-    if (status != ND_OK) {
-        free(*path);
-    }
-    return status;
-}
-
-/* `reading` closes with close_reading. */
-static nd_status open_reading(const nd_source *source, const source_file *file,
-                              nd_read_file *reading)
-{
-    char *path = NULL;
-    *reading = (nd_read_file){.bytes = file->bytes,
-                              .digests = source->verify ? file->digests : NULL,
-                              .kind = source->manifest->checksum,
-                              .digester = source->digester,
-                              .staging = source->staging};
-    ND_TRY(open_file(source, file->name, file->bytes, &path, &reading->fd));
-    reading->path = path;
-    return ND_OK;
-}
-
-static void close_reading(const nd_read_file *reading)
-{
-    close(reading->fd);
-    free((char *)reading->path);
-}
-
 static void free_writer(source_writer *writer)
 {
     if (writer) {
         for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-            nd_reads_fini(&writer->files[k].reads);
+            free(writer->reads[k].list);
         }
-        nd_hashes_fini(&writer->hashes);
         nd_shard_plan_fini(&writer->plan);
         free(writer);
     }
@@ -148,34 +110,52 @@ out:
     return status;
 }
 
+/* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another size.
+ * The path is owned by the caller, and the file is closed by it. */
+static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes, char **path,
+                           int *fd)
+{
+    struct stat st;
+    ND_TRY(nd_fs_format(path, "%s/%s", source->folder, name));
+    nd_status status = nd_fs_open_own(*path, ND_ERR_DATA, fd, &st);
+    if (status == ND_OK && (uint64_t)st.st_size != bytes) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", *path,
+                         (unsigned long long)st.st_size, (unsigned long long)bytes);
+        close(*fd);
+    }
+    if (status != ND_OK) {
+        free(*path);
+    }
+    return status;
+}
+
 /* The writer's hash file must be the one that the manifest knows, and list what the plan has. */
-static nd_status read_hashes(const nd_source *source, int rank, const nd_shard_plan *plan,
-                             nd_hashes *out)
+static nd_status read_hashes(const nd_source *source, nd_shard_plan *plan)
 {
     char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], *path = NULL;
-    uint8_t *head = NULL;
+    uint8_t *data = NULL;
     int fd = -1;
     nd_status status = ND_OK;
-    ND_TRY(nd_hashes_init(out, plan, source->manifest->checksum));
-    nd_hash_file_name(name, rank);
-    ND_TRY(open_file(source, name, out->bytes, &path, &fd));
-    ND_TRY_OUT(nd_alloc(out->head_bytes, 1, (void **)&head));
-    memcpy(head, out->data, out->head_bytes);
-    ND_TRY_OUT(nd_fs_pread(fd, path, out->data, out->bytes, 0));
-    ND_TRY_OUT(nd_digest_text(source->manifest->checksum, out->data, out->bytes, digest));
-    if (strcmp(digest, source->manifest->writers[rank].digest) != 0) {
+    nd_hash_file_name(name, plan->rank);
+    ND_TRY(open_file(source, name, plan->hashes_bytes, &path, &fd));
+    ND_TRY_OUT(nd_alloc(plan->hashes_bytes, 1, (void **)&data));
+    ND_TRY_OUT(nd_fs_pread(fd, path, data, plan->hashes_bytes, 0));
+    ND_TRY_OUT(nd_digest_text(plan->checksum, data, plan->hashes_bytes, digest));
+    if (strcmp(digest, source->manifest->writers[plan->rank].digest) != 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is damaged, or of another checkpoint: its digest is not the one "
                          "in the manifest",
                          path);
-    } else if (memcmp(head, out->data, out->head_bytes) != 0) {
+    } else if (memcmp(data, plan->hashes, plan->hashes_head_bytes) != 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" lists other files of rank %d than the mesh in the manifest asks "
                          "for",
-                         path, rank);
+                         path, plan->rank);
+    } else {
+        memcpy(plan->hashes, data, plan->hashes_bytes);
     }
 out:
-    free(head);
+    free(data);
     free(path);
     close(fd);
     return status;
@@ -190,16 +170,10 @@ static nd_status make_writer(nd_source *source, int rank, source_writer *writer)
                                      .rank = rank,
                                      .arrays = m->arrays,
                                      .extras = m->extras,
-                                     .extra_count = m->extra_count};
+                                     .extra_count = m->extra_count,
+                                     .checksum = m->checksum};
     ND_TRY(nd_shard_plan_init(&writer->plan, &options));
-    ND_TRY(read_hashes(source, rank, &writer->plan, &writer->hashes));
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        source_file *file = &writer->files[k];
-        file->name = writer->plan.names[k];
-        file->bytes = writer->plan.file_bytes[k];
-        file->digests = writer->hashes.digests[k];
-    }
-    return ND_OK;
+    return read_hashes(source, &writer->plan);
 }
 
 /* The writer's plan and digests; they are made when they are first asked for. */
@@ -221,31 +195,45 @@ static nd_status writer_of(nd_source *source, int rank, source_writer **out)
     return ND_OK;
 }
 
-/* Reads. */
+/* Adding reads. */
 
-/* Plans the read of what `want` and a stored rectangle share, of a tensor whose rectangle `want`
- * goes to `to` densely. *found grows by the shared elements. */
-static nd_status plan_read(source_file *file, const nd_shard_entry *stored, const nd_rect *want,
-                           float *to, int64_t *found)
+static nd_status add_read(source_reads *reads, const source_read *read)
+{
+    if (reads->count == reads->capacity) {
+        int64_t capacity = reads->capacity ? 2 * reads->capacity : 64;
+        void *list = realloc(reads->list, (size_t)capacity * sizeof *reads->list);
+        if (!list) {
+            return nd_fail_memory("%lld reads of a checkpoint", (long long)capacity);
+        }
+        reads->list = list;
+        reads->capacity = capacity;
+    }
+    reads->list[reads->count++] = *read;
+    return ND_OK;
+}
+
+/* Plans the read of what `want` and a stored rectangle share. The stored one begins at a byte of
+ * its file, the wanted one goes to `to`, both densely. *found grows by the shared elements. */
+static nd_status plan_read(source_reads *reads, const nd_rect *have, uint64_t begin,
+                           const nd_rect *want, float *to, int64_t *found)
 {
     nd_rect shared;
-    const nd_rect *have = &stored->rect;
     if (!nd_rect_intersect(have, want, &shared)) {
         return ND_OK;
     }
     *found += nd_rect_elements(&shared);
     int64_t skipped = (shared.row - have->row) * have->cols + shared.col - have->col;
-    nd_read read = {.from = stored->begin + (uint64_t)skipped * sizeof(float),
-                    .stride = (uint64_t)have->cols * sizeof(float),
-                    .runs = shared.rows,
-                    .run = shared.cols,
-                    .to_stride = want->cols,
-                    .to = to + (shared.row - want->row) * want->cols + shared.col - want->col};
+    source_read read = {.from = begin + (uint64_t)skipped * sizeof(float),
+                        .stride = (uint64_t)have->cols * sizeof(float),
+                        .runs = shared.rows,
+                        .run = shared.cols,
+                        .to_stride = want->cols,
+                        .to = to + (shared.row - want->row) * want->cols + shared.col - want->col};
     if (shared.cols == have->cols && shared.cols == want->cols) { /* one run of full rows */
         read.run *= read.runs;
         read.runs = 1;
     }
-    return nd_reads_add(&file->reads, &read);
+    return add_read(reads, &read);
 }
 
 /* What one writer has of the wanted rectangle. */
@@ -259,10 +247,10 @@ static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
     int unit = p->unit->index;
     for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
         const nd_piece *piece = &plan->pieces[i];
+        const uint64_t bytes = (uint64_t)nd_rect_elements(&piece->rect) * sizeof(float);
         if (piece->param == p) {
-            const nd_shard_entry *entry =
-                &plan->lists[piece->kind].entries[plan->first_entry[i] + array];
-            ND_TRY(plan_read(&writer->files[piece->kind], entry, rect, to, found));
+            ND_TRY(plan_read(&writer->reads[piece->kind], &piece->rect,
+                             piece->begin + bytes * (uint64_t)array, rect, to, found));
         }
     }
     return ND_OK;
@@ -299,11 +287,14 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
     int64_t found = 0;
     const nd_rect rect = {.axes = 1, .rows = count, .cols = 1};
     ND_TRY(writer_of(source, 0, &writer));
-    const nd_shard_list *list = &writer->plan.lists[ND_RECT_BODY];
-    for (int64_t i = 0; i < list->count; i++) {
-        if (strcmp(list->entries[i].name, name) == 0) {
-            ND_TRY(plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to, &found));
+    uint64_t begin = writer->plan.extras_begin;
+    for (int i = 0; i < writer->plan.extra_count; i++) {
+        const nd_state_extra *extra = &writer->plan.extras[i];
+        const nd_rect stored = {.axes = 1, .rows = extra->count, .cols = 1};
+        if (strcmp(extra->name, name) == 0) {
+            ND_TRY(plan_read(&writer->reads[ND_RECT_BODY], &stored, begin, &rect, to, &found));
         }
+        begin += (uint64_t)extra->count * sizeof *to;
     }
     source->stats.wanted_bytes += count * (int64_t)sizeof *to;
     return found == count ? ND_OK
@@ -324,15 +315,184 @@ nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind 
     return ND_OK;
 }
 
-static nd_status run_file(nd_source *source, source_file *file)
+/* Reading. */
+
+enum {
+    SLICE_BYTES = 256 << 10, /* hashed while it is in the cache of a core */
+    DIRECT_BYTES = 16 << 10  /* a shorter run costs less in the staging buffer */
+};
+
+/* A file while its reads are done. */
+typedef struct reading {
+    const nd_source *source;
+    const nd_shard_file *file;
+    const source_reads *reads;
+    char *path;
+    int fd;
+} reading;
+
+static int by_place(const void *a, const void *b)
 {
-    nd_read_file reading;
-    if (file->reads.count == 0) {
+    const source_read *x = a, *y = b;
+    return x->from < y->from ? -1 : x->from > y->from;
+}
+
+static uint64_t end_of(const source_read *read)
+{
+    return read->from + (uint64_t)(read->runs - 1) * read->stride +
+           (uint64_t)read->run * sizeof(float);
+}
+
+/* The part of a read that lies in bytes [begin, end) of the file, which are at `data`. Elements do
+ * not straddle these bounds. */
+static void scatter(const source_read *read, uint64_t begin, uint64_t end, const uint8_t *data)
+{
+    const uint64_t width = sizeof *read->to, run_bytes = (uint64_t)read->run * width;
+    int64_t first = 0;
+    if (!read->to) {
+        return;
+    }
+    if (begin > read->from + run_bytes && read->stride > 0) { /* runs that end before */
+        first = (int64_t)((begin - read->from - run_bytes) / read->stride);
+    }
+    for (int64_t r = first; r < read->runs; r++) {
+        uint64_t run = read->from + (uint64_t)r * read->stride;
+        if (run >= end) {
+            break;
+        }
+        uint64_t from = run > begin ? run : begin;
+        uint64_t to = run + run_bytes < end ? run + run_bytes : end;
+        if (from < to) {
+            memcpy(read->to + r * read->to_stride + (int64_t)((from - run) / width),
+                   data + (from - begin), to - from);
+        }
+    }
+}
+
+/* Bytes of the file from `from` on to `to`, in slices that stay in the processor's cache while they
+ * are hashed. */
+static nd_status read_slices(const reading *r, uint64_t from, uint64_t size, uint8_t *to)
+{
+    for (uint64_t done = 0; done < size;) {
+        size_t n = size - done < SLICE_BYTES ? (size_t)(size - done) : SLICE_BYTES;
+        ND_TRY(nd_fs_pread(r->fd, r->path, to + done, n, (int64_t)(from + done)));
+        ND_TRY(r->source->verify ? nd_hash_add(r->source->digester, to + done, n) : ND_OK);
+        done += n;
+    }
+    return ND_OK;
+}
+
+static uint64_t chunk_size(const nd_shard_file *file, int64_t index)
+{
+    return (uint64_t)nd_min((int64_t)file->bytes - index * ND_CHUNK_BYTES, ND_CHUNK_BYTES);
+}
+
+static nd_status compare_digest(const reading *r, int64_t index)
+{
+    uint8_t digest[ND_HASH_MAX];
+    const size_t width = (size_t)nd_checksum_chunk_bytes(r->source->manifest->checksum);
+    const uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
+    if (!r->source->verify) {
         return ND_OK;
     }
-    ND_TRY(open_reading(source, file, &reading));
-    nd_status status = nd_reads_run(&file->reads, &reading, &source->stats.read_bytes);
-    close_reading(&reading);
+    ND_TRY(nd_hash_end(r->source->digester, digest));
+    if (memcmp(digest, r->file->digests + (size_t)index * width, width) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
+                       r->path, (unsigned long long)begin,
+                       (unsigned long long)(begin + chunk_size(r->file, index)));
+    }
+    return ND_OK;
+}
+
+/* A long run that no other read overlaps. `i` is an index of the sorted list. */
+static bool is_direct(const source_reads *reads, int64_t i)
+{
+    const source_read *read = &reads->list[i];
+    uint64_t bytes = (uint64_t)read->run * sizeof(float);
+    return read->runs == 1 && bytes >= DIRECT_BYTES && read->to &&
+           (i + 1 == reads->count || reads->list[i + 1].from >= read->from + bytes);
+}
+
+/* Where bytes end that begin at `at`, before `end`, and pass through the staging buffer: at the
+ * next run that does not. */
+static uint64_t end_of_staged(const source_reads *reads, int64_t next, uint64_t at, uint64_t end)
+{
+    uint64_t reach = 0; /* of the reads so far, some of which may be strided */
+    end = end - at < SLICE_BYTES ? end : at + SLICE_BYTES;
+    for (int64_t i = next; i < reads->count && reads->list[i].from < end; i++) {
+        const source_read *read = &reads->list[i];
+        if (read->from > at && read->from >= reach && is_direct(reads, i)) {
+            return read->from;
+        }
+        reach = end_of(read) > reach ? end_of(read) : reach;
+    }
+    return end;
+}
+
+/* Reads from `at` on, at most to *end: as many bytes as have one way, straight to a run or through
+ * the staging buffer. Sets *end to where they end. */
+static nd_status read_part(const reading *r, int64_t next, uint64_t at, uint64_t *end)
+{
+    const source_reads *reads = r->reads;
+    uint8_t *const staging = r->source->staging;
+    const source_read *read = next < reads->count ? &reads->list[next] : NULL;
+    if (read && read->from <= at && is_direct(reads, next)) {
+        *end = end_of(read) < *end ? end_of(read) : *end;
+        return read_slices(r, at, *end - at, (uint8_t *)read->to + (at - read->from));
+    }
+    *end = end_of_staged(reads, next, at, *end);
+    ND_TRY(read_slices(r, at, *end - at, staging));
+    for (int64_t i = next; i < reads->count && reads->list[i].from < *end; i++) {
+        scatter(&reads->list[i], at, *end, staging);
+    }
+    return ND_OK;
+}
+
+/* Chunk after chunk: each that a read reaches is read and verified once. */
+static nd_status read_chunks(const reading *r, int64_t *bytes)
+{
+    const source_reads *reads = r->reads;
+    int64_t next = 0; /* reads before it end before what is read next */
+    int64_t index = (int64_t)(reads->list[0].from / ND_CHUNK_BYTES);
+    while (next < reads->count) {
+        const uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES, size = chunk_size(r->file, index);
+        if (end_of(&reads->list[reads->count - 1]) > begin + size) {
+            posix_fadvise(r->fd, (off_t)(begin + size), ND_CHUNK_BYTES, POSIX_FADV_WILLNEED);
+        }
+        ND_TRY(nd_hash_begin(r->source->digester));
+        for (uint64_t at = begin, end; at < begin + size; at = end) {
+            end = begin + size;
+            ND_TRY(read_part(r, next, at, &end));
+            while (next < reads->count && end_of(&reads->list[next]) <= end) {
+                next++;
+            }
+        }
+        ND_TRY(compare_digest(r, index));
+        *bytes += (int64_t)size;
+        index++;
+        if (next < reads->count && reads->list[next].from / ND_CHUNK_BYTES > (uint64_t)index) {
+            index = (int64_t)(reads->list[next].from / ND_CHUNK_BYTES);
+        }
+    }
+    return ND_OK;
+}
+
+/* Does the reads of a file, and empties their list. */
+static nd_status run_file(nd_source *source, source_writer *writer, int kind)
+{
+    const nd_shard_file *file = &writer->plan.files[kind];
+    source_reads *reads = &writer->reads[kind];
+    reading r = {.source = source, .file = file, .reads = reads};
+    if (reads->count == 0) {
+        return ND_OK;
+    }
+    ND_TRY(open_file(source, file->name, file->bytes, &r.path, &r.fd));
+    qsort(reads->list, (size_t)reads->count, sizeof *reads->list, by_place);
+    nd_status status = read_chunks(&r, &source->stats.read_bytes);
+    reads->count = 0;
+    close(r.fd);
+    free(r.path);
     return status;
 }
 
@@ -340,7 +500,7 @@ nd_status nd_source_run(nd_source *source)
 {
     for (int i = 0; i < source->manifest->writer_count; i++) {
         for (int k = 0; source->writers[i] && k < ND_RECT_KIND_COUNT; k++) {
-            nd_status status = run_file(source, &source->writers[i]->files[k]);
+            nd_status status = run_file(source, source->writers[i], k);
             if (status != ND_OK) {
                 source->stats.suspect = status == ND_ERR_DATA ? i + 1 : 0;
                 return status;
@@ -366,103 +526,93 @@ nd_source_stats nd_source_get_stats(const nd_source *source)
 
 /* Verification. */
 
-/* The head is what the mesh in the manifest asks for, and every chunk has its digest. */
-static nd_status verify_chunks(const nd_source *source, const source_file *file,
-                               const nd_shard_plan *plan, int kind, const nd_read_file *reading,
-                               int64_t *bytes)
+/* Every chunk has its digest, and the head is what the mesh in the manifest asks for. */
+static nd_status verify_file(nd_source *source, source_writer *writer, int kind)
 {
-    for (int64_t c = 0; c < nd_ceil_div((int64_t)file->bytes, ND_CHUNK_BYTES); c++) {
-        size_t size = 0;
-        ND_TRY(nd_read_chunk(reading, c, &size));
-        size_t begin = (size_t)c * ND_CHUNK_BYTES;
-        size_t head = plan->head_bytes[kind] > begin ? plan->head_bytes[kind] - begin : 0;
-        head = head < size ? head : size;
-        if (memcmp(source->staging, plan->heads[kind] + begin, head) != 0) {
-            return nd_fail(ND_ERR_DATA,
-                           "\"%s\" has another header than the mesh in the manifest asks for",
-                           reading->path);
-        }
-        *bytes += (int64_t)size;
+    const nd_shard_file *file = &writer->plan.files[kind];
+    source_read head = {.runs = 1, .run = (int64_t)(file->head_bytes / sizeof(float))};
+    const source_read data = {.from = file->head_bytes,
+                              .runs = 1,
+                              .run = (int64_t)((file->bytes - file->head_bytes) / sizeof(float))};
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(head.run, &head.to));
+    ND_TRY_OUT(add_read(&writer->reads[kind], &head));
+    ND_TRY_OUT(add_read(&writer->reads[kind], &data));
+    ND_TRY_OUT(run_file(source, writer, kind));
+    if (memcmp(head.to, file->head, file->head_bytes) != 0) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s/%s\" has another header than the mesh in the manifest asks for",
+                         source->folder, file->name);
     }
+out:
+    free(head.to);
+    return status;
+}
+
+static nd_status check_size(const nd_source *source, const nd_shard_file *file)
+{
+    char *path = NULL;
+    int fd = -1;
+    ND_TRY(open_file(source, file->name, file->bytes, &path, &fd));
+    close(fd);
+    free(path);
     return ND_OK;
 }
 
-typedef struct verification {
-    nd_source *source;
-    bool chunks;   /* else only that the file is there with its size */
-    int64_t bytes; /* verified */
-    int64_t files; /* that the checkpoint has */
-} verification;
-
-static nd_status verify_file(verification *v, const source_writer *writer, int kind)
-{
-    const source_file *file = &writer->files[kind];
-    nd_read_file reading;
-    nd_status status = ND_OK;
-    ND_TRY(open_reading(v->source, file, &reading));
-    if (v->chunks) {
-        status = verify_chunks(v->source, file, &writer->plan, kind, &reading, &v->bytes);
-    } else {
-        v->bytes += (int64_t)file->bytes;
-    }
-    close_reading(&reading);
-    return status;
-}
-
-static nd_status verify_writer(verification *v, int rank)
+/* The files of one writer, with `reads` all their bytes. Adds how many there are, and their bytes
+ * without those of the hash file. */
+static nd_status verify_writer(nd_source *source, int rank, bool reads, int64_t *files,
+                               int64_t *bytes)
 {
     source_writer *writer = NULL;
-    nd_status status = writer_of(v->source, rank, &writer);
+    ND_TRY(writer_of(source, rank, &writer));
+    nd_status status = ND_OK;
     for (int k = 0; k < ND_RECT_KIND_COUNT && status == ND_OK; k++) {
-        if (writer->plan.heads[k]) {
-            status = verify_file(v, writer, k);
-            v->files++;
+        const nd_shard_file *file = &writer->plan.files[k];
+        if (file->head) {
+            status = reads ? verify_file(source, writer, k) : check_size(source, file);
+            *bytes += (int64_t)file->bytes;
+            ++*files;
         }
     }
-    v->files++; /* the hash file */
-    drop_writer(v->source, rank);
+    ++*files; /* the hash file */
+    drop_writer(source, rank);
     return status;
 }
 
-static nd_status verify(const char *folder, const nd_manifest *manifest, bool chunks,
+/* `only`: one writer; -1: all of them, and that there is no other file. */
+static nd_status verify(const char *folder, const nd_manifest *manifest, int only, bool reads,
                         int64_t *bytes)
 {
-    verification v = {.chunks = chunks};
+    nd_source *source = NULL;
     nd_fs_names names = {0};
     nd_status status = ND_OK;
+    int64_t files = 0, size = 0;
     *bytes = 0;
-    ND_TRY(nd_source_open(folder, manifest, true, &v.source));
+    ND_TRY(nd_source_open(folder, manifest, true, &source));
     for (int rank = 0; rank < manifest->writer_count; rank++) {
-        ND_TRY_OUT(verify_writer(&v, rank));
+        ND_TRY_OUT(only < 0 || rank == only ? verify_writer(source, rank, reads, &files, &size)
+                                            : ND_OK);
     }
-    ND_TRY_OUT(nd_fs_list(v.source->folder, &names));
-    if (names.count != v.files) { /* torch's reader takes every file of the folder */
+    ND_TRY_OUT(only < 0 ? nd_fs_list(source->folder, &names) : ND_OK);
+    if (only < 0 && names.count != files) { /* torch's reader takes every file of the folder */
         status = nd_fail(ND_ERR_DATA, "\"%s\" holds %d files; the checkpoint has %lld",
-                         v.source->folder, names.count, (long long)v.files);
+                         source->folder, names.count, (long long)files);
     }
-    *bytes = v.bytes;
+    *bytes = size;
 out:
     nd_fs_names_fini(&names);
-    nd_source_close(v.source);
+    nd_source_close(source);
     return status;
 }
 
-nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
-                               int64_t *verified_bytes)
+nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int writer,
+                           int64_t *bytes)
 {
-    return verify(folder, manifest, true, verified_bytes);
-}
-
-nd_status nd_source_verify_writer(const char *folder, const nd_manifest *manifest, int writer)
-{
-    verification v = {.chunks = true};
-    ND_TRY(nd_source_open(folder, manifest, true, &v.source));
-    nd_status status = verify_writer(&v, writer);
-    nd_source_close(v.source);
-    return status;
+    return verify(folder, manifest, writer, true, bytes);
 }
 
 nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes)
 {
-    return verify(folder, manifest, false, bytes);
+    return verify(folder, manifest, -1, false, bytes);
 }

@@ -5,10 +5,12 @@
  * Where state is loaded from: the stored rectangles of a checkpoint, whatever mesh wrote them.
  *
  * A caller adds the rectangles that it wants, with the memory that they go to, and then runs the
- * reads. Each read is intersected with the stored rectangles, sorted by file and offset, and done
- * straight into that memory or through one bounded staging buffer (reads.h). Every chunk of 4 MiB
- * that is touched is verified, and a run that fails leaves nothing that may be used. Which files
- * hold a rectangle is computed from the manifest, so that only those are opened.
+ * reads. Each read is intersected with the stored rectangles, and the reads of a file are done in
+ * one pass. A long run of elements is read straight to where it is wanted, and hashed while it is
+ * in the processor's cache; what is short or strided passes through a staging buffer of one chunk.
+ * Every chunk of 4 MiB that is touched is verified, after the wanted memory was written, so that a
+ * run that fails leaves nothing that may be used. Which files hold a rectangle is computed from the
+ * manifest, so that only those are opened.
  *
  * One thread uses a source. Wanted memory is host memory.
  */
@@ -48,12 +50,10 @@ void nd_source_trim(nd_source *source);
 
 nd_source_stats nd_source_get_stats(const nd_source *source);
 
-/* Every chunk of every file, and that no file is missing, too many, a link or of another size: for
- * `ndtrain ckpt verify`. */
-nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
-                               int64_t *verified_bytes);
-/* Every chunk of the files of one writer. */
-nd_status nd_source_verify_writer(const char *folder, const nd_manifest *manifest, int writer);
+/* Every chunk of every file of one writer. -1: of all, and that no file is too many: for `ndtrain
+ * ckpt verify`. *bytes: of these files. */
+nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int writer,
+                           int64_t *bytes);
 /* All files without reading the data: the hash files are whole, and every file that they list is
  * there with its size. *bytes: of those files. */
 nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes);

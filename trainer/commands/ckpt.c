@@ -118,7 +118,7 @@ static nd_status verify(const char *folder, int64_t *bytes, int *model_files, bo
 {
     nd_manifest manifest = {0};
     ND_TRY(read_manifest(folder, &manifest));
-    nd_status status = nd_source_verify_all(folder, &manifest, bytes);
+    nd_status status = nd_source_verify(folder, &manifest, -1, bytes);
     *state_is_good = status == ND_OK;
     status = status == ND_OK ? nd_checksums_verify(folder, model_files) : status;
     nd_manifest_fini(&manifest);

@@ -12,7 +12,7 @@
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
 #include "trainer/checkpoint/restore.h"
-#include "trainer/checkpoint/saver.h"
+#include "trainer/checkpoint/snapshot.h"
 #include "trainer/commands/estimate.h"
 #include "trainer/commands/gpu_rates.h"
 #include "trainer/precision/precision.h"
@@ -75,7 +75,7 @@ static nd_status print_checkpoints(FILE *out, const nd_trainer *trainer)
     size_t bytes = 0;
     int arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1;
     if (config->launch.device == ND_CHOOSE_CUDA && config->checkpoint.interval != 0) {
-        ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
+        ND_TRY(nd_snapshot_pinned_bytes(trainer, &bytes));
         fprintf(out, "checkpoints: %.2f GiB of pinned host memory a worker\n",
                 (double)bytes / nd_gib);
     }

@@ -52,6 +52,13 @@ typedef struct fake_source {
     const fake_state *state;
 } fake_source;
 
+static nd_status every_unit(void *context, int unit)
+{
+    (void)context;
+    (void)unit;
+    return ND_OK;
+}
+
 static const float *piece_data(void *context, int piece, nd_state_kind array)
 {
     const fake_source *from = context;
@@ -69,23 +76,18 @@ static void write_rank(const nd_manifest *m, const char *state, int rank, bool c
                                      .rank = rank,
                                      .arrays = m->arrays,
                                      .extras = m->extras,
-                                     .extra_count = m->extra_count};
+                                     .extra_count = m->extra_count,
+                                     .checksum = m->checksum};
     nd_shard_plan plan;
-    nd_shard_writer *writer = NULL;
     float extra[EXTRA_COUNT];
     const float *extras[] = {extra};
     for (int i = 0; i < EXTRA_COUNT; i++) {
         extra[i] = (float)(i + 1);
     }
     must(nd_shard_plan_init(&plan, &options));
-    must(nd_shard_writer_open(&plan, state, m->checksum, m->position.step - m->position.skipped,
-                              &writer));
     fake_source from = {&plan, &values};
-    for (int u = 0; u < layout->unit_count; u++) {
-        must(nd_shard_writer_unit(writer, u, piece_data, &from));
-    }
-    must(nd_shard_writer_extras(writer, extras));
-    must(nd_shard_writer_finish(writer, record));
+    const nd_shard_data data = {every_unit, piece_data, extras, &from};
+    must(nd_shard_write(&plan, state, m->position.step - m->position.skipped, &data, record));
     nd_shard_plan_fini(&plan);
     fake_free(&values);
     nd_layout_destroy(layout);

@@ -77,7 +77,7 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
             check_load(path, &m, &meshes[to], to % 2 == 0);
         }
         int64_t bytes = 0;
-        assert_ok(nd_source_verify_all(path, &m, &bytes));
+        assert_ok(nd_source_verify(path, &m, -1, &bytes));
         nd_manifest_fini(&m);
         nd_fs_remove_tree(path);
         free(path);
@@ -119,11 +119,12 @@ static void forget_writers(chunks *c)
     }
 }
 
-static void mark_rows(const nd_shard_entry *entry, const nd_rect *shared, bool *needed)
+static void mark_rows(const nd_piece *piece, const nd_rect *shared, bool *needed)
 {
+    const nd_rect *have = &piece->rect;
     for (int64_t row = shared->row; row < shared->row + shared->rows; row++) {
-        uint64_t first = entry->begin + 4 * (uint64_t)((row - entry->rect.row) * entry->rect.cols +
-                                                       shared->col - entry->rect.col);
+        uint64_t first =
+            piece->begin + 4 * (uint64_t)((row - have->row) * have->cols + shared->col - have->col);
         uint64_t last = first + 4 * (uint64_t)shared->cols - 1;
         cr_assert_lt(last / ND_CHUNK_BYTES, CHUNKS_MAX);
         for (uint64_t i = first / ND_CHUNK_BYTES; i <= last / ND_CHUNK_BYTES; i++) {
@@ -138,14 +139,12 @@ static nd_status mark_span(void *context, const nd_span *span)
     const nd_rect want = {span->param->axes, span->row, span->col, span->rows, span->cols};
     nd_rect shared;
     for (int w = 0; w < c->writers; w++) {
-        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-            const nd_shard_list *list = &c->plans[w].lists[k];
-            for (int64_t i = 0; i < list->count; i++) {
-                if (strcmp(list->entries[i].name, span->param->name) == 0 &&
-                    nd_rect_intersect(&list->entries[i].rect, &want, &shared)) {
-                    mark_rows(&list->entries[i], &shared, c->needed[w][k]);
-                    c->pieces++;
-                }
+        for (int i = 0; i < c->plans[w].piece_count; i++) {
+            const nd_piece *piece = &c->plans[w].pieces[i];
+            if (strcmp(piece->param->name, span->param->name) == 0 &&
+                nd_rect_intersect(&piece->rect, &want, &shared)) {
+                mark_rows(piece, &shared, c->needed[w][piece->kind]);
+                c->pieces++;
             }
         }
     }
@@ -158,7 +157,7 @@ static int64_t needed_bytes(const chunks *c)
     for (int w = 0; w < c->writers; w++) {
         for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
             for (int64_t i = 0; i < CHUNKS_MAX; i++) {
-                int64_t left = (int64_t)c->plans[w].file_bytes[k] - i * ND_CHUNK_BYTES;
+                int64_t left = (int64_t)c->plans[w].files[k].bytes - i * ND_CHUNK_BYTES;
                 bytes += !c->needed[w][k][i] ? 0 : left < ND_CHUNK_BYTES ? left : ND_CHUNK_BYTES;
             }
         }
@@ -287,7 +286,7 @@ static nd_status verify(const char *path)
     nd_manifest m = {0};
     int64_t bytes = 0;
     ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_verify_all(path, &m, &bytes);
+    nd_status status = nd_source_verify(path, &m, -1, &bytes);
     nd_manifest_fini(&m);
     return status;
 }
