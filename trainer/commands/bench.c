@@ -3,29 +3,29 @@
  * `ndtrain bench`: what FP8 gains on this machine. --products times single linears, --layer a whole
  * layer on a mesh. Both print BF16 and every recipe.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/json.h"
 #include "runtime/base/process.h"
-#include "trainer/commands/generate.h"
+#include "trainer/commands/session.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/timing.h"
 
 enum { SIZES_MAX = 256, RECIPES = ND_FP8_RECIPE_COUNT, ROUNDS = 3 };
 
-typedef struct bench_call {
-    bool products, layer, jsonl;
-    nd_linear_extents sizes[SIZES_MAX];
+typedef struct bench {
+    const nd_flag_value *flags;
+    bool jsonl;
+    nd_linear_extents sizes[SIZES_MAX]; /* of --products */
     int size_count;
-    int64_t repeats;
-} bench_call;
+    nd_shape shape;
+} bench;
 
 /* Flags. */
 
-static nd_status add_size(bench_call *o, nd_linear_extents size)
+static nd_status add_size(bench *o, nd_linear_extents size)
 {
     for (int i = 0; i < o->size_count; i++) {
         const nd_linear_extents *s = &o->sizes[i];
@@ -40,60 +40,46 @@ static nd_status add_size(bench_call *o, nd_linear_extents size)
     return ND_OK;
 }
 
-/* A number of 16 up to 2^24, and what stands behind it. */
-static bool read_extent(const char **text, char end, int64_t *out)
-{
-    char *rest;
-    errno = 0;
-    if (**text < '0' || **text > '9') {
-        return false;
-    }
-    *out = strtoll(*text, &rest, 10);
-    if (errno != 0 || *out < 16 || *out > 1 << 24 || *out % 16 != 0 ||
-        (*rest != end && !(end == ',' && *rest == '\0'))) {
-        return false;
-    }
-    *text = *rest ? rest + 1 : rest;
-    return true;
-}
-
 /* "1024x4096x14336,512x512x512" */
-static nd_status read_sizes(bench_call *o, const char *value)
+static nd_status read_sizes(bench *o, const char *value)
 {
     const char *at = value;
     do {
-        nd_linear_extents size;
-        if (!read_extent(&at, 'x', &size.m) || !read_extent(&at, 'x', &size.k) ||
-            !read_extent(&at, ',', &size.n)) {
-            return nd_fail(
-                ND_ERR_CONFIG,
-                "--sizes is \"%.60s\"; it must be MxKxN, or several of them with commas "
-                "between, each a multiple of 16 up to 16777216: tokens x inputs x outputs",
-                value);
+        int64_t extents[3];
+        for (int i = 0; i < 3; i++) {
+            const size_t digits = strspn(at, "0123456789");
+            extents[i] = digits > 0 && digits <= 8 ? strtoll(at, NULL, 10) : 0;
+            at += digits;
+            const bool ends = *at == (i < 2 ? 'x' : ',') || (i == 2 && !*at);
+            if (extents[i] < 16 || extents[i] > 1 << 24 || extents[i] % 16 != 0 || !ends) {
+                return nd_fail(
+                    ND_ERR_CONFIG,
+                    "--sizes is \"%.60s\"; it must be MxKxN, or several of them with commas "
+                    "between, each a multiple of 16 up to 16777216: tokens x inputs x outputs",
+                    value);
+            }
+            at += *at != '\0';
         }
-        ND_TRY(add_size(o, size));
+        ND_TRY(add_size(o, (nd_linear_extents){extents[0], extents[1], extents[2]}));
     } while (*at);
     return ND_OK;
 }
 
-static nd_status parse(const nd_command_flags *line, bench_call *o)
+static nd_status read_flags(const nd_command_flags *line, bench *o)
 {
     const nd_flag_value *v = line->values;
-    *o = (bench_call){.products = v[ND_BENCH_PRODUCTS].given,
-                      .layer = v[ND_BENCH_LAYER].given,
-                      .jsonl = v[ND_BENCH_JSONL].given,
-                      .repeats = v[ND_BENCH_REPEATS].whole};
+    *o = (bench){.flags = v, .jsonl = v[ND_BENCH_JSONL].given};
     ND_TRY(v[ND_BENCH_SIZES].given ? read_sizes(o, v[ND_BENCH_SIZES].text) : ND_OK);
-    if (o->products == o->layer) {
+    if (v[ND_BENCH_PRODUCTS].given == v[ND_BENCH_LAYER].given) {
         return nd_fail(ND_ERR_CONFIG, "give --products, which times single linears, or --layer, "
                                       "which times a layer on a mesh");
     }
-    if (o->layer && o->size_count > 0) {
+    if (v[ND_BENCH_LAYER].given && v[ND_BENCH_SIZES].given) {
         return nd_fail(ND_ERR_CONFIG,
                        "--sizes is for --products; the sizes of a layer are those of "
                        "the model, --model-config");
     }
-    return o->products && v[ND_BENCH_REPEATS].given
+    return v[ND_BENCH_PRODUCTS].given && v[ND_BENCH_REPEATS].given
                ? nd_fail(ND_ERR_CONFIG, "--repeats is for --layer; a product's time is the least "
                                         "of three medians")
                : ND_OK;
@@ -101,26 +87,71 @@ static nd_status parse(const nd_command_flags *line, bench_call *o)
 
 static nd_status check_flags(const nd_command_flags *line)
 {
-    bench_call o;
-    return parse(line, &o);
+    bench o;
+    return read_flags(line, &o);
+}
+
+/* What is timed. */
+
+/* One layer of the configured model, with the smallest vocabulary that its tp ranks can share, and
+ * its linears, as one rank of the mesh has them. */
+static nd_status open_shape(const nd_config *config, bench *o)
+{
+    const nd_mesh *mesh = &config->resolved_mesh;
+    const int tp = mesh->size[ND_AXIS_TP];
+    nd_inputs inputs = {0};
+    if (o->size_count > 0) {
+        o->shape = (nd_shape){.layers = 1, .heads = tp, .kv_heads = tp, .init_std = 0.02};
+        return ND_OK;
+    }
+    nd_status status = nd_inputs_open_model(config, &inputs);
+    o->shape = inputs.shape;
+    nd_inputs_close(&inputs);
+    ND_TRY(status);
+    if (o->flags[ND_BENCH_PRODUCTS].given) {
+        const nd_dims d = nd_dims_of(&o->shape, mesh, (nd_coord){{0}}, config, false);
+        for (int i = 0; i < ND_LINEAR_COUNT; i++) {
+            nd_linear_extents size = {.m = d.T};
+            nd_linear_sizes(&o->shape, i, tp, &size.n, &size.k);
+            ND_TRY(add_size(o, size));
+        }
+    }
+    o->shape.layers = 1;
+    o->shape.vocab = 16 * (int64_t)tp;
+    return ND_OK;
+}
+
+static nd_status has_room(void *context, double bytes)
+{
+    const nd_worker *worker = context;
+    return worker->device->kind == ND_DEVICE_CPU
+               ? nd_limits_check_memory((int64_t)bytes + ND_WORKER_LIBRARY_BYTES,
+                                        "a worker of this bench")
+               : ND_OK;
+}
+
+static bool is_stopped(void)
+{
+    return nd_session_signal() != 0;
+}
+
+static nd_timing timing_of(nd_worker *worker, nd_rank *rank, int repeats)
+{
+    return (nd_timing){
+        .rank = rank, .repeats = repeats, .stop = is_stopped, .room = has_room, .context = worker};
+}
+
+/* On a CPU, which instructions multiply. */
+static void print_cpu(const nd_rank *r)
+{
+    if (!nd_rank_is_gpu(r)) {
+        printf("%s; %s\n", nd_ops_machine(r->device), nd_ops_products(r->device));
+    }
 }
 
 /* Products. */
 
-/* The linears of the model, as one rank of the mesh has them. */
-static nd_status sizes_of_model(const nd_config *config, const nd_shape *shape, bench_call *o)
-{
-    const nd_mesh *mesh = &config->resolved_mesh;
-    const nd_dims d = nd_dims_of(shape, mesh, (nd_coord){{0}}, config, false);
-    for (int i = 0; i < ND_LINEAR_COUNT; i++) {
-        nd_linear_extents size = {.m = d.T};
-        nd_linear_sizes(shape, i, mesh->size[ND_AXIS_TP], &size.n, &size.k);
-        ND_TRY(add_size(o, size));
-    }
-    return ND_OK;
-}
-
-static nd_status print_product(const bench_call *o, nd_linear_extents e, const nd_linear_times *t)
+static nd_status print_product(const bench *o, nd_linear_extents e, const nd_linear_times *t)
 {
     if (o->jsonl) {
         json_t *row = json_object();
@@ -144,14 +175,6 @@ static nd_status print_product(const bench_call *o, nd_linear_extents e, const n
     return nd_process_flush_output();
 }
 
-/* What multiplies on a CPU. */
-static void print_cpu(const nd_rank *r)
-{
-    if (!nd_rank_is_gpu(r)) {
-        printf("%s; %s\n", nd_ops_machine(r->device), nd_ops_products(r->device));
-    }
-}
-
 static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
 {
     char text[128];
@@ -172,42 +195,14 @@ static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
     printf("\n");
 }
 
-static nd_status check_alone(const bench_call *o, int64_t workers)
-{
-    return o->layer || workers == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "--products times one worker, but this job has %lld; start it with "
-                         "`ndtrain bench --products`, which takes any mesh, or use --layer",
-                         (long long)workers);
-}
-
-static nd_status has_room(void *context, double bytes)
-{
-    const nd_worker *worker = context;
-    return worker->device->kind == ND_DEVICE_CPU
-               ? nd_limits_check_memory((int64_t)bytes + ND_WORKER_LIBRARY_BYTES,
-                                        "a worker of this bench")
-               : ND_OK;
-}
-
-static bool is_stopped(void)
-{
-    return nd_session_signal() != 0;
-}
-
 /* mesh: one of its ranks has the sizes; NULL: they were given. */
-static nd_status products(nd_worker *worker, const bench_call *o, const nd_mesh *mesh)
+static nd_status products(nd_worker *worker, const bench *o, const nd_mesh *mesh)
 {
     nd_fp8_recipe list[RECIPES];
     for (int i = 0; i < RECIPES; i++) {
         list[i] = (nd_fp8_recipe)i;
     }
-    const nd_timing timing = {.rank = &worker->rank,
-                              .repeats = ROUNDS,
-                              .stop = is_stopped,
-                              .room = has_room,
-                              .context = worker};
+    const nd_timing timing = timing_of(worker, &worker->rank, ROUNDS);
     if (!o->jsonl) {
         print_products_head(&worker->rank, mesh);
     }
@@ -224,8 +219,8 @@ static nd_status products(nd_worker *worker, const bench_call *o, const nd_mesh 
 
 /* One layer. */
 
-static nd_status print_layer(const bench_call *o, const char *name, const nd_layer_times *t,
-                             double bf16, double tokens)
+static nd_status print_layer(const bench *o, const char *name, const nd_layer_times *t,
+                             double usual, double tokens)
 {
     const double both = t->forward + t->backward;
     if (o->jsonl) {
@@ -237,19 +232,15 @@ static nd_status print_layer(const bench_call *o, const char *name, const nd_lay
         return nd_print_row(row);
     }
     printf("%-22s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
-           1e3 * both, bf16 / both, tokens / both);
+           1e3 * both, usual / both, tokens / both);
     return nd_process_flush_output();
 }
 
-static nd_status time_layer(nd_worker *worker, const nd_config *config, int64_t repeats,
+static nd_status time_layer(nd_worker *worker, const nd_config *config, int repeats,
                             nd_layer_times *out)
 {
     nd_rank rank = worker->rank;
-    const nd_timing timing = {.rank = &rank,
-                              .repeats = (int)repeats,
-                              .stop = is_stopped,
-                              .room = has_room,
-                              .context = worker};
+    const nd_timing timing = timing_of(worker, &rank, repeats);
     rank.config = config;
     ND_TRY(nd_trainer_check_limits(rank.ops, config, &rank.mesh, &rank.shape));
     ND_TRY(nd_time_layer(&timing, out));
@@ -282,17 +273,19 @@ static nd_status check_recipes(const nd_config *config, const nd_shape *shape)
     return ND_OK;
 }
 
-static nd_status layer(nd_worker *worker, const nd_config *from, const bench_call *o)
+static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
 {
     nd_rank *r = &worker->rank;
     nd_config config = *from;
     nd_layer_times times;
+    double usual = 0; /* seconds without FP8 */
     char mesh[128];
     const bool f32 = config.train.precision == ND_PRECISION_FP32;
     const double sequences = (double)config.train.micro_batch_size *
                              r->mesh.size[ND_AXIS_DP_SHARD] * r->mesh.size[ND_AXIS_DP_REPLICATE];
     const double tokens = sequences * (double)config.train.sequence_length;
     const bool speaks = r->rank == 0;
+    const int repeats = (int)o->flags[ND_BENCH_REPEATS].whole;
     ND_TRY(check_recipes(from, &r->shape));
     if (speaks && !o->jsonl) {
         print_cpu(r);
@@ -304,42 +297,23 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
     if (speaks && !o->jsonl && f32) {
         printf("FP8 is compared with BF16, so it is not timed here\n");
     }
-    config = *from;
-    config.train.precision = f32 ? ND_PRECISION_FP32 : ND_PRECISION_BF16;
-    ND_TRY(time_layer(worker, &config, o->repeats, &times));
-    const double bf16 = times.forward + times.backward;
-    ND_TRY(speaks ? print_layer(o, f32 ? "fp32" : "bf16", &times, bf16, tokens) : ND_OK);
-    for (int i = 0; i < RECIPES && !f32; i++) {
+    for (int i = -1; i < (f32 ? 0 : RECIPES); i++) { /* -1: the one that others are compared with */
         char name[64];
-        snprintf(name, sizeof name, "fp8 %s", nd_fp8_recipe_name((nd_fp8_recipe)i));
-        config = config_with(from, (nd_fp8_recipe)i);
-        ND_TRY(time_layer(worker, &config, o->repeats, &times));
-        ND_TRY(speaks ? print_layer(o, name, &times, bf16, tokens) : ND_OK);
+        snprintf(name, sizeof name, "fp8 %s", i < 0 ? "" : nd_fp8_recipe_name((nd_fp8_recipe)i));
+        config = i < 0 ? *from : config_with(from, (nd_fp8_recipe)i);
+        if (i < 0 && !f32) {
+            config.train.precision = ND_PRECISION_BF16;
+        }
+        ND_TRY(time_layer(worker, &config, repeats, &times));
+        usual = i < 0 ? times.forward + times.backward : usual;
+        if (speaks) {
+            ND_TRY(print_layer(o, i >= 0 ? name : f32 ? "fp32" : "bf16", &times, usual, tokens));
+        }
     }
     return ND_OK;
 }
 
 /* The command. */
-
-/* One layer of the configured model, with the smallest vocabulary that its tp ranks can share. */
-static nd_status open_shape(const nd_config *config, bench_call *o, nd_shape *out)
-{
-    nd_inputs inputs = {0};
-    if (o->size_count > 0) {
-        const int64_t tp = config->resolved_mesh.size[ND_AXIS_TP];
-        *out = (nd_shape){.layers = 1, .heads = tp, .kv_heads = tp, .init_std = 0.02};
-        return ND_OK;
-    }
-    nd_status status = nd_inputs_open_model(config, &inputs);
-    *out = inputs.shape;
-    nd_inputs_close(&inputs);
-    if (status == ND_OK && o->products) {
-        status = sizes_of_model(config, out, o);
-    }
-    out->layers = 1;
-    out->vocab = 16 * (int64_t)config->resolved_mesh.size[ND_AXIS_TP];
-    return status;
-}
 
 /* The mesh has given the sizes of --products; one worker times them, without its peers. */
 static void leave_mesh(nd_config *config)
@@ -349,23 +323,30 @@ static void leave_mesh(nd_config *config)
 }
 
 /* ndlaunch's workers are counted in the configuration: what asks before they start is alone. */
-static int64_t workers_of_job(const nd_config *config, const nd_identity *id)
+static nd_status check_alone(const nd_command_call *call)
 {
-    return id->source == ND_IDENTITY_NDLAUNCH ? config->launch.workers : id->world_size;
+    const nd_identity *id = &call->worker->identity;
+    const int64_t workers =
+        id->source == ND_IDENTITY_NDLAUNCH ? call->config->launch.workers : id->world_size;
+    return workers == 1
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "--products times one worker, but this job has %lld; start it with "
+                         "`ndtrain bench --products`, which takes any mesh, or use --layer",
+                         (long long)workers);
 }
 
 /* ndlaunch asks for it before workers start. */
 static nd_status check(const nd_command_call *call)
 {
     nd_config *config = call->config;
-    nd_shape shape;
-    bench_call o;
-    ND_TRY(parse(call->line, &o));
-    ND_TRY(check_alone(&o, workers_of_job(config, &call->worker->identity)));
-    ND_TRY(open_shape(config, &o, &shape));
-    if (o.layer) {
-        ND_TRY(check_recipes(config, &shape));
-        ND_TRY(nd_shape_check_mesh(&shape, &config->resolved_mesh, config->train.micro_batch_size,
+    bench o;
+    ND_TRY(read_flags(call->line, &o));
+    ND_TRY(o.flags[ND_BENCH_LAYER].given ? ND_OK : check_alone(call));
+    ND_TRY(open_shape(config, &o));
+    if (o.flags[ND_BENCH_LAYER].given) {
+        ND_TRY(check_recipes(config, &o.shape));
+        ND_TRY(nd_shape_check_mesh(&o.shape, &config->resolved_mesh, config->train.micro_batch_size,
                                    config->train.sequence_length));
     } else {
         leave_mesh(config);
@@ -373,36 +354,25 @@ static nd_status check(const nd_command_call *call)
     return nd_job_check_room(call);
 }
 
-static nd_status run_layer(const nd_command_call *call, bench_call *o)
-{
-    nd_worker *worker = call->worker;
-    nd_shape shape;
-    ND_TRY(nd_job_check(call->config, &worker->identity));
-    ND_TRY(nd_worker_meet(worker, call->config));
-    ND_TRY(open_shape(call->config, o, &shape));
-    ND_TRY(nd_worker_join(worker, call->config, &shape));
-    return layer(worker, call->config, o);
-}
-
-static nd_status run_products(const nd_command_call *call, bench_call *o)
+static nd_status run(const nd_command_call *call)
 {
     nd_worker *worker = call->worker;
     const nd_mesh mesh = call->config->resolved_mesh;
-    const bool of_model = o->size_count == 0;
-    nd_shape shape;
-    ND_TRY(check_alone(o, workers_of_job(call->config, &worker->identity)));
-    ND_TRY(open_shape(call->config, o, &shape));
+    bench o;
+    ND_TRY(read_flags(call->line, &o));
+    if (o.flags[ND_BENCH_LAYER].given) {
+        ND_TRY(nd_job_check(call->config, &worker->identity));
+        ND_TRY(nd_worker_meet(worker, call->config));
+        ND_TRY(open_shape(call->config, &o));
+        ND_TRY(nd_worker_join(worker, call->config, &o.shape));
+        return layer(worker, call->config, &o);
+    }
+    ND_TRY(check_alone(call));
+    ND_TRY(open_shape(call->config, &o));
     leave_mesh(call->config);
     ND_TRY(nd_worker_meet(worker, call->config));
-    ND_TRY(nd_worker_join(worker, call->config, &shape));
-    return products(worker, o, of_model ? &mesh : NULL);
-}
-
-static nd_status run(const nd_command_call *call)
-{
-    bench_call o;
-    ND_TRY(parse(call->line, &o));
-    return o.products ? run_products(call, &o) : run_layer(call, &o);
+    ND_TRY(nd_worker_join(worker, call->config, &o.shape));
+    return products(worker, &o, o.flags[ND_BENCH_SIZES].given ? NULL : &mesh);
 }
 
 const nd_command nd_command_bench = {.id = ND_COMMAND_BENCH,

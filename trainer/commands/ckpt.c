@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/ckpt.h"
-
+/*
+ * `ndtrain ckpt VERB`: tools for checkpoints on disk. They need no configuration, start nothing,
+ * and use memory that does not grow with the model. Here are the opening of the folders that the
+ * command line names, ls and verify.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/folder.h"
+#include "runtime/base/json.h"
+#include "runtime/base/printable.h"
 #include "trainer/checkpoint/source.h"
+#include "trainer/commands/ckpt.h"
 #include "trainer/weights/weights.h"
 
 const char *nd_ckpt_place(const nd_command_flags *line, int number)
@@ -71,44 +77,47 @@ nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count)
                            "\"%s\" is no run folder: it holds no folders checkpoint-STEP", run);
 }
 
-nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)
+/* The checkpoints that a folder stands for: itself, or those of a run. */
+typedef struct choice {
+    char *folder;    /* owned */
+    bool is_one;     /* a checkpoint */
+    nd_folder *list; /* [count] of a run, owned */
+    int count;       /* 1 of a checkpoint */
+} choice;
+
+static nd_status choice_open(const char *argument, choice *out)
 {
-    char *given = NULL;
-    nd_folder *list = NULL;
-    int count = 0;
-    bool is_checkpoint = false;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_ckpt_folder(argument, &given));
-    ND_TRY_OUT(nd_checkpoint_is_ours(given, &is_checkpoint));
-    if (!is_checkpoint) {
-        char *newest = NULL;
-        ND_TRY_OUT(nd_ckpt_checkpoints(given, &list, &count));
-        ND_TRY_OUT(nd_checkpoint_path(given, list[count - 1].step, &newest));
-        free(given);
-        given = newest;
-    }
-    ND_TRY_OUT(read_manifest(given, manifest));
-    *folder = given;
-    given = NULL;
-out:
-    free(list);
-    free(given);
-    return status;
+    ND_TRY(nd_ckpt_folder(argument, &out->folder));
+    ND_TRY(nd_checkpoint_is_ours(out->folder, &out->is_one));
+    out->count = 1;
+    return out->is_one ? ND_OK : nd_ckpt_checkpoints(out->folder, &out->list, &out->count);
 }
 
-/* Text. */
-
-const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
+static nd_status choice_path(const choice *c, int number, char **out)
 {
-    size_t at = 0;
-    text[0] = '\0';
-    for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        if (mesh->size[a] > 1) {
-            at += (size_t)snprintf(text + at, ND_CKPT_TEXT_MAX - at, "%s%s %d", at ? ", " : "",
-                                   nd_axis_name((nd_axis)a), mesh->size[a]);
-        }
+    return c->is_one ? nd_fs_format(out, "%s", c->folder)
+                     : nd_checkpoint_path(c->folder, c->list[number].step, out);
+}
+
+static void choice_close(choice *c)
+{
+    free(c->list);
+    free(c->folder);
+}
+
+nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)
+{
+    choice c = {0};
+    nd_status status = choice_open(argument, &c);
+    status = status == ND_OK ? choice_path(&c, c.count - 1, folder) : status;
+    choice_close(&c);
+    ND_TRY(status);
+    status = read_manifest(*folder, manifest);
+    if (status != ND_OK) {
+        free(*folder);
+        *folder = NULL;
     }
-    return at ? text : strcpy(text, "1 rank");
+    return status;
 }
 
 /* verify */
@@ -128,55 +137,235 @@ static nd_status verify(const char *folder, int64_t *bytes, int *model_files, bo
 /* A fault is printed, not returned; *code becomes that of the first. */
 static void verify_one(const char *folder, int *code)
 {
+    char size[ND_CKPT_TEXT_MAX];
     int64_t bytes = 0;
     int model_files = 0;
-    bool state_is_good = false;
-    double begin = nd_clock_seconds();
-    nd_status status = verify(folder, &bytes, &model_files, &state_is_good);
-    double seconds = nd_clock_seconds() - begin;
+    bool state_is_good = false, there = true;
+    const double begin = nd_clock_seconds();
+    const nd_status status = verify(folder, &bytes, &model_files, &state_is_good);
+    const double seconds = nd_clock_seconds() - begin;
     const nd_error error = *nd_error_last();
-    bool there = true;
-    if (status != ND_OK && nd_fs_exists(folder, &there) == ND_OK && !there) {
+    if (status == ND_OK) {
+        printf("%s: good, %s in %.1f s (%.2f GB/s)%s\n", folder,
+               nd_file_bytes_format(size, sizeof size, (double)bytes), seconds,
+               seconds > 0 ? (double)bytes / seconds * 1e-9 : 0.0,
+               model_files > 0 ? ", with the model beside it" : "");
+        fflush(stdout);
+    } else if (nd_fs_exists(folder, &there) == ND_OK && !there) {
         printf("%s: deleted meanwhile\n", folder);
-        return;
-    }
-    if (status != ND_OK) {
-        const char *bad =
-            state_is_good ? "its state is good, but the model beside it is bad" : "bad";
-        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? bad : "not verified", error.message);
+    } else {
+        printf("%s: %s: %s\n", folder,
+               status != ND_ERR_DATA ? "not verified"
+               : state_is_good       ? "its state is good, but the model beside it is bad"
+                                     : "bad",
+               error.message);
         *code = *code == 0 ? (int)status : *code;
-        return;
     }
-    char size[ND_CKPT_TEXT_MAX];
-    printf("%s: good, %s in %.1f s (%.2f GB/s)%s\n", folder,
-           nd_file_bytes_format(size, sizeof size, (double)bytes), seconds,
-           seconds > 0 ? (double)bytes / seconds * 1e-9 : 0.0,
-           model_files > 0 ? ", with the model beside it" : "");
-    fflush(stdout);
 }
 
 nd_status nd_ckpt_verify(const nd_command_flags *line, int *code)
 {
-    char *folder = NULL;
-    nd_folder *list = NULL;
-    int count = 0;
-    bool is_checkpoint = false;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &folder));
-    ND_TRY_OUT(nd_checkpoint_is_ours(folder, &is_checkpoint));
-    if (is_checkpoint) {
-        verify_one(folder, code);
-        goto out;
-    }
-    ND_TRY_OUT(nd_ckpt_checkpoints(folder, &list, &count));
-    for (int i = 0; i < count; i++) {
+    choice c = {0};
+    nd_status status = choice_open(nd_ckpt_place(line, 0), &c);
+    for (int i = 0; i < c.count && status == ND_OK; i++) {
         char *path = NULL;
-        ND_TRY_OUT(nd_checkpoint_path(folder, list[i].step, &path));
-        verify_one(path, code);
+        status = choice_path(&c, i, &path);
+        if (status == ND_OK) {
+            verify_one(path, code);
+        }
         free(path);
     }
-out:
+    choice_close(&c);
+    return status;
+}
+
+/* ls */
+
+enum { NAME_WIDTH_LEAST = 18, NAME_WIDTH_MOST = 64 };
+
+const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (int a = 0; a < ND_AXIS_COUNT; a++) {
+        if (mesh->size[a] > 1) {
+            at += (size_t)snprintf(text + at, ND_CKPT_TEXT_MAX - at, "%s%s %d", at ? ", " : "",
+                                   nd_axis_name((nd_axis)a), mesh->size[a]);
+        }
+    }
+    return at ? text : strcpy(text, "1 rank");
+}
+
+/* Text from a file or a folder's name, without characters that move the cursor. */
+static const char *printable(char text[ND_CKPT_TEXT_MAX], const char *raw)
+{
+    nd_escape(text, ND_CKPT_TEXT_MAX, raw, "");
+    return text;
+}
+
+static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
+{
+    static const struct {
+        int64_t seconds;
+        const char *unit;
+    } units[] = {{86400, "d"}, {3600, "h"}, {60, "min"}};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (seconds >= 2 * units[i].seconds) {
+            snprintf(text, ND_CKPT_TEXT_MAX, "%lld %s", (long long)(seconds / units[i].seconds),
+                     units[i].unit);
+            return text;
+        }
+    }
+    snprintf(text, ND_CKPT_TEXT_MAX, "%lld s", (long long)(seconds > 0 ? seconds : 0));
+    return text;
+}
+
+/* The columns of a line, or their heads. */
+static void print_columns(int width, const char *const columns[9])
+{
+    printf("%8s  %-*s %-16s %8s  %-20s %7s  %-24s %-9s %15s", columns[0], width, columns[1],
+           columns[2], columns[3], columns[4], columns[5], columns[6], columns[7], columns[8]);
+}
+
+static void print_line(const nd_saved *s, int width)
+{
+    char name[ND_CKPT_TEXT_MAX], saved[ND_CLOCK_UTC_MAX], age[ND_CKPT_TEXT_MAX];
+    char bytes[ND_CKPT_TEXT_MAX], mesh[ND_CKPT_TEXT_MAX], reason[ND_CKPT_TEXT_MAX];
+    char step[24], tokens[24];
+    snprintf(step, sizeof step, "%lld", (long long)s->step);
+    snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
+    const char *const columns[] = {s->step >= 0 ? step : "-",
+                                   printable(name, s->name),
+                                   nd_saved_state_name(s->state),
+                                   nd_file_bytes_format(bytes, sizeof bytes, (double)s->bytes),
+                                   nd_clock_utc(s->time, saved),
+                                   age_text(age, time(NULL) - s->time),
+                                   s->has_manifest ? nd_ckpt_mesh(mesh, &s->mesh) : "-",
+                                   s->has_manifest ? printable(reason, s->reason) : "-",
+                                   s->has_manifest ? tokens : "-"};
+    print_columns(width, columns);
+    printf("%s\n", s->has_model ? "  with model" : "");
+    if (s->why[0]) {
+        printf("          %s\n", s->why);
+    }
+}
+
+/* One object a line. Members that need a manifest are null without one. */
+static nd_status print_json(const char *run, const nd_saved *s)
+{
+    char saved[ND_CLOCK_UTC_MAX];
+    const bool known = s->has_manifest;
+    json_t *o = json_object(), *mesh = known ? json_object() : json_null();
+    for (int a = 0; a < ND_AXIS_COUNT && known; a++) {
+        nd_json_set(&mesh, nd_axis_name((nd_axis)a), json_integer(s->mesh.size[a]));
+    }
+    nd_json_set(&o, "run", nd_json_string(run));
+    nd_json_set(&o, "folder", nd_json_string(s->name));
+    nd_json_set(&o, "step", s->step >= 0 ? json_integer(s->step) : json_null());
+    nd_json_set(&o, "state", json_string(nd_saved_state_name(s->state)));
+    nd_json_set(&o, "why", s->why[0] ? nd_json_string(s->why) : json_null());
+    nd_json_set(&o, "bytes", json_integer((json_int_t)s->bytes));
+    nd_json_set(&o, "time", json_string(nd_clock_utc(s->time, saved)));
+    nd_json_set(&o, "age_seconds", json_integer(time(NULL) - s->time));
+    nd_json_set(&o, "mesh", mesh);
+    nd_json_set(&o, "reason", known ? nd_json_string(s->reason) : json_null());
+    nd_json_set(&o, "tokens_seen", known ? json_integer(s->position.tokens_seen) : json_null());
+    nd_json_set(&o, "samples_seen", known ? json_integer(s->samples_seen) : json_null());
+    nd_json_set(&o, "has_model", json_boolean(s->has_model));
+    return nd_print_row(o);
+}
+
+static nd_status print_run(const char *run, const nd_saved *list, int count, bool json)
+{
+    static const char *const heads[] = {"step", "folder", "state",  "size",       "saved",
+                                        "age",  "mesh",   "reason", "labels seen"};
+    char name[ND_CKPT_TEXT_MAX];
+    int width = NAME_WIDTH_LEAST;
+    for (int i = 0; i < count && json; i++) {
+        ND_TRY(print_json(run, &list[i]));
+    }
+    if (json) {
+        return ND_OK;
+    }
+    for (int i = 0; i < count; i++) {
+        const int length = (int)strlen(printable(name, list[i].name));
+        width = length > width ? length : width;
+    }
+    width = width < NAME_WIDTH_MOST ? width : NAME_WIDTH_MOST;
+    printf("%s:%s\n", run, count == 0 ? " no checkpoints" : "");
+    if (count > 0) {
+        print_columns(width, heads);
+        putchar('\n');
+    }
+    for (int i = 0; i < count; i++) {
+        print_line(&list[i], width);
+    }
+    return ND_OK;
+}
+
+/* *found grows by the number of entries; with `only_full` a run without any is left out. */
+static nd_status list_run(const char *run, bool json, bool only_full, int *found)
+{
+    nd_saved *list = NULL;
+    int count = 0;
+    ND_TRY(nd_saved_list(run, &list, &count));
+    nd_status status = count > 0 || !only_full ? print_run(run, list, count, json) : ND_OK;
+    *found += count;
     free(list);
+    return status;
+}
+
+static nd_status list_folder(const char *argument, bool json)
+{
+    char *folder = NULL, *parent = NULL;
+    bool is_checkpoint = false;
+    int found = 0;
+    nd_saved one;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
+    ND_TRY_OUT(nd_checkpoint_is_ours(folder, &is_checkpoint));
+    if (!is_checkpoint) {
+        status = list_run(folder, json, false, &found);
+        goto out;
+    }
+    ND_TRY_OUT(nd_saved_examine(folder, &one));
+    ND_TRY_OUT(nd_fs_parent(folder, &parent));
+    status = print_run(parent, &one, 1, json);
+out:
+    free(parent);
     free(folder);
     return status;
+}
+
+/* Without an argument `ls` lists this folder, and every run in runs/, where runs without output.dir
+ * lie. */
+static nd_status list_here(bool json)
+{
+    nd_fs_names names;
+    int found = 0;
+    ND_TRY(nd_fs_list("runs", &names));
+    nd_status status = list_run(".", json, true, &found);
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        char *run = NULL;
+        if (names.list[i][0] != '.') {
+            status = nd_fs_format(&run, "runs/%s", names.list[i]);
+            status = status == ND_OK ? list_run(run, json, true, &found) : status;
+            status = status == ND_ERR_DATA ? ND_OK : status; /* no folder */
+        }
+        free(run);
+    }
+    nd_fs_names_fini(&names);
+    if (status == ND_OK && found == 0) {
+        return nd_fail(ND_ERR_DATA, "there are no checkpoints in this folder and in the runs in "
+                                    "runs/; give a run folder");
+    }
+    return status;
+}
+
+nd_status nd_ckpt_ls(const nd_command_flags *line, int *code)
+{
+    const char *folder = nd_ckpt_place(line, 0);
+    const bool json = line->values[ND_CKPT_LS_JSON].given;
+    (void)code;
+    return folder ? list_folder(folder, json) : list_here(json);
 }

@@ -4,49 +4,36 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 
-static nd_status read_options(const nd_command_flags *line, nd_prune_options *out)
-{
-    const nd_flag_value *last = &line->values[ND_CKPT_PRUNE_KEEP_LAST];
-    const nd_flag_value *every = &line->values[ND_CKPT_PRUNE_KEEP_EVERY];
-    if (!last->given && (every->given || !line->values[ND_CKPT_PRUNE_SET_ASIDE].given)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--keep-last K is missing; K is the number of newest checkpoints to keep");
-    }
-    *out = (nd_prune_options){.keep = -1, .keep_last = last->whole, .keep_every = every->whole};
-    return ND_OK;
-}
-
 typedef struct pruning {
-    const char *run;
+    char *run; /* owned */
     bool dry_run;
-    int deleted;
+    int deleted; /* checkpoints, with their bytes */
     uint64_t bytes;
 } pruning;
 
-static void say_deleted(const pruning *p, const char *path, uint64_t size)
+/* Deletes a checkpoint, or (folder NULL) the model of that name, and says so. */
+static nd_status delete_one(pruning *p, const nd_folder *folder, const char *name)
 {
-    char text[ND_CKPT_TEXT_MAX];
+    char *path = NULL, text[ND_CKPT_TEXT_MAX];
+    uint64_t size = 0;
+    bool there = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", p->run, name));
+    ND_TRY_OUT(nd_fs_tree_bytes(path, false, &size));
+    if (!p->dry_run && folder) {
+        ND_TRY_OUT(nd_folder_delete(p->run, folder));
+    } else if (!p->dry_run) {
+        nd_fs_remove_tree(path);
+        ND_TRY_OUT(nd_fs_exists(path, &there));
+        ND_TRY_OUT(there ? nd_fail(ND_ERR_CANTCREATE, "cannot delete all of \"%s\"", path) : ND_OK);
+    }
+    p->bytes += folder ? size : 0;
+    p->deleted += folder != NULL;
     printf("%s %s (%s)\n", p->dry_run ? "would delete" : "deleted", path,
            nd_file_bytes_format(text, sizeof text, (double)size));
-}
-
-static nd_status delete_one(pruning *p, const nd_folder *folder)
-{
-    char *path = NULL;
-    uint64_t size = 0;
-    ND_TRY(nd_fs_format(&path, "%s/%s", p->run, folder->name));
-    nd_status status = nd_fs_tree_bytes(path, false, &size);
-    if (status == ND_OK && !p->dry_run) {
-        status = nd_folder_delete(p->run, folder);
-    }
-    if (status == ND_OK) {
-        p->bytes += size;
-        p->deleted++;
-        say_deleted(p, path, size);
-    }
+out:
     free(path);
     return status;
 }
@@ -58,7 +45,7 @@ static nd_status delete_older(pruning *p, const nd_prune_options *options)
     ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
-        status = delete_one(p, &list[i]);
+        status = delete_one(p, &list[i], list[i].name);
     }
     free(list);
     return status;
@@ -77,9 +64,7 @@ static nd_status delete_aside(pruning *p, bool deletes)
                count == 1 ? "was" : "were", count == 1 ? "s" : "", count == 1 ? "it" : "them");
         count = 0;
     }
-    if (count > 0) {
-        ND_TRY_OUT(nd_checkpoint_reached(p->run, 1, true, &reached));
-    }
+    ND_TRY_OUT(count > 0 ? nd_checkpoint_reached(p->run, 1, true, &reached) : ND_OK);
     if (count > 0 && reached < 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" has no good checkpoint, so those that were set aside may be all "
@@ -88,54 +73,33 @@ static nd_status delete_aside(pruning *p, bool deletes)
         goto out;
     }
     for (int i = 0; i < count; i++) {
-        ND_TRY_OUT(delete_one(p, &list[i]));
+        ND_TRY_OUT(delete_one(p, &list[i], list[i].name));
     }
 out:
     free(list);
     return status;
 }
 
-/* The model of an earlier end: model.old, model.old-2, ... */
-static bool is_old_model(const char *name)
+/* Deletes the models of earlier ends, model.old, model.old-2, ..., but only beside the model of a
+ * later end: else one of them is the only one that the run has. */
+static nd_status delete_old_models(pruning *p)
 {
     static const char old[] = "model.old";
-    const char *rest = name + sizeof old - 1;
-    return strncmp(name, old, sizeof old - 1) == 0 &&
-           (!*rest || (rest[0] == '-' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]));
-}
-
-static nd_status delete_model(const pruning *p, const char *name)
-{
-    char *path = NULL;
-    uint64_t size = 0;
-    bool there = false;
-    ND_TRY(nd_fs_format(&path, "%s/%s", p->run, name));
-    nd_status status = nd_fs_tree_bytes(path, false, &size);
-    if (status == ND_OK && !p->dry_run) {
-        nd_fs_remove_tree(path);
-        status = nd_fs_exists(path, &there);
-        status = there ? nd_fail(ND_ERR_CANTCREATE, "cannot delete all of \"%s\"", path) : status;
-    }
-    if (status == ND_OK) {
-        say_deleted(p, path, size);
-    }
-    free(path);
-    return status;
-}
-
-/* Only beside the model of a later end: else one of them is the only one that the run has. */
-static nd_status delete_old_models(const pruning *p)
-{
     nd_fs_names names;
     bool has_model = false;
     ND_TRY(nd_fs_has(p->run, "model/config.json", &has_model));
     ND_TRY(nd_fs_list(p->run, &names));
     nd_status status = ND_OK;
     for (int i = 0; i < names.count && status == ND_OK; i++) {
-        if (is_old_model(names.list[i]) && has_model) {
-            status = delete_model(p, names.list[i]);
-        } else if (is_old_model(names.list[i])) {
-            printf("%s/%s stays, since there is no %s/model\n", p->run, names.list[i], p->run);
+        const char *name = names.list[i], *rest = name + sizeof old - 1;
+        if (strncmp(name, old, sizeof old - 1) != 0 ||
+            (*rest && (rest[0] != '-' || !rest[1] || rest[1 + strspn(rest + 1, "0123456789")]))) {
+            continue;
+        }
+        if (has_model) {
+            status = delete_one(p, NULL, name);
+        } else {
+            printf("%s/%s stays, since there is no %s/model\n", p->run, name, p->run);
         }
     }
     nd_fs_names_fini(&names);
@@ -157,37 +121,40 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
     return status;
 }
 
-/* Without a lock nobody knows whether a process trains there. */
-static nd_status lock_run(const char *run, nd_run_lock *lock)
-{
-    ND_TRY(nd_run_lock_acquire(run, lock));
-    return lock->held ? ND_OK
-                      : nd_fail(ND_ERR_CANTCREATE,
-                                "the file system of \"%s\" has no locks, so a process may train "
-                                "there; delete checkpoints yourself when none does",
-                                run);
-}
-
 nd_status nd_ckpt_prune(const nd_command_flags *line, int *code)
 {
-    nd_prune_options options;
+    const nd_flag_value *last = &line->values[ND_CKPT_PRUNE_KEEP_LAST];
+    const nd_flag_value *every = &line->values[ND_CKPT_PRUNE_KEEP_EVERY];
+    const bool set_aside = line->values[ND_CKPT_PRUNE_SET_ASIDE].given;
+    const nd_prune_options options = {
+        .keep = -1, .keep_last = last->whole, .keep_every = every->whole};
+    pruning p = {.dry_run = line->values[ND_CKPT_PRUNE_DRY_RUN].given};
     nd_run_lock lock = {.fd = -1};
-    char *run = NULL;
     nd_folder *list = NULL;
     int count = 0;
-    const bool dry_run = line->values[ND_CKPT_PRUNE_DRY_RUN].given;
     nd_status status = ND_OK;
     (void)code;
-    ND_TRY(read_options(line, &options));
-    ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &run));
-    ND_TRY_OUT(nd_ckpt_checkpoints(run, &list, &count));
-    ND_TRY_OUT(dry_run ? ND_OK : lock_run(run, &lock));
-    ND_TRY_OUT(dry_run ? ND_OK : nd_checkpoint_sweep(run));
-    pruning p = {.run = run, .dry_run = dry_run};
-    status = prune(&p, &options, line->values[ND_CKPT_PRUNE_SET_ASIDE].given);
+    if (!last->given && (every->given || !set_aside)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--keep-last K is missing; K is the number of newest checkpoints to keep");
+    }
+    ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &p.run));
+    ND_TRY_OUT(nd_ckpt_checkpoints(p.run, &list, &count));
+    if (!p.dry_run) {
+        ND_TRY_OUT(nd_run_lock_acquire(p.run, &lock));
+        if (!lock.held) { /* nobody knows whether a process trains there */
+            status = nd_fail(ND_ERR_CANTCREATE,
+                             "the file system of \"%s\" has no locks, so a process may train "
+                             "there; delete checkpoints yourself when none does",
+                             p.run);
+            goto out;
+        }
+        ND_TRY_OUT(nd_checkpoint_sweep(p.run));
+    }
+    status = prune(&p, &options, set_aside);
 out:
     nd_run_lock_release(&lock);
     free(list);
-    free(run);
+    free(p.run);
     return status;
 }

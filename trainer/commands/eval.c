@@ -13,45 +13,22 @@
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
-#include "trainer/commands/generate.h"
-
-/* Flags. */
-
-static nd_status parse(const nd_command_flags *line, nd_eval_call *o)
-{
-    const nd_flag_value *v = line->values;
-    const char *path;
-    *o = (nd_eval_call){.model = v[ND_EVAL_MODEL].text,
-                        .tokenizer = v[ND_EVAL_TOKENIZER].text,
-                        .requests = v[ND_EVAL_REQUESTS].text,
-                        .jsonl = v[ND_EVAL_JSONL].given,
-                        .add_special = v[ND_EVAL_ADD_SPECIAL].given,
-                        .serve = v[ND_EVAL_SERVE].given,
-                        .rows = v[ND_EVAL_ROWS].whole,
-                        .context = v[ND_EVAL_CONTEXT].whole};
-    for (int at = 0; (path = nd_command_flags_next(line, ND_EVAL_DATA, &at));) {
-        if (o->data_count == ND_EVAL_DATA_MAX) {
-            return nd_fail(ND_ERR_CONFIG, "there are more than %d of --data", ND_EVAL_DATA_MAX);
-        }
-        o->data[o->data_count++] = path;
-    }
-    return (o->data_count > 0) + (o->requests != NULL) + o->serve == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "give either files of --data, or a file of --requests, or "
-                                        "--serve-stdin");
-}
+#include "trainer/commands/session.h"
 
 static nd_status check_flags(const nd_command_flags *line)
 {
-    nd_eval_call o;
-    return parse(line, &o);
+    const nd_flag_value *v = line->values;
+    return v[ND_EVAL_DATA].given + v[ND_EVAL_REQUESTS].given + v[ND_EVAL_SERVE].given == 1
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "give either files of --data, or a file of --requests, or "
+                                        "--serve-stdin");
 }
 
 /* The loss on data. */
 
 static nd_status check_settings(const nd_session *s)
 {
-    const nd_config *config = s->config;
+    const nd_config *config = &s->config;
     const nd_shape *shape = &s->model.shape;
     if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
         return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
@@ -68,37 +45,31 @@ static nd_status check_settings(const nd_session *s)
                                config->train.sequence_length);
 }
 
-/* Whether ids are bytes. The byte tokenizer that a saved model has is not needed then. */
-static bool ids_are_bytes(const nd_session *s)
-{
-    return s->tokenizer && s->model.shape.vocab == 256 &&
-           nd_tokenizer_vocab_size(s->tokenizer) == 256;
-}
-
 /* A file, a folder, a pattern, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
 static nd_status check_there(const char *path)
 {
     char *index = NULL;
-    bool is[3] = {false};
+    bool there = false;
+    ND_TRY(nd_fs_exists(path, &there));
+    ND_TRY(there ? ND_OK : nd_corpus_is_several(path, &there));
     ND_TRY(nd_fs_format(&index, "%s.idx", path));
-    nd_status status = nd_fs_exists(path, &is[0]);
-    status = status == ND_OK ? nd_corpus_is_several(path, &is[1]) : status;
-    status = status == ND_OK ? nd_fs_exists(index, &is[2]) : status;
+    nd_status status = there ? ND_OK : nd_fs_exists(index, &there);
     free(index);
     ND_TRY(status);
-    return is[0] || is[1] || is[2] ? ND_OK
-                                   : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
+    return there ? ND_OK : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
 }
 
 static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
 {
-    nd_config config = *s->config; /* borrows its strings */
+    nd_config config = s->config; /* borrows its strings */
     nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
     bool ids = false;
     *bytes = false;
     ND_TRY(check_there(path));
     ND_TRY(nd_inputs_hold_ids(&config, path, &ids));
-    *bytes = !ids && ids_are_bytes(s);
+    /* Where ids are bytes, the byte tokenizer that a saved model has is not needed. */
+    *bytes = !ids && s->tokenizer && s->model.shape.vocab == 256 &&
+             nd_tokenizer_vocab_size(s->tokenizer) == 256;
     if (ids || *bytes) {
         config.data.tokenizer = ids ? "file" : "bytes";
         inputs.tokenizer = NULL;
@@ -117,7 +88,7 @@ typedef struct progress {
 } progress;
 
 /* Asked before each call of the model. */
-static nd_status ask_world(void *context, bool *stop)
+static nd_status ask(void *context, bool *stop)
 {
     progress *p = context;
     if (nd_session_word_is_due(p->session)) {
@@ -177,8 +148,8 @@ static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *
                              int64_t *bytes)
 {
     enum { ROUND = 64 }; /* blocks of a rank */
-    nd_rank *r = &s->worker->rank;
-    const int64_t S = s->config->train.sequence_length, blocks = nd_dataset_blocks(data);
+    const nd_rank *r = &s->worker->rank;
+    const int64_t S = s->config.train.sequence_length, blocks = nd_dataset_blocks(data);
     const int64_t round = (int64_t)ROUND * r->world_size;
     nd_decoder *decoder = NULL;
     int32_t *memory = NULL;
@@ -200,8 +171,7 @@ static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *
             ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
         }
     }
-    status = nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, bytes, 1,
-                                ND_DTYPE_I64, ND_REDOP_SUM, NULL);
+    status = nd_session_reduce(s, ND_GROUP_WORLD, bytes, 1, ND_REDOP_SUM);
 out:
     nd_decoder_destroy(decoder);
     free(memory);
@@ -209,11 +179,11 @@ out:
 }
 
 /* bytes: of the text; 0: unknown. */
-static nd_status print_loss(const nd_eval_call *o, const nd_dataset *data, const char *path,
+static nd_status print_loss(const nd_session *s, const nd_dataset *data, const char *path,
                             int64_t bytes, double loss, int64_t tokens)
 {
     const double bits = bytes > 0 ? loss / M_LN2 * (double)tokens / (double)bytes : 0;
-    if (!o->jsonl) {
+    if (!s->flags[ND_EVAL_JSONL].given) {
         char per_byte[64] = "";
         snprintf(per_byte, sizeof per_byte, ", %.6f bits per byte", bits);
         printf("%s: loss %.6f, perplexity %.6g%s, %lld tokens\n", path, loss, exp(loss),
@@ -233,13 +203,12 @@ static nd_status print_loss(const nd_eval_call *o, const nd_dataset *data, const
     return nd_print_row(row);
 }
 
-static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer *trainer,
-                               const char *path)
+static nd_status evaluate_file(nd_session *s, nd_trainer *trainer, const char *path)
 {
     nd_rank *r = &s->worker->rank;
     const nd_loader_options loading = nd_loader_options_of(r, true);
     progress p = {.session = s, .path = path};
-    const nd_stop_check check = {ask_world, &p};
+    const nd_stop_check check = {ask, &p};
     nd_dataset *data = NULL;
     nd_loader *loader = NULL;
     bool bytes = false, joined = true;
@@ -251,7 +220,7 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     p.calls = nd_loader_validation_steps(data, &loading);
     if (r->rank == 0) {
         nd_log_info("%s: %lld blocks of %lld tokens; documents are %s (--documents)", path,
-                    (long long)nd_dataset_blocks(data), (long long)s->config->train.sequence_length,
+                    (long long)nd_dataset_blocks(data), (long long)s->config.train.sequence_length,
                     nd_dataset_is_separate(data) ? "separate" : "joined");
     }
     ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
@@ -264,7 +233,7 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     } else {
         int64_t of_text = tokens;
         ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, path, &of_text));
-        status = r->rank == 0 ? print_loss(o, data, path, of_text, loss, tokens) : ND_OK;
+        status = r->rank == 0 ? print_loss(s, data, path, of_text, loss, tokens) : ND_OK;
     }
 out:
     joined = !loader || nd_loader_close(loader);
@@ -274,17 +243,18 @@ out:
     return status;
 }
 
-static nd_status evaluate(nd_session *s, const nd_eval_call *o)
+static nd_status evaluate(nd_session *s)
 {
     nd_trainer *trainer = NULL;
+    const char *path;
     nd_status status = ND_OK;
     ND_TRY_OUT(check_settings(s));
     ND_TRY_OUT(nd_trainer_create_evaluator(&s->worker->rank, &trainer));
     ND_TRY_OUT(nd_session_check_memory(s, &trainer->plan));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_model_files_load(&s->model, &trainer->model->fsdp));
-    for (int i = 0; i < o->data_count; i++) {
-        ND_TRY_OUT(evaluate_file(s, o, trainer, o->data[i]));
+    for (int at = 0; (path = nd_command_flags_next(s->call->line, ND_EVAL_DATA, &at));) {
+        ND_TRY_OUT(evaluate_file(s, trainer, path));
     }
 out:
     nd_trainer_destroy(trainer);
@@ -293,17 +263,15 @@ out:
 
 /* The command. */
 
-/* Blocks are as long as those of the run, unless a length is given. `own`: for its settings. */
-static nd_status take_run_length(nd_session *s, nd_config *own)
+/* Blocks are as long as those of the run, unless a length is given. */
+static nd_status take_run_length(nd_session *s)
 {
     int64_t length = 0;
-    if (!s->config->sequence_given) {
+    if (!s->config.sequence_given) {
         ND_TRY(nd_model_files_run_length(&s->model, &length));
     }
     if (length > 0) {
-        *own = *s->config;
-        own->train.sequence_length = length;
-        s->config = s->worker->rank.config = own;
+        s->config.train.sequence_length = length;
         if (s->worker->rank.rank == 0 && !s->checks) {
             nd_log_info("blocks are as long as those of the model's run; --sequence-length sets "
                         "another length");
@@ -312,64 +280,38 @@ static nd_status take_run_length(nd_session *s, nd_config *own)
     return ND_OK;
 }
 
-static nd_status run(const nd_command_call *call)
+static nd_status run(nd_session *s)
 {
-    nd_session session = {0};
-    nd_eval_call o;
-    nd_config own; /* borrows the strings of call->config */
-    nd_status status = ND_OK;
-    ND_TRY_OUT(parse(call->line, &o));
-    ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
-    ND_TRY_OUT(o.data_count > 0 ? take_run_length(&session, &own) : ND_OK);
-    ND_TRY_OUT(nd_session_agree(&session, call));
-    status = o.requests ? nd_eval_requests(&session, &o)
-             : o.serve  ? nd_eval_serve(&session, &o)
-                        : evaluate(&session, &o);
-out:
-    call->worker->rank.config = call->config;
-    nd_session_close(&session);
-    return status;
+    const bool data = s->flags[ND_EVAL_DATA].given;
+    ND_TRY(data ? take_run_length(s) : ND_OK);
+    ND_TRY(nd_session_agree(s));
+    return data ? evaluate(s) : nd_eval_run_requests(s);
 }
 
-static nd_status check_data(nd_session *s, const nd_eval_call *o)
+static nd_status check(nd_session *s)
 {
-    nd_config own; /* borrows the strings of the session's */
-    const nd_config *kept = s->config;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(take_run_length(s, &own));
-    ND_TRY_OUT(check_settings(s));
-    for (int i = 0; i < o->data_count; i++) {
+    const char *path;
+    if (!s->flags[ND_EVAL_DATA].given) {
+        ND_TRY(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
+        return nd_eval_check_requests(s);
+    }
+    ND_TRY(take_run_length(s));
+    ND_TRY(check_settings(s));
+    for (int at = 0; (path = nd_command_flags_next(s->call->line, ND_EVAL_DATA, &at));) {
         nd_dataset *data = NULL;
         bool bytes = false;
-        ND_TRY_OUT(open_data(s, o->data[i], &bytes, &data));
+        ND_TRY(open_data(s, path, &bytes, &data));
         nd_dataset_close(data);
     }
-out:
-    s->config = s->worker->rank.config = kept;
-    return status;
+    return ND_OK;
 }
 
-static nd_status check_use(nd_session *s, const void *context)
-{
-    const nd_eval_call *o = context;
-    if (o->data_count > 0) {
-        return check_data(s, o);
-    }
-    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh));
-    return nd_eval_check_requests(s, o);
-}
-
-static nd_status check(const nd_command_call *call)
-{
-    nd_eval_call o;
-    ND_TRY(parse(call->line, &o));
-    return nd_session_check(call, o.model, o.tokenizer, check_use, &o);
-}
+const nd_session_use nd_eval_use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, check, run};
 
 const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .trains = true,
                                     .begin = nd_session_begin,
-                                    .run = run,
-                                    .check = check,
+                                    .run = nd_session_run,
+                                    .check = nd_session_check,
                                     .decodes = true,
                                     .check_flags = check_flags};

@@ -6,12 +6,10 @@
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
-#include "trainer/commands/generate.h"
+#include "trainer/commands/session.h"
 
 /* With several replicas: texts of each slot in a wave, after which results are exchanged. */
 enum { WAVE = 4 };
-
-/* Output. */
 
 typedef struct result {
     nd_sequence sequence;
@@ -21,22 +19,24 @@ typedef struct result {
 } result;
 
 typedef struct job {
+    const nd_generation *generation;
     nd_session *session;
-    const nd_generate_call *options;
-    const nd_generate_input *in;
-    nd_generator *generator;
-    uint64_t first;       /* number of the first request, for the draws */
     result *results;      /* [requests] */
+    size_t count;         /* of requests */
     int32_t *ids;         /* of the new tokens of all */
     size_t printed;       /* results */
     int64_t *wave;        /* [count of the wave] numbers of requests that this replica runs */
     nd_sequence *running; /* [count of the wave] their sequences */
-    bool streams;         /* one text, printed as it comes */
+    int replicas;
+    bool first;   /* rank 0, which prints */
+    bool streams; /* one text, printed as it comes */
 } job;
+
+/* Output. */
 
 static nd_status print_row(const job *j, size_t i)
 {
-    const nd_request *q = &j->in->requests.list[i];
+    const nd_request *q = &j->generation->requests.list[i];
     const result *r = &j->results[i];
     const nd_sequence *s = &r->sequence;
     json_t *row = json_object(), *ids = json_array();
@@ -70,22 +70,18 @@ static nd_status print_text(job *j, size_t i)
     return nd_process_flush_output();
 }
 
-/* Without a tokenizer: the ids. */
-static nd_status print_ids(const job *j, size_t i)
-{
-    const nd_sequence *s = &j->results[i].sequence;
-    for (int64_t k = 0; k < s->count; k++) {
-        printf(k ? " %d" : "%d", s->ids[k]);
-    }
-    return ND_OK;
-}
-
 static nd_status print_result(job *j, size_t i)
 {
-    if (j->options->jsonl) {
+    const nd_sequence *s = &j->results[i].sequence;
+    if (j->generation->jsonl) {
         return print_row(j, i);
     }
-    ND_TRY(j->results[i].text.decoder ? print_text(j, i) : print_ids(j, i));
+    if (j->results[i].text.decoder) {
+        ND_TRY(print_text(j, i));
+    }
+    for (int64_t k = 0; k < s->count && !j->results[i].text.decoder; k++) {
+        printf(k ? " %d" : "%d", s->ids[k]);
+    }
     putchar('\n');
     return nd_process_flush_output();
 }
@@ -94,9 +90,9 @@ static nd_status print_result(job *j, size_t i)
 static nd_status print_ready(job *j)
 {
     nd_status status = ND_OK;
-    while (status == ND_OK && j->printed < j->in->requests.count && j->results[j->printed].ended) {
-        size_t i = j->printed++;
-        if (j->session->worker->rank.rank == 0) {
+    while (status == ND_OK && j->printed < j->count && j->results[j->printed].ended) {
+        const size_t i = j->printed++;
+        if (j->first) {
             nd_session_row_begin();
             status = print_result(j, i);
             nd_session_row_end();
@@ -107,15 +103,8 @@ static nd_status print_ready(job *j)
 
 static nd_status add_token(job *j, size_t i, int32_t id, bool *stop)
 {
-    return nd_ids_hold(&j->in->ends, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
-}
-
-static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
-{
-    job *j = context;
-    size_t i = (size_t)j->wave[sequence];
-    ND_TRY(add_token(j, i, id, stop));
-    return j->streams && j->results[i].text.decoder ? print_text(j, i) : ND_OK;
+    return nd_ids_hold(&j->generation->ends, id) ? ND_OK
+                                                 : nd_text_out_push(&j->results[i].text, id, stop);
 }
 
 static nd_status finish(job *j, size_t i)
@@ -126,48 +115,67 @@ static nd_status finish(job *j, size_t i)
 
 /* Work. */
 
+static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
+{
+    job *j = context;
+    const size_t i = (size_t)j->wave[sequence];
+    ND_TRY(add_token(j, i, id, stop));
+    return j->streams && j->results[i].text.decoder ? print_text(j, i) : ND_OK;
+}
+
+static nd_status on_end(void *context, int64_t sequence)
+{
+    job *j = context;
+    const size_t i = (size_t)j->wave[sequence];
+    j->results[i].sequence = j->running[sequence];
+    ND_TRY(finish(j, i));
+    return j->replicas == 1 ? print_ready(j) : ND_OK;
+}
+
+/* Asked before each call of the model. A text that is printed as it comes says more. */
+static nd_status ask(void *context, bool *stop)
+{
+    job *j = context;
+    const nd_generate_counts c = nd_generator_counts(j->generation->generator);
+    if (nd_session_word_is_due(j->session) && (!j->streams || c.new_tokens == 0)) {
+        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far%s",
+                    j->printed, j->count, (long long)c.prompt_tokens, (long long)c.new_tokens,
+                    j->replicas == 1 ? "" : " on this replica");
+    }
+    return nd_session_ask_stop(j->session, ND_GROUP_TP, stop);
+}
+
 static nd_status prepare(job *j)
 {
-    const nd_requests *requests = &j->in->requests;
+    const nd_requests *requests = &j->generation->requests;
     int64_t tokens = 0;
-    ND_TRY(ND_ALLOC(requests->count, &j->results));
-    ND_TRY(ND_ALLOC(requests->count, &j->wave));
-    ND_TRY(ND_ALLOC(requests->count, &j->running));
-    for (size_t i = 0; i < requests->count; i++) {
+    ND_TRY(ND_ALLOC(j->count, &j->results));
+    ND_TRY(ND_ALLOC(j->count, &j->wave));
+    ND_TRY(ND_ALLOC(j->count, &j->running));
+    for (size_t i = 0; i < j->count; i++) {
         tokens += requests->list[i].max_new;
     }
     ND_TRY(ND_ALLOC(tokens, &j->ids));
     tokens = 0;
-    for (size_t i = 0; i < requests->count; i++) {
+    for (size_t i = 0; i < j->count; i++) {
         const nd_request *q = &requests->list[i];
         j->results[i].sequence = (nd_sequence){.prompt = q->ids.data,
                                                .prompt_count = (int64_t)q->ids.count,
                                                .max_new = q->max_new,
-                                               .request = j->first + i,
+                                               .request = j->generation->first + i,
                                                .ids = j->ids + tokens};
         tokens += q->max_new;
-        ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->options->stops,
+        ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->generation->stops,
                                 &q->ids));
     }
     return ND_OK;
 }
 
-static void release(job *j)
-{
-    for (size_t i = 0; j->results && i < j->in->requests.count; i++) {
-        nd_text_out_fini(&j->results[i].text);
-    }
-    free(j->results);
-    free(j->wave);
-    free(j->running);
-    free(j->ids);
-}
-
 /* What one replica has generated reaches the others. */
-static nd_status share_result(job *j, size_t i, int owner)
+static nd_status share_result(job *j, size_t i)
 {
-    nd_rank *r = &j->session->worker->rank;
-    const bool own = r->coord.at[ND_AXIS_DP_REPLICATE] == owner;
+    const int owner = (int)(i % (size_t)j->replicas);
+    const bool own = j->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE] == owner;
     nd_sequence *s = &j->results[i].sequence;
     int64_t numbers[2] = {s->count, s->finish};
     ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, owner,
@@ -186,64 +194,36 @@ static nd_status share_result(job *j, size_t i, int owner)
     return finish(j, i);
 }
 
-static nd_status on_end(void *context, int64_t sequence)
-{
-    job *j = context;
-    const size_t i = (size_t)j->wave[sequence];
-    j->results[i].sequence = j->running[sequence];
-    ND_TRY(finish(j, i));
-    return j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1 ? print_ready(j) : ND_OK;
-}
-
-/* Asked before each call of the model. A text that is printed as it comes says more. */
-static nd_status ask(void *context, bool *stop)
-{
-    job *j = context;
-    const nd_generate_counts c = nd_generator_counts(j->generator);
-    if (nd_session_word_is_due(j->session) && (!j->streams || c.new_tokens == 0)) {
-        const bool alone = j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1;
-        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far%s",
-                    j->printed, j->in->requests.count, (long long)c.prompt_tokens,
-                    (long long)c.new_tokens, alone ? "" : " on this replica");
-    }
-    return nd_session_ask_stop(j->session, ND_GROUP_TP, stop);
-}
-
-/* A stop, with the numbers of all replicas; each has those of its part of a wave alone. Results of
- * a wave that was stopped are not exchanged. */
-static nd_status end_wave(const job *j, nd_status status)
-{
-    const bool alone = j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1;
-    status = nd_session_end_wave(j->session, status);
-    return status != ND_ERR_PREEMPTED || alone
-               ? status
-               : nd_fail(status, "stopped by a signal; %zu of %zu texts are complete", j->printed,
-                         j->in->requests.count);
-}
-
 static nd_status run_wave(job *j, size_t begin, size_t end)
 {
-    const nd_rank *r = &j->session->worker->rank;
-    const int replicas = r->mesh.size[ND_AXIS_DP_REPLICATE];
+    const nd_generation *g = j->generation;
+    const int replica = j->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE];
     const nd_stop_check check = {ask, j};
-    const nd_generate_rules rules = {.sampling = j->options->sampling,
-                                     .ends = j->in->ends.data,
-                                     .end_count = (int)j->in->ends.count,
+    const nd_generate_rules rules = {.sampling = g->sampling,
+                                     .ends = g->ends.data,
+                                     .end_count = (int)g->ends.count,
                                      .token = on_token,
                                      .end = on_end,
                                      .context = j,
                                      .check = &check};
     int64_t count = 0;
     for (size_t i = begin; i < end; i++) {
-        if ((int)(i % (size_t)replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
+        if ((int)(i % (size_t)j->replicas) == replica) {
             j->wave[count] = (int64_t)i;
             j->running[count++] = j->results[i].sequence;
         }
     }
-    nd_status status = nd_generator_run(j->generator, j->running, count, &rules);
-    ND_TRY(end_wave(j, status));
-    for (size_t i = begin; i < end && replicas > 1; i++) {
-        ND_TRY(share_result(j, i, (int)(i % (size_t)replicas)));
+    nd_status status = nd_generator_run(g->generator, j->running, count, &rules);
+    status = nd_session_end_wave(j->session, status);
+    if (status == ND_ERR_PREEMPTED && j->replicas > 1) {
+        /* Each replica has the numbers of its part of a wave alone, and results of a wave that was
+         * stopped are not exchanged. */
+        return nd_fail(status, "stopped by a signal; %zu of %zu texts are complete", j->printed,
+                       j->count);
+    }
+    ND_TRY(status);
+    for (size_t i = begin; i < end && j->replicas > 1; i++) {
+        ND_TRY(share_result(j, i));
     }
     return print_ready(j);
 }
@@ -251,48 +231,51 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
 /* An instruct model often ends at once where a prompt is not written as a user's turn. */
 static void warn_of_empty(const job *j)
 {
-    const nd_tokenizer *tokenizer = j->session->tokenizer;
+    const nd_session *s = j->session;
     size_t empty = 0;
     nd_chat chat;
     for (size_t i = 0; i < j->printed; i++) {
-        const nd_sequence *s = &j->results[i].sequence;
-        empty += s->finish == ND_FINISH_EOS && s->count == 1;
+        const nd_sequence *q = &j->results[i].sequence;
+        empty += q->finish == ND_FINISH_EOS && q->count == 1;
     }
-    if (empty == 0 || j->session->worker->rank.rank != 0) {
-        return;
+    if (empty > 0 && j->first) {
+        const bool knows_turns = s->tokenizer && !s->flags[ND_GENERATE_CHAT].given &&
+                                 nd_chat_guess(s->tokenizer, s->tokenizer_path, &chat);
+        nd_log_warning("%zu of %zu texts are empty, as the model's end token came first%s", empty,
+                       j->printed,
+                       knows_turns ? "; --chat writes a prompt as a user's turn, which instruct "
+                                     "models expect"
+                                   : "");
     }
-    const bool knows_turns = tokenizer && !j->options->chat &&
-                             nd_chat_guess(tokenizer, j->session->tokenizer_path, &chat);
-    nd_log_warning("%zu of %zu texts are empty, as the model's end token came first%s", empty,
-                   j->printed,
-                   knows_turns ? "; --chat writes a prompt as a user's turn, which instruct models "
-                                 "expect"
-                               : "");
 }
 
-nd_status nd_generate_run(const nd_generate_task *task, nd_bytes *last)
+nd_status nd_generate_run(const nd_generation *g, nd_bytes *last)
 {
-    const nd_rank *r = &task->session->worker->rank;
-    const size_t count = task->in->requests.count;
-    const size_t replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE];
-    const size_t wave = replicas > 1 ? WAVE * (size_t)task->batch * replicas : count;
-    job j = {.session = task->session,
-             .options = task->options,
-             .in = task->in,
-             .generator = task->generator,
-             .first = task->first,
-             .streams = !task->options->jsonl && r->rank == 0};
-    nd_status status = prepare(&j);
-    for (size_t i = 0; i < count && status == ND_OK; i += wave) {
-        status = run_wave(&j, i, i + wave < count ? i + wave : count);
+    const nd_rank *r = &g->session->worker->rank;
+    job j = {.generation = g,
+             .session = g->session,
+             .count = g->requests.count,
+             .replicas = r->mesh.size[ND_AXIS_DP_REPLICATE],
+             .first = r->rank == 0,
+             .streams = !g->jsonl && r->rank == 0};
+    const size_t wave = j.replicas > 1 ? (size_t)(WAVE * g->batch * j.replicas) : j.count;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(prepare(&j));
+    for (size_t i = 0; i < j.count; i += wave) {
+        ND_TRY_OUT(run_wave(&j, i, i + wave < j.count ? i + wave : j.count));
     }
-    if (last && status == ND_OK) {
-        const nd_bytes *text = &j.results[count - 1].text.text;
-        status = nd_bytes_add(last, text->data, text->count);
+    if (last) {
+        const nd_bytes *text = &j.results[j.count - 1].text.text;
+        ND_TRY_OUT(nd_bytes_add(last, text->data, text->count));
     }
-    if (status == ND_OK) {
-        warn_of_empty(&j);
+    warn_of_empty(&j);
+out:
+    for (size_t i = 0; j.results && i < j.count; i++) {
+        nd_text_out_fini(&j.results[i].text);
     }
-    release(&j);
+    free(j.results);
+    free(j.wave);
+    free(j.running);
+    free(j.ids);
     return status;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What commands that are workers of a job have in common: how they begin, what they need, and where
- * their configuration comes from. */
+ * their configuration comes from. The command train is here too. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,37 +10,25 @@
 
 #include "trainer/commands/command.h"
 
-/* Workers of a host exchange data through shared memory, which is made of files. */
-static nd_status check_file_limit(const nd_identity *id)
+nd_status nd_job_check(const nd_config *config, const nd_identity *id)
 {
+    /* Workers of a host exchange data through shared memory, which is made of files. */
     const rlim_t needed = (rlim_t)8 << 20;
+    const int world = nd_mesh_world_size(&config->resolved_mesh);
     struct rlimit limit;
-    if (id->world_size == 1 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= needed) {
+    if (world != id->world_size) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the configuration needs %d workers, but this job has %d (%s); start it "
+                       "with ndlaunch, or with as many tasks as launch.workers",
+                       world, id->world_size, nd_identity_source_name(id->source));
+    }
+    if (world == 1 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= needed) {
         return ND_OK;
     }
     return nd_fail(ND_ERR_CANTCREATE,
                    "shared memory between workers needs files of up to %llu bytes, but files of at "
                    "most %llu may be written (ulimit -f); raise this limit",
                    (unsigned long long)needed, (unsigned long long)limit.rlim_cur);
-}
-
-static nd_status check_world(const nd_config *config, const nd_identity *id)
-{
-    int world = nd_mesh_world_size(&config->resolved_mesh);
-    if (world == id->world_size) {
-        return ND_OK;
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "the configuration needs %d workers, but this job has %d (%s); start it with "
-                   "ndlaunch, or with as many "
-                   "tasks as launch.workers",
-                   world, id->world_size, nd_identity_source_name(id->source));
-}
-
-nd_status nd_job_check(const nd_config *config, const nd_identity *id)
-{
-    ND_TRY(check_world(config, id));
-    return check_file_limit(id);
 }
 
 nd_status nd_job_check_room(const nd_command_call *call)
@@ -130,3 +118,36 @@ nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id
     ND_TRY(adopt_world_size(config, id));
     return nd_config_resolve(config);
 }
+
+/* The command train. */
+
+static nd_status begin(nd_worker *worker)
+{
+    return nd_job_begin(worker, nd_train_request_stop);
+}
+
+static nd_status train(const nd_command_call *call)
+{
+    nd_config *config = call->config;
+    nd_worker *worker = call->worker;
+    nd_inputs inputs = {.stop = nd_train_stop_flag()};
+    nd_run_context context = {
+        .worker = worker, .inputs = &inputs, .argc = call->argc, .argv = call->argv};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_job_check(config, &worker->identity));
+    ND_TRY_OUT(nd_worker_meet(worker, config));
+    ND_TRY_OUT(nd_inputs_open(config, &inputs));
+    if (worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.local_rank == 0) {
+        /* ndlaunch has done it in its check. */
+        ND_TRY_OUT(nd_inputs_verify_folder(config, config->model.path));
+    }
+    ND_TRY_OUT(nd_settings_compare(worker, config, &inputs));
+    ND_TRY_OUT(nd_worker_join(worker, config, &inputs.shape));
+    ND_TRY_OUT(nd_train(&context));
+out:
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+const nd_command nd_command_train = {
+    .id = ND_COMMAND_TRAIN, .trains = true, .begin = begin, .run = train};

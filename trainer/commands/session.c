@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranks, the model and the tokenizer of a command that uses a model. */
+/* The ranks, the model and the tokenizer of a command that uses a model, and what rank 0 reads. */
+#include "trainer/commands/session.h"
+
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +17,6 @@
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "runtime/device/host_memory.h"
-#include "trainer/checkpoint/manifest_names.h"
-#include "trainer/commands/generate.h"
 
 enum { WORD_SECONDS = 10 };
 
@@ -73,6 +75,11 @@ nd_status nd_session_begin(nd_worker *worker)
     return ND_OK;
 }
 
+int nd_session_signal(void)
+{
+    return stop_signal;
+}
+
 bool nd_session_word_is_due(nd_session *s)
 {
     const double now = nd_clock_seconds();
@@ -83,31 +90,32 @@ bool nd_session_word_is_due(nd_session *s)
     return true;
 }
 
-int nd_session_signal(void)
+/* Ranks. */
+
+nd_status nd_session_reduce(nd_session *s, nd_group_kind group, int64_t *values, int64_t count,
+                            nd_redop op)
 {
-    return stop_signal;
+    nd_rank *r = &s->worker->rank;
+    return nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, values, count, ND_DTYPE_I64, op,
+                              NULL);
 }
 
 nd_status nd_session_ask_stop(nd_session *s, nd_group_kind group, bool *stop)
 {
-    nd_rank *r = &s->worker->rank;
     int64_t any = stop_signal;
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, &any, 1, ND_DTYPE_I64,
-                              ND_REDOP_MAX, NULL));
+    ND_TRY(nd_session_reduce(s, group, &any, 1, ND_REDOP_MAX));
     *stop = any != 0;
     return ND_OK;
 }
 
 nd_status nd_session_end_wave(nd_session *s, nd_status status)
 {
-    nd_rank *r = &s->worker->rank;
     int64_t any = status == ND_ERR_PREEMPTED;
-    if (r->mesh.size[ND_AXIS_DP_REPLICATE] == 1 || (status != ND_OK && any == 0)) {
+    if (s->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1 || (status != ND_OK && any == 0)) {
         return status;
     }
     const nd_error own = *nd_error_last();
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
-                              ND_REDOP_MAX, NULL));
+    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &any, 1, ND_REDOP_MAX));
     if (status != ND_OK) {
         return nd_fail(status, "%s", own.message);
     }
@@ -116,18 +124,195 @@ nd_status nd_session_end_wave(nd_session *s, nd_status status)
                               "stopped by a signal before all replicas had done their part");
 }
 
-static nd_status check_named(const char *model)
+/* Every rank returns the worst status of all; the reason, that it could not `what`, stays with the
+ * rank that has it. */
+static nd_status agree_on_status(nd_session *s, nd_status status, const char *what)
 {
-    return model ? ND_OK
-                 : nd_fail(ND_ERR_CONFIG,
-                           "--model is missing; it is a model's folder, a run folder, one of its "
-                           "checkpoints, or ORG/NAME in the local cache");
+    const nd_error own = *nd_error_last();
+    int64_t worst = status;
+    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &worst, 1, ND_REDOP_MAX));
+    if (status != ND_OK) {
+        return nd_fail((nd_status)worst, "%s", own.message);
+    }
+    return worst == ND_OK ? ND_OK
+                          : nd_fail_elsewhere((nd_status)worst, "another rank could not %s", what);
 }
 
-static nd_status open_model(nd_session *s, const char *model, const char *tokenizer)
+/* Bytes of one collective: of a broadcast, and of an all-reduce of a GPU's host memory. */
+enum { SHARE_BYTES = 1 << 20, REDUCE_WORDS = 512 };
+
+/* NCCL has broadcasts of device memory alone. So the bytes are a sum, to which others add 0. */
+static nd_status share_by_sums(nd_session *s, nd_group_kind group, char *data, int64_t bytes,
+                               bool own)
 {
-    ND_TRY(nd_model_files_open(model, &s->model));
-    return nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer);
+    int64_t words[REDUCE_WORDS];
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
+        const size_t left = (size_t)(bytes - at), n = left < sizeof words ? left : sizeof words;
+        memset(words, 0, sizeof words);
+        if (own) {
+            memcpy(words, data + at, n);
+        }
+        ND_TRY(nd_session_reduce(s, group, words, nd_ceil_div((int64_t)n, 8), ND_REDOP_SUM));
+        memcpy(data + at, words, n);
+    }
+    return ND_OK;
+}
+
+nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
+                               int root, bool own)
+{
+    nd_rank *r = &s->worker->rank;
+    if (nd_rank_is_gpu(r)) {
+        return share_by_sums(s, group, data, bytes, own);
+    }
+    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
+        ND_TRY(nd_comm_broadcast(r->groups.by_kind[group], &r->stream, (char *)data + at,
+                                 nd_min(bytes - at, SHARE_BYTES), ND_DTYPE_U8, root, NULL));
+    }
+    return ND_OK;
+}
+
+nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
+{
+    const bool first = s->worker->rank.rank == 0;
+    int64_t bytes = first && read == ND_OK ? (int64_t)*size : 0;
+    ND_TRY(agree_on_status(s, first ? read : ND_OK, "read the input"));
+    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &bytes, 1, ND_REDOP_MAX));
+    nd_status status = ND_OK;
+    if (!first) {
+        *text = NULL;
+        *size = (size_t)bytes;
+        status = ND_ALLOC(bytes + 1, text);
+    }
+    ND_TRY(agree_on_status(s, status, "hold the input"));
+    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, first);
+}
+
+/* Settings, command line and all numbers of the model, for the comparison of ranks. */
+static nd_status job_text(const nd_session *s, char **out)
+{
+    char *settings = NULL, hex[65] = "";
+    size_t size;
+    nd_status status = ND_OK;
+    ND_TRY(nd_config_job_text(&s->config, &settings));
+    FILE *text = open_memstream(out, &size);
+    if (text) {
+        fputs(settings, text);
+        for (int i = 1; i < s->call->argc && status == ND_OK; i++) {
+            const char *word = s->call->argv[i];
+            const bool is_long = strlen(word) > 1000; /* a prompt */
+            status = is_long ? nd_sha256(word, strlen(word), hex) : ND_OK;
+            fprintf(text, "argument %d=%s\n", i, is_long ? hex : word);
+        }
+        nd_shape_print(&s->model.shape, text);
+    }
+    free(settings);
+    return !text || fclose(text) != 0 ? nd_fail_memory("the command line") : status;
+}
+
+nd_status nd_session_agree(nd_session *s)
+{
+    char *text = NULL;
+    if (s->worker->rank.world_size == 1) {
+        return ND_OK;
+    }
+    nd_status status = job_text(s, &text);
+    status = status == ND_OK ? nd_settings_compare_text(s->worker, text) : status;
+    free(text);
+    return status;
+}
+
+nd_status nd_session_check_single(const nd_session *s, const char *what)
+{
+    const int replicas = s->config.resolved_mesh.size[ND_AXIS_DP_REPLICATE];
+    return replicas == 1
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "mesh.dp_replicate is %d, but %s at a time; use fewer workers, or "
+                         "--tp-size",
+                         replicas, what);
+}
+
+/* The model. */
+
+static nd_status open_model(nd_session *s, const nd_session_use *use)
+{
+    const char *name = s->flags[use->model].text;
+    ND_TRY(nd_model_files_open(name, &s->model));
+    return nd_model_files_tokenizer(&s->model, s->flags[use->tokenizer].text, &s->tokenizer_path,
+                                    &s->tokenizer);
+}
+
+/* A checkpoint has its own checksums, which are compared as it is loaded. */
+static nd_status verify_model(const nd_session *s)
+{
+    return s->model.kind == ND_MODEL_FOLDER ? nd_inputs_verify_folder(&s->config, s->model.folder)
+                                            : ND_OK;
+}
+
+static nd_status check(nd_session *s, const nd_session_use *use)
+{
+    ND_TRY(open_model(s, use));
+    ND_TRY(verify_model(s));
+    ND_TRY(nd_trainer_check_precision(&s->config, &s->model.shape));
+    ND_TRY(use->check(s));
+    return nd_job_check_room(s->call);
+}
+
+static nd_status join(nd_session *s, const nd_session_use *use)
+{
+    const nd_identity *id = &s->worker->identity;
+    ND_TRY(nd_job_check(&s->config, id));
+    ND_TRY(nd_worker_meet(s->worker, &s->config));
+    ND_TRY(open_model(s, use));
+    if (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0) {
+        ND_TRY(verify_model(s)); /* ndlaunch's check has done it */
+    }
+    if (s->tokenizer && nd_tokenizer_vocab_size(s->tokenizer) > s->model.shape.vocab) {
+        nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
+                       "with such a token is an error",
+                       nd_tokenizer_vocab_size(s->tokenizer) - 1, (long long)s->model.shape.vocab);
+    }
+    return nd_worker_join(s->worker, &s->config, &s->model.shape);
+}
+
+static nd_status with_session(const nd_command_call *call, bool checks)
+{
+    const nd_session_use *use =
+        call->line->command == ND_COMMAND_EVAL ? &nd_eval_use : &nd_generate_use;
+    nd_session s = {.call = call,
+                    .flags = call->line->values,
+                    .config = *call->config,
+                    .worker = call->worker,
+                    .next_word = nd_clock_seconds() + WORD_SECONDS,
+                    .checks = checks};
+    nd_status status = ND_OK;
+    if (!s.flags[use->model].text) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--model is missing; it is a model's folder, a run folder, one of its "
+                       "checkpoints, or ORG/NAME in the local cache");
+    }
+    if (checks) {
+        status = check(&s, use);
+    } else {
+        status = join(&s, use);
+        status = status == ND_OK ? use->run(&s) : status;
+    }
+    call->worker->rank.config = call->config;
+    nd_tokenizer_close(s.tokenizer);
+    free(s.tokenizer_path);
+    nd_model_files_close(&s.model);
+    return status;
+}
+
+nd_status nd_session_check(const nd_command_call *call)
+{
+    return with_session(call, true);
+}
+
+nd_status nd_session_run(const nd_command_call *call)
+{
+    return with_session(call, false);
 }
 
 nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
@@ -146,158 +331,11 @@ nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
     return nd_ids_add(ends, m->shape.more_ends, (size_t)m->shape.more_end_count);
 }
 
-/* A checkpoint has its own checksums, which are compared as it is loaded. */
-static nd_status verify_model(const nd_session *s)
+int32_t nd_session_beginning(nd_encoder *encoder)
 {
-    return s->model.kind == ND_MODEL_FOLDER ? nd_inputs_verify_folder(s->config, s->model.folder)
-                                            : ND_OK;
-}
-
-nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer,
-                           nd_session_check_use *check_use, const void *context)
-{
-    const nd_config *config = call->config;
-    nd_session s = {.config = config, .worker = call->worker, .checks = true};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(check_named(model));
-    ND_TRY_OUT(open_model(&s, model, tokenizer));
-    ND_TRY_OUT(verify_model(&s));
-    ND_TRY_OUT(nd_trainer_check_precision(config, &s.model.shape));
-    ND_TRY_OUT(check_use(&s, context));
-    ND_TRY_OUT(nd_job_check_room(call));
-out:
-    call->worker->rank.config = config;
-    nd_session_close(&s);
-    return status;
-}
-
-nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char *model,
-                          const char *tokenizer)
-{
-    const nd_config *config = call->config;
-    const nd_identity *id = &call->worker->identity;
-    *s = (nd_session){
-        .config = config, .worker = call->worker, .next_word = nd_clock_seconds() + WORD_SECONDS};
-    ND_TRY(check_named(model));
-    ND_TRY(nd_job_check(config, id));
-    ND_TRY(nd_worker_meet(s->worker, config));
-    ND_TRY(open_model(s, model, tokenizer));
-    if (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0) {
-        ND_TRY(verify_model(s)); /* ndlaunch's check has done it */
-    }
-    if (s->tokenizer && nd_tokenizer_vocab_size(s->tokenizer) > s->model.shape.vocab) {
-        nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
-                       "with such a token is an error",
-                       nd_tokenizer_vocab_size(s->tokenizer) - 1, (long long)s->model.shape.vocab);
-    }
-    return nd_worker_join(s->worker, config, &s->model.shape);
-}
-
-void nd_session_close(nd_session *s)
-{
-    nd_tokenizer_close(s->tokenizer);
-    free(s->tokenizer_path);
-    nd_model_files_close(&s->model);
-}
-
-nd_status nd_session_agree_status(nd_session *s, nd_status status, const char *what)
-{
-    nd_rank *r = &s->worker->rank;
-    const nd_error own = *nd_error_last();
-    int64_t worst = status;
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) {
-        return nd_fail((nd_status)worst, "%s", own.message);
-    }
-    return worst == ND_OK ? ND_OK
-                          : nd_fail_elsewhere((nd_status)worst, "another rank could not %s", what);
-}
-
-/* Bytes of one collective: of a broadcast, and of an all-reduce of a GPU's host memory. */
-enum { SHARE_BYTES = 1 << 20, REDUCE_WORDS = 512 };
-
-/* NCCL has broadcasts of device memory alone. So the bytes are a sum, to which others add 0. */
-static nd_status share_by_sums(nd_rank *r, nd_comm *comm, char *data, int64_t bytes, bool own)
-{
-    int64_t words[REDUCE_WORDS];
-    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
-        const size_t left = (size_t)(bytes - at), n = left < sizeof words ? left : sizeof words;
-        memset(words, 0, sizeof words);
-        if (own) {
-            memcpy(words, data + at, n);
-        }
-        ND_TRY(nd_comm_all_reduce(comm, &r->stream, words, nd_ceil_div((int64_t)n, 8), ND_DTYPE_I64,
-                                  ND_REDOP_SUM, NULL));
-        memcpy(data + at, words, n);
-    }
-    return ND_OK;
-}
-
-nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
-                               int root, bool own)
-{
-    nd_rank *r = &s->worker->rank;
-    nd_comm *comm = r->groups.by_kind[group];
-    if (nd_rank_is_gpu(r)) {
-        return share_by_sums(r, comm, data, bytes, own);
-    }
-    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
-        ND_TRY(nd_comm_broadcast(comm, &r->stream, (char *)data + at,
-                                 nd_min(bytes - at, SHARE_BYTES), ND_DTYPE_U8, root, NULL));
-    }
-    return ND_OK;
-}
-
-nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
-{
-    nd_rank *r = &s->worker->rank;
-    nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
-    int64_t bytes = r->rank == 0 && read == ND_OK ? (int64_t)*size : 0;
-    ND_TRY(nd_session_agree_status(s, r->rank == 0 ? read : ND_OK, "read the input"));
-    ND_TRY(nd_comm_all_reduce(world, &r->stream, &bytes, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    nd_status status = ND_OK;
-    if (r->rank > 0) {
-        *text = NULL;
-        *size = (size_t)bytes;
-        status = ND_ALLOC(bytes + 1, text);
-    }
-    ND_TRY(nd_session_agree_status(s, status, "hold the input"));
-    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, r->rank == 0);
-}
-
-/* Settings, command line and all numbers of the model, for the comparison of ranks. */
-static nd_status job_text(const nd_session *s, const nd_command_call *call, char **out)
-{
-    char *settings = NULL, hex[65] = "";
-    size_t size;
-    nd_status status = ND_OK;
-    ND_TRY(nd_config_job_text(s->config, &settings));
-    FILE *text = open_memstream(out, &size);
-    if (text) {
-        fputs(settings, text);
-        for (int i = 1; i < call->argc && status == ND_OK; i++) {
-            const char *word = call->argv[i];
-            const bool is_long = strlen(word) > 1000; /* a prompt */
-            status = is_long ? nd_sha256(word, strlen(word), hex) : ND_OK;
-            fprintf(text, "argument %d=%s\n", i, is_long ? hex : word);
-        }
-        nd_shape_print(&s->model.shape, text);
-    }
-    free(settings);
-    return !text || fclose(text) != 0 ? nd_fail_memory("the command line") : status;
-}
-
-nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
-{
-    char *text = NULL;
-    if (s->worker->rank.world_size == 1) {
-        return ND_OK;
-    }
-    nd_status status = job_text(s, call, &text);
-    status = status == ND_OK ? nd_settings_compare_text(s->worker, text) : status;
-    free(text);
-    return status;
+    const int32_t *ids;
+    size_t count;
+    return nd_encode(encoder, "", 0, &ids, &count) == ND_OK && count > 0 ? ids[0] : -1;
 }
 
 nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
@@ -313,33 +351,11 @@ nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
                        "%d worker%s of this host with a plan of %.2f GiB each need more than its "
                        "%.1f GiB of memory; use shorter texts, or fewer at once (--max-batch, "
                        "--context, --sequence-length), or a smaller model",
-                       workers, workers == 1 ? "" : "s", bytes * 0x1p-30,
-                       (double)host.physical * 0x1p-30);
+                       workers, workers == 1 ? "" : "s", bytes / nd_gib,
+                       (double)host.physical / nd_gib);
     }
     return nd_limits_check_memory((int64_t)plan->total + ND_WORKER_LIBRARY_BYTES,
                                   "a worker with this model");
-}
-
-nd_status nd_session_check_single(const nd_mesh *mesh, const char *what)
-{
-    const int replicas = mesh->size[ND_AXIS_DP_REPLICATE];
-    return replicas == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "mesh.dp_replicate is %d, but %s at a time; use fewer workers, or "
-                         "--tp-size",
-                         replicas, what);
-}
-
-/* What the sentence of a plan that does not fit advises is for training. */
-static nd_status commit(const nd_session *s, nd_generator *g)
-{
-    const nd_status status = nd_generator_commit(g);
-    return status == ND_ERR_RESOURCE && s->worker->device->kind != ND_DEVICE_CPU
-               ? nd_fail_context(status,
-                                 "shorter texts, or fewer at once (--max-batch, --context), "
-                                 "need less memory for keys and values")
-               : status;
 }
 
 nd_status nd_session_generator(nd_session *s, const nd_generate_options *options,
@@ -347,14 +363,136 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
 {
     nd_generator *g = NULL;
     nd_status status = ND_OK;
-    ND_TRY(nd_trainer_check_precision(s->config, &s->model.shape));
+    ND_TRY(nd_trainer_check_precision(&s->config, &s->model.shape));
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
     ND_TRY_OUT(nd_session_check_memory(s, nd_generator_plan(g)));
-    ND_TRY_OUT(commit(s, g));
+    status = nd_generator_commit(g);
+    if (status == ND_ERR_RESOURCE && s->worker->device->kind != ND_DEVICE_CPU) {
+        /* The sentence of a plan that does not fit has advice for training. */
+        nd_fail_context(status, "shorter texts, or fewer at once (--max-batch, --context), need "
+                                "less memory for keys and values");
+    }
+    ND_TRY_OUT(status);
     ND_TRY_OUT(nd_model_files_load(&s->model, nd_generator_fsdp(g)));
     *out = g;
     g = NULL;
 out:
     nd_generator_destroy(g);
     return status;
+}
+
+/*
+ * Standard input of rank 0. The other ranks wait for it in small steps, so that they see a stop
+ * signal, and so that no collective outlasts its deadline while a user thinks.
+ */
+
+enum { PIECE = 1 << 16, WAIT_MS = 500 };
+
+/* What rank 0 has read and nobody took; empty on other ranks. */
+typedef struct stdin_state {
+    nd_bytes bytes;  /* owned */
+    bool ended, any; /* any: on all ranks, whether rank 0 had bytes at the end of the last wait */
+} stdin_state;
+
+/* Whether all input is there or (line) a whole line. */
+static bool is_ready(const stdin_state *in, bool line)
+{
+    return in->ended ||
+           (line && in->bytes.count > 0 && memchr(in->bytes.data, '\n', in->bytes.count));
+}
+
+/* Reads until it is ready, for WAIT_MS at most. */
+static nd_status read_for_a_while(stdin_state *in, bool line)
+{
+    const double end = nd_clock_seconds() + WAIT_MS * 1e-3;
+    char piece[PIECE];
+    while (!is_ready(in, line) && nd_clock_seconds() < end) {
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        int events = poll(&p, 1, WAIT_MS);
+        ssize_t n = events > 0 ? read(STDIN_FILENO, piece, sizeof piece) : -1;
+        if (events == 0 || (n < 0 && errno == EINTR)) {
+            return ND_OK;
+        }
+        if (n < 0) {
+            return nd_fail(ND_ERR_IO, "cannot read standard input: %s", strerror(errno));
+        }
+        if (in->bytes.count + (size_t)n > ND_STDIN_BYTES_MAX) {
+            return nd_fail(ND_ERR_DATA, "standard input has more than %d bytes; give it in parts",
+                           ND_STDIN_BYTES_MAX);
+        }
+        in->ended = n == 0;
+        ND_TRY(nd_bytes_add(&in->bytes, piece, (size_t)n));
+    }
+    return ND_OK;
+}
+
+/* Waits until rank 0 is ready. Collective over all ranks. ND_ERR_PREEMPTED: one of them got a stop
+ * signal. */
+static nd_status wait_for_input(stdin_state *in, nd_session *s, bool line)
+{
+    const bool first = s->worker->rank.rank == 0;
+    for (;;) {
+        nd_status status = first ? read_for_a_while(in, line) : ND_OK;
+        int64_t states[] = {first && is_ready(in, line), stop_signal, in->bytes.count > 0};
+        ND_TRY(agree_on_status(s, status, "read standard input"));
+        ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, states, 3, ND_REDOP_MAX));
+        if (states[1] != 0) {
+            return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal while it waited for input");
+        }
+        if (states[0] != 0) {
+            in->any = states[2] != 0;
+            return ND_OK;
+        }
+    }
+}
+
+/* The first line of what was read, without its end. */
+static nd_status take_line(stdin_state *in, char **line, size_t *size)
+{
+    const char *end = memchr(in->bytes.data, '\n', in->bytes.count);
+    const size_t all = end ? (size_t)(end - (char *)in->bytes.data) + 1 : in->bytes.count;
+    *size = all - (end != NULL);
+    ND_TRY(ND_ALLOC(*size + 1, line));
+    memcpy(*line, in->bytes.data, *size);
+    memmove(in->bytes.data, in->bytes.data + all, in->bytes.count - all);
+    in->bytes.count -= all;
+    return ND_OK;
+}
+
+nd_status nd_stdin_each_line(nd_session *s, const char *prompt,
+                             nd_status (*take)(void *context, const char *line, size_t size),
+                             void *context)
+{
+    const bool first = s->worker->rank.rank == 0;
+    stdin_state in = {0};
+    nd_status status = ND_OK;
+    do {
+        char *line = NULL;
+        size_t size = 0;
+        if (first && isatty(STDIN_FILENO)) {
+            fputs(prompt, stderr);
+        }
+        status = wait_for_input(&in, s, true);
+        if (status == ND_OK && in.any) {
+            status = first ? take_line(&in, &line, &size) : ND_OK;
+            status = nd_session_share(s, status, &line, &size);
+            status = status == ND_OK ? take(context, line, size) : status;
+        }
+        free(line);
+    } while (status == ND_OK && in.any);
+    free(in.bytes.data);
+    return status;
+}
+
+nd_status nd_stdin_read(nd_session *s, char **text, size_t *size)
+{
+    stdin_state in = {0};
+    nd_status status = wait_for_input(&in, s, false);
+    if (status != ND_OK) {
+        free(in.bytes.data);
+        return status;
+    }
+    *text = (char *)in.bytes.data; /* NULL without any */
+    *size = in.bytes.count;
+    return nd_session_share(s, ND_OK, text, size);
 }

@@ -8,48 +8,27 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
-#include "runtime/base/log.h"
-#include "runtime/base/process.h"
+#include "runtime/base/text.h"
 #include "trainer/commands/command.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/corpus.h"
 #include "trainer/corpus/token_file.h"
 
-typedef struct tokenize_call {
-    const char *tokenizer; /* a tokenizer.json or its folder */
-    const char *prefix;    /* of the output */
+typedef struct work {
+    const nd_flag_value *flags;
+    const char *prefix; /* of the output */
     nd_corpus_files files;
-    nd_corpus_rules rules; /* without those of `chat` */
-    nd_chat_choice chat;
+    nd_corpus_rules rules;
     char *separator; /* owned, as `files` is */
     int threads;
-    int64_t skip_bad;
-    bool overwrite;
-} tokenize_call;
+    nd_megatron_output out;
+    double begin;
+    bool bar; /* standard error is a terminal */
+} work;
 
 /* Flags. */
 
-static nd_status read_separator(tokenize_call *call, const char *text)
-{
-    if (!*text) {
-        return nd_fail(ND_ERR_CONFIG, "--document-separator is empty; give a text");
-    }
-    return nd_corpus_separator(text, &call->rules, &call->separator);
-}
-
-/* PREFIX.bin of a folder would be a hidden file, which no scan of the folder finds. */
-static nd_status check_prefix(const char *prefix)
-{
-    const char *slash = strrchr(prefix, '/');
-    return slash && !slash[1]
-               ? nd_fail(ND_ERR_CONFIG,
-                         "--output-prefix \"%s\" is a folder; add the beginning of the files' "
-                         "names, as in \"%stext\"",
-                         prefix, prefix)
-               : ND_OK;
-}
-
-/* With a key of its own a row is a text, whatever other keys it has. */
+/* The rules but for those of --chat-format. */
 static nd_corpus_rules rules_of(const nd_flag_value *v)
 {
     static const nd_special_in_text specials[] = {ND_SPECIAL_TEXT, ND_SPECIAL_PARSE,
@@ -57,6 +36,7 @@ static nd_corpus_rules rules_of(const nd_flag_value *v)
     const nd_flag_value *key = &v[ND_TOKENIZE_KEY];
     const bool chat = v[ND_TOKENIZE_CHAT].whole != ND_CHOOSE_CHAT_NONE;
     return (nd_corpus_rules){.json_key = key->given ? key->text : "text",
+                             /* With a key of its own a row is a text, whatever others it has. */
                              .pairs = !key->given || chat,
                              .append_eod = v[ND_TOKENIZE_EOD].given,
                              .add_special = !v[ND_TOKENIZE_NO_SPECIAL].given,
@@ -65,31 +45,37 @@ static nd_corpus_rules rules_of(const nd_flag_value *v)
                              .drop_unknown = v[ND_TOKENIZE_DROP].given};
 }
 
-static nd_status parse(const nd_command_flags *line, tokenize_call *out)
+static nd_status read_flags(const nd_command_flags *line, work *w)
 {
     static const nd_data_format formats[] = {ND_DATA_AUTO, ND_DATA_TEXT, ND_DATA_JSONL};
     const nd_flag_value *v = line->values, *threads = &v[ND_TOKENIZE_THREADS];
-    const char *input;
-    *out = (tokenize_call){.tokenizer = v[ND_TOKENIZE_TOKENIZER].text,
-                           .prefix = v[ND_TOKENIZE_PREFIX].text,
-                           .rules = rules_of(v),
-                           .chat = (nd_chat_choice)v[ND_TOKENIZE_CHAT].whole,
-                           .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
-                           .skip_bad = v[ND_TOKENIZE_SKIP].whole,
-                           .overwrite = v[ND_TOKENIZE_OVERWRITE].given};
+    const char *input, *separator = v[ND_TOKENIZE_SEPARATOR].text;
+    *w = (work){.flags = v,
+                .prefix = v[ND_TOKENIZE_PREFIX].text,
+                .rules = rules_of(v),
+                .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
+                .begin = nd_clock_seconds(),
+                .bar = isatty(STDERR_FILENO)};
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_PREFIX));
-    ND_TRY(check_prefix(out->prefix));
-    ND_TRY(v[ND_TOKENIZE_SEPARATOR].given ? read_separator(out, v[ND_TOKENIZE_SEPARATOR].text)
-                                          : ND_OK);
+    if (nd_ends_with(w->prefix, "/")) { /* PREFIX.bin would be a file that no scan finds */
+        return nd_fail(ND_ERR_CONFIG,
+                       "--output-prefix \"%s\" is a folder; add the beginning of the files' "
+                       "names, as in \"%stext\"",
+                       w->prefix, w->prefix);
+    }
+    if (separator && !*separator) {
+        return nd_fail(ND_ERR_CONFIG, "--document-separator is empty; give a text");
+    }
+    ND_TRY(separator ? nd_corpus_separator(separator, &w->rules, &w->separator) : ND_OK);
     for (int at = 0; (input = nd_command_flags_next(line, ND_TOKENIZE_INPUT, &at));) {
-        ND_TRY(nd_corpus_files_add(&out->files, input, formats[v[ND_TOKENIZE_FORMAT].whole]));
+        ND_TRY(nd_corpus_files_add(&w->files, input, formats[v[ND_TOKENIZE_FORMAT].whole]));
     }
     return ND_OK;
 }
 
-/* Signals. */
+/* Progress. */
 
 static atomic_bool stop;
 
@@ -98,24 +84,6 @@ static void on_signal(int signal_number)
     (void)signal_number;
     atomic_store(&stop, true);
 }
-
-static void catch_signals(void)
-{
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
-        sigaction(signals[i], &action, NULL);
-    }
-}
-
-/* Progress. */
-
-typedef struct work {
-    const tokenize_call *call;
-    nd_megatron_output out;
-    double begin;
-    bool bar; /* standard error is a terminal */
-} work;
 
 static nd_status write_piece(void *context, const nd_corpus_piece *piece)
 {
@@ -129,7 +97,7 @@ static void show_progress(void *context, uint64_t bytes)
     static const char full[] = "##############################";
     const work *w = context;
     char left[40] = "";
-    double seconds = nd_clock_seconds() - w->begin, all = (double)w->call->files.bytes;
+    double seconds = nd_clock_seconds() - w->begin, all = (double)w->files.bytes;
     double part = all > 0 ? (double)bytes / all : 1.0;
     int cells = (int)(part * CELLS);
     if (!w->bar || seconds <= 0) {
@@ -144,19 +112,11 @@ static void show_progress(void *context, uint64_t bytes)
     fflush(stderr);
 }
 
-static void clear_progress(const work *w)
-{
-    if (w->bar) {
-        fprintf(stderr, "\r\x1b[K");
-        fflush(stderr);
-    }
-}
-
 /* The closing table. */
 
-static const char *grouped(char text[32], int64_t n)
+static void print_count(const char *what, int64_t n, const char *remark)
 {
-    char digits[24];
+    char digits[24], text[32]; /* text: with a comma between thousands */
     int size = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
     for (int i = 0; i < size; i++) {
         if (i > 0 && (size - i) % 3 == 0) {
@@ -164,26 +124,18 @@ static const char *grouped(char text[32], int64_t n)
         }
         text[at++] = digits[i];
     }
-    text[at] = '\0';
-    return text;
-}
-
-static void print_count(const char *what, int64_t n, const char *remark)
-{
-    char text[32];
-    printf("  %-28s %16s  %s\n", what, grouped(text, n), remark);
+    printf("  %-28s %16.*s  %s\n", what, at, text, remark);
 }
 
 static void print_table(const work *w, const nd_corpus_counts *c)
 {
-    const tokenize_call *call = w->call;
     const nd_encode_counts *t = &c->text;
     static const char *const special[] = {"kept as text", "became tokens", ""};
     double seconds = nd_clock_seconds() - w->begin;
     printf("%zu file%s, %.1f MB of text in %.2f s: %.1f MB/s, %.0f tokens/s, %d thread%s\n",
-           call->files.count, call->files.count == 1 ? "" : "s", (double)t->bytes * 1e-6, seconds,
-           (double)t->bytes * 1e-6 / seconds, (double)c->tokens / seconds, call->threads,
-           call->threads == 1 ? "" : "s");
+           w->files.count, w->files.count == 1 ? "" : "s", (double)t->bytes * 1e-6, seconds,
+           (double)t->bytes * 1e-6 / seconds, (double)c->tokens / seconds, w->threads,
+           w->threads == 1 ? "" : "s");
     print_count("documents", c->documents, "");
     print_count("tokens", c->tokens, "");
     if (c->ignored > 0) {
@@ -200,7 +152,7 @@ static void print_table(const work *w, const nd_corpus_counts *c)
     print_count("halves of surrogate pairs", c->lone, "became U+FFFD");
     print_count("characters without a piece", t->dropped, "left out");
     print_count("unknown tokens", t->unknown, "");
-    print_count("special tokens met", t->special, special[call->rules.special_in_text]);
+    print_count("special tokens met", t->special, special[w->rules.special_in_text]);
     if (c->doubled > 0) {
         print_count("documents that begin twice", c->doubled,
                     "the text begins with what is added: --no-special-tokens");
@@ -208,34 +160,33 @@ static void print_table(const work *w, const nd_corpus_counts *c)
     if (c->stray[0]) {
         printf("  messages have the key \"%s\", which nothing reads\n", c->stray);
     }
-    if (call->files.skipped > 0) {
-        print_count("files of other kinds", call->files.skipped, "not read");
+    if (w->files.skipped > 0) {
+        print_count("files of other kinds", w->files.skipped, "not read");
     }
-    if (call->files.folders > 0) {
-        print_count("folders within", call->files.folders, "not read");
+    if (w->files.folders > 0) {
+        print_count("folders within", w->files.folders, "not read");
     }
-    printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n",
-           call->prefix, c->ignored > 0 ? ", .mask" : "", w->out.bin.width == 2 ? "u16" : "i32",
-           call->prefix);
+    printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n", w->prefix,
+           c->ignored > 0 ? ", .mask" : "", w->out.bin.width == 2 ? "u16" : "i32", w->prefix);
 }
 
 /* The work. */
 
-static nd_status check_output(const tokenize_call *call)
+static nd_status check_output(const work *w)
 {
     static const char *const suffixes[] = {".bin", ".idx", ".mask"};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && !w->flags[ND_TOKENIZE_OVERWRITE].given; i++) {
         char *path = NULL;
-        ND_TRY(nd_fs_format(&path, "%s%s", call->prefix, suffixes[i]));
         bool there = false;
+        ND_TRY(nd_fs_format(&path, "%s%s", w->prefix, suffixes[i]));
         nd_status status = nd_fs_exists(path, &there);
         free(path);
         ND_TRY(status);
-        if (there && !call->overwrite) {
+        if (there) {
             return nd_fail(
                 ND_ERR_CANTCREATE,
                 "\"%s%s\" is there already; give another --output-prefix, or --overwrite",
-                call->prefix, suffixes[i]);
+                w->prefix, suffixes[i]);
         }
     }
     return ND_OK;
@@ -244,28 +195,29 @@ static nd_status check_output(const tokenize_call *call)
 static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path)
 {
     nd_corpus_counts counts = {0};
-    nd_corpus_rules rules = w->call->rules;
-    nd_corpus_job job = {.files = &w->call->files,
-                         .rules = &rules,
+    nd_corpus_job job = {.files = &w->files,
+                         .rules = &w->rules,
                          .tokenizer = tokenizer,
                          .eod = -1,
-                         .threads = w->call->threads,
-                         .skip_bad = w->call->skip_bad,
+                         .threads = w->threads,
+                         .skip_bad = w->flags[ND_TOKENIZE_SKIP].whole,
                          .stop = &stop,
                          .context = w,
                          .write = write_piece,
                          .progress = show_progress};
-    ND_TRY(nd_chat_rules_find(path, w->call->chat, &rules.chat));
-    nd_chat_rules_tell(&rules.chat);
-    if (w->call->rules.append_eod && !path) {
+    const nd_chat_choice chat = (nd_chat_choice)w->flags[ND_TOKENIZE_CHAT].whole;
+    ND_TRY(nd_chat_rules_find(path, chat, &w->rules.chat));
+    nd_chat_rules_tell(&w->rules.chat);
+    if (w->rules.append_eod && !path) {
         return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, which have no end of text; leave "
                                       "--append-eod out");
     }
-    if (w->call->rules.append_eod) {
-        ND_TRY(nd_corpus_eod(tokenizer, path, &job.eod));
-    }
+    ND_TRY(w->rules.append_eod ? nd_corpus_eod(tokenizer, path, &job.eod) : ND_OK);
     nd_status status = nd_corpus_encode(&job, &counts);
-    clear_progress(w);
+    if (w->bar) {
+        fprintf(stderr, "\r\x1b[K");
+        fflush(stderr);
+    }
     ND_TRY(status);
     if (counts.documents == 0) {
         return nd_fail(ND_ERR_DATA, "the input has no document with text in it");
@@ -280,7 +232,6 @@ static nd_status find_tokenizer(const char *path, char **out)
 {
     nd_fs_kind kind;
     if (strcmp(path, "bytes") == 0) {
-        *out = NULL;
         return ND_OK;
     }
     ND_TRY(nd_fs_look(path, &kind, NULL));
@@ -293,32 +244,29 @@ static nd_status find_tokenizer(const char *path, char **out)
     return nd_fs_format(out, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", path);
 }
 
-static nd_status tokenize(const tokenize_call *call)
+nd_status nd_tokenize(const nd_command_flags *line, int *code)
 {
-    work w = {.call = call, .begin = nd_clock_seconds(), .bar = isatty(STDERR_FILENO)};
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    work w;
     nd_tokenizer *tokenizer = NULL;
     char *path = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(check_output(call));
-    ND_TRY_OUT(find_tokenizer(call->tokenizer, &path));
+    (void)code;
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        sigaction(signals[i], &action, NULL);
+    }
+    ND_TRY_OUT(read_flags(line, &w));
+    ND_TRY_OUT(check_output(&w));
+    ND_TRY_OUT(find_tokenizer(w.flags[ND_TOKENIZE_TOKENIZER].text, &path));
     ND_TRY_OUT(path ? nd_tokenizer_open(path, &tokenizer) : nd_byte_tokenizer_create(&tokenizer));
-    ND_TRY_OUT(nd_megatron_output_open(call->prefix, nd_tokenizer_vocab_size(tokenizer), &w.out));
-    ND_TRY_OUT(encode(&w, tokenizer, path));
+    ND_TRY_OUT(nd_megatron_output_open(w.prefix, nd_tokenizer_vocab_size(tokenizer), &w.out));
+    status = encode(&w, tokenizer, path);
 out:
     nd_megatron_output_fini(&w.out);
     nd_tokenizer_close(tokenizer);
     free(path);
-    return status;
-}
-
-nd_status nd_tokenize(const nd_command_flags *line, int *code)
-{
-    tokenize_call call = {0};
-    (void)code;
-    catch_signals();
-    nd_status status = parse(line, &call);
-    status = status == ND_OK ? tokenize(&call) : status;
-    nd_corpus_files_fini(&call.files);
-    free(call.separator);
+    nd_corpus_files_fini(&w.files);
+    free(w.separator);
     return status;
 }
