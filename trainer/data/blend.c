@@ -13,7 +13,7 @@ static nd_status make_mix(nd_blend *blend)
     for (int j = 0; j < blend->count; j++) {
         const nd_source *s = &blend->sources[j];
         mixed = mixed || s->weight > 0 || s->epochs > 0;
-        list[j] = (nd_mix_source){s->name, s->data->blocks, s->weight, s->epochs};
+        list[j] = (nd_mix_source){s->data->blocks, s->weight, s->epochs};
     }
     nd_status status = mixed ? nd_mix_create(list, blend->count, &blend->mix) : ND_OK;
     free(list);
@@ -92,7 +92,7 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
         return (int64_t)nd_rng_permute((uint64_t)seed, (uint64_t)(i / N), (uint64_t)N,
                                        (uint64_t)(i % N));
     }
-    if (i >= nd_mix_samples(blend->mix)) {
+    if (i >= blend->mix->samples) {
         return N;
     }
     const nd_mix_place at = nd_mix_at(blend->mix, i);
@@ -117,32 +117,34 @@ bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_
         counts[0] = samples;
         return true;
     }
+    if (blend->mix) {
+        nd_mix_counts(blend->mix, samples, counts);
+        return true;
+    }
     for (int j = 0; j < blend->count; j++) {
         const int64_t first = blend->sources[j].first, blocks = blend->sources[j].data->blocks;
-        counts[j] =
-            blend->mix ? nd_mix_count(blend->mix, j, samples)
-                       : expect(dataset, samples, first + blocks) - expect(dataset, samples, first);
+        counts[j] = expect(dataset, samples, first + blocks) - expect(dataset, samples, first);
     }
-    return blend->mix || samples % dataset->blocks == 0;
+    return samples % dataset->blocks == 0;
 }
 
 int64_t nd_dataset_samples(const nd_dataset *dataset)
 {
     const nd_blend *blend = dataset->blend;
-    return blend && blend->mix ? nd_mix_samples(blend->mix) : INT64_MAX;
+    return blend && blend->mix ? blend->mix->samples : INT64_MAX;
 }
 
 int64_t nd_dataset_epoch(const nd_dataset *dataset)
 {
     const nd_blend *blend = dataset->blend;
     bool by_epochs = blend && blend->mix && blend->sources[0].weight == 0;
-    return by_epochs ? nd_mix_samples(blend->mix) : dataset->blocks;
+    return by_epochs ? blend->mix->samples : dataset->blocks;
 }
 
 int64_t nd_dataset_period(const nd_dataset *dataset)
 {
     const nd_blend *blend = dataset->blend;
-    return blend && blend->mix ? nd_mix_period(blend->mix) : 0;
+    return blend && blend->mix ? blend->mix->period : 0;
 }
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)

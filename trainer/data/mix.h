@@ -19,7 +19,7 @@
  *
  * L is ND_MIX_PERIOD, or less where the tables of many phases would take too much memory: with e
  * sources that have epochs ND_MIX_PLACES / (e + 1), but at least ND_MIX_LEAST_PERIOD. A place takes
- * 5 bytes.
+ * 4 bytes.
  */
 #include <stdint.h>
 
@@ -33,13 +33,18 @@ enum {
 };
 
 typedef struct nd_mix_source {
-    const char *name; /* for messages; borrowed during the call */
-    int64_t blocks;   /* >= 1 */
-    double weight;    /* > 0, or 0 for every source */
-    double epochs;    /* the limit; 0: none, which needs a weight */
+    int64_t blocks; /* >= 1 */
+    double weight;  /* > 0, or 0 for every source */
+    double epochs;  /* the limit; 0: none, which needs a weight */
 } nd_mix_source;
 
-typedef struct nd_mix nd_mix;
+typedef struct nd_mix {
+    int64_t samples; /* INT64_MAX when some source has no limit */
+    int64_t period;  /* P of the first phase */
+    int count;       /* sources */
+    int phase_count;
+    struct nd_mix_phase *phases; /* (count + 1); owned */
+} nd_mix;
 
 /* 1 to ND_MIX_SOURCES sources. ND_ERR_RESOURCE: no memory. */
 nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out);
@@ -50,14 +55,9 @@ typedef struct nd_mix_place {
     int64_t index; /* of the source's samples, from 0; it may be any number of its epochs */
 } nd_mix_place;
 
-/* 0 <= i < nd_mix_samples. Thread-safe. */
+/* 0 <= i < mix->samples. Thread-safe. */
 nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i);
-/* How many of samples 0 to n - 1 a source gives. */
-int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n);
-
-/* P of the first phase. */
-int64_t nd_mix_period(const nd_mix *mix);
-/* INT64_MAX when some source has no limit. */
-int64_t nd_mix_samples(const nd_mix *mix);
+/* How many of samples 0 to n - 1 each source gives. */
+void nd_mix_counts(const nd_mix *mix, int64_t n, int64_t *counts);
 
 #endif
