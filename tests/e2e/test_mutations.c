@@ -135,18 +135,17 @@ Test(mutations, loss_mask)
     const nd_loss_mask_pair pair = {
         .tokens = 400, .index_sha256 = index_sha256, .bin_sha256 = bin_sha256};
     nd_loss_mask mask = {0};
-    uint8_t *data;
-    size_t size;
+    nd_bytes file = {0};
     write_megatron();
     cr_assert_eq(nd_sha256_file(tempdir_file(mutate_dir(), "corpus.idx"), index_sha256), ND_OK);
     cr_assert_eq(nd_sha256_file(tempdir_file(mutate_dir(), "corpus.bin"), bin_sha256), ND_OK);
     for (uint64_t at = 0; at < 400; at += 50) {
         cr_assert_eq(nd_loss_mask_add(&mask, at, at + 20), ND_OK);
     }
-    cr_assert_eq(nd_loss_mask_make(&mask, &pair, &data, &size), ND_OK);
-    tempdir_write(mutate_dir(), "corpus.mask", data, size);
+    cr_assert_eq(nd_loss_mask_make(&mask, &pair, &file), ND_OK);
+    tempdir_write(mutate_dir(), "corpus.mask", file.data, file.count);
     free(mask.spans.data);
-    free(data);
+    free(file.data);
     mutate(
         &(mutated){.name = "loss mask", .file = "corpus.mask", .arguments = CORPUS, .made = "out"});
 }

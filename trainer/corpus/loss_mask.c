@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/loss_mask.h"
 
+#include <unistd.h>
+
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
 
@@ -28,22 +30,10 @@ _Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
 /* Every message about a mask ends alike. */
 #define ADVICE "write the token files and their mask again"
 
-/* Sizes that fit, without overflow. */
-static nd_status check_sizes(const mask_header *h, size_t size, const char *name)
-{
-    const uint64_t room = size - (HEADER_BYTES + DIGEST_BYTES);
-    if (h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
-                       "it is truncated or damaged; " ADVICE,
-                       name, size, (unsigned long long)h->spans);
-    }
-    return ND_OK;
-}
-
 static nd_status check_header(const uint8_t *data, size_t size, const char *name, mask_header *h)
 {
     const size_t least = HEADER_BYTES + DIGEST_BYTES;
+    char hex[DIGEST_BYTES + 1];
     if (size < least) {
         return nd_fail(ND_ERR_DATA,
                        "the loss mask \"%s\" has %zu bytes, less than the %zu of one without "
@@ -62,12 +52,12 @@ static nd_status check_header(const uint8_t *data, size_t size, const char *name
                        "the loss mask \"%s\" has version %u; version %d is read; " ADVICE, name,
                        h->version, VERSION);
     }
-    return check_sizes(h, size, name);
-}
-
-static nd_status check_digest(const uint8_t *data, size_t size, const char *name)
-{
-    char hex[DIGEST_BYTES + 1];
+    if (h->spans != (size - least) / SPAN_BYTES || (size - least) % SPAN_BYTES != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
+                       "it is truncated or damaged; " ADVICE,
+                       name, size, (unsigned long long)h->spans);
+    }
     ND_TRY(nd_sha256(data, size - DIGEST_BYTES, hex));
     return memcmp(hex, data + size - DIGEST_BYTES, DIGEST_BYTES) == 0
                ? ND_OK
@@ -132,7 +122,6 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
 {
     mask_header h;
     ND_TRY(check_header(data, size, name, &h));
-    ND_TRY(check_digest(data, size, name));
     ND_TRY(check_pair(&h, name, pair));
     ND_TRY(check_spans(&h, data + HEADER_BYTES, name));
     if (h.ignored == h.tokens && h.tokens > 0) {
@@ -166,51 +155,44 @@ nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end)
     return ND_OK;
 }
 
-nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65])
+nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65])
 {
-    nd_hash *hash;
+    uint8_t piece[PIECE_BYTES];
+    struct stat st;
+    int fd;
+    nd_hash *hash = NULL;
     nd_status status = ND_OK;
-    if (size <= (size_t)PIECES * PIECE_BYTES) {
-        return nd_sha256(bin, size, hex);
+    ND_TRY(nd_fs_open(bin, ND_ERR_DATA, &fd, &st));
+    if (st.st_size <= PIECES * PIECE_BYTES) {
+        close(fd);
+        return nd_sha256_file(bin, hex);
     }
-    const size_t last = size - PIECE_BYTES, step = last / (PIECES - 1);
-    ND_TRY(nd_hash_create(ND_HASH_SHA256, &hash));
+    const int64_t last = st.st_size - PIECE_BYTES, step = last / (PIECES - 1);
+    ND_TRY_OUT(nd_hash_create(ND_HASH_SHA256, &hash));
     ND_TRY_OUT(nd_hash_begin(hash));
-    for (size_t i = 0; i < PIECES; i++) {
-        ND_TRY_OUT(nd_hash_add(hash, bin + (i == PIECES - 1 ? last : step * i), PIECE_BYTES));
+    for (int i = 0; i < PIECES; i++) {
+        ND_TRY_OUT(nd_fs_pread(fd, bin, piece, sizeof piece, i == PIECES - 1 ? last : step * i));
+        ND_TRY_OUT(nd_hash_add(hash, piece, sizeof piece));
     }
     ND_TRY_OUT(nd_hash_end_text(hash, hex));
 out:
     nd_hash_destroy(hash);
+    close(fd);
     return status;
 }
 
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, uint8_t **data,
-                            size_t *size)
+nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, nd_bytes *out)
 {
-    const size_t span_bytes = mask->spans.count * sizeof *mask->spans.data;
-    const size_t covered = HEADER_BYTES + span_bytes;
     mask_header h = {.version = VERSION,
                      .tokens = pair->tokens,
                      .spans = mask->spans.count / 2,
                      .ignored = mask->ignored};
     char hex[DIGEST_BYTES + 1];
-    uint8_t *bytes = NULL;
     memcpy(h.magic, magic, sizeof magic);
     memcpy(h.index_sha256, pair->index_sha256, DIGEST_BYTES);
     memcpy(h.bin_sha256, pair->bin_sha256, DIGEST_BYTES);
-    ND_TRY(nd_alloc(covered + DIGEST_BYTES, 1, (void **)&bytes));
-    memcpy(bytes, &h, sizeof h);
-    if (span_bytes > 0) {
-        memcpy(bytes + HEADER_BYTES, mask->spans.data, span_bytes);
-    }
-    nd_status status = nd_sha256(bytes, covered, hex);
-    if (status != ND_OK) {
-        free(bytes);
-        return status;
-    }
-    memcpy(bytes + covered, hex, DIGEST_BYTES);
-    *data = bytes;
-    *size = covered + DIGEST_BYTES;
-    return ND_OK;
+    ND_TRY(nd_bytes_add(out, &h, sizeof h));
+    ND_TRY(nd_bytes_add(out, mask->spans.data, mask->spans.count * sizeof *mask->spans.data));
+    ND_TRY(nd_sha256(out->data, out->count, hex));
+    return nd_bytes_add(out, hex, DIGEST_BYTES);
 }

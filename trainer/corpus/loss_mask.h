@@ -30,7 +30,7 @@ typedef struct nd_loss_mask_pair {
 
 /* SHA-256 of a .bin of up to 16 MiB; of a larger one, that of 256 pieces of 64 KiB, the first at
  * its beginning, the last at its end and the others evenly between them. */
-nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65]);
+nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65]);
 
 /* ND_ERR_DATA: `data` is no mask, cut, damaged, that of another pair, or counts no token. `name` is
  * for messages. Apart from files so that it can be fuzzed. */
@@ -45,8 +45,7 @@ typedef struct nd_loss_mask {
 
 /* Appends tokens [begin, end), which lie behind the last span; adjacent spans become one. */
 nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end);
-/* The bytes of the file, owned by the caller. */
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, uint8_t **data,
-                            size_t *size);
+/* Appends the bytes of the file. */
+nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, nd_bytes *out);
 
 #endif

@@ -2,190 +2,180 @@
 /* Finds a cache by its name, or waits for the process that writes it, or encodes the text. */
 #include "trainer/corpus/token_cache.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/text/unicode.h"
 
 enum {
     HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
     CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
-    PROGRESS_AT = sizeof(nd_token_cache_header),
     WRITE_BACK_BYTES = 64 << 20,
-    SETTLE_MS = 20,          /* more than a step of a file system's clock */
-    SETTLE_COARSE_MS = 2000, /* of one that counts whole seconds, or two as FAT does */
     STALL_SECONDS = 300,
     POLL_MS = 20,
     POLL_MS_MAX = 1000,
     WORD_SECONDS = 10
 };
 
-/* The name. */
+/* The first bytes of a file; zeros follow up to HEADER_BYTES. Then come the ids, zeros up to a
+ * multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
+static const char magic[8] = {'N', 'D', 'T', 'O', 'K', 'E', 'N', 'S'};
+typedef struct cache_header {
+    char magic[8];
+    uint32_t version, width;
+    uint64_t tokens, documents, spans, vocab, file_bytes;
+    uint64_t sums_sum;   /* checksum of the checksums */
+    uint64_t header_sum; /* of all above */
+} cache_header;
 
-static nd_status describe_string(nd_bytes *out, const char *name, const char *text, size_t size)
+/* Reading. */
+
+static nd_status fail_file(const char *name, const char *why)
 {
-    char line[64];
-    int n = snprintf(line, sizeof line, "%s %zu ", name, size);
-    ND_TRY(nd_bytes_add(out, line, (size_t)n));
-    ND_TRY(nd_bytes_add(out, text, size));
-    return nd_bytes_add(out, "\n", 1);
+    return nd_fail(ND_ERR_DATA, "the token cache \"%s\" %s", name, why);
 }
 
-static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes *out)
+/* The sizes that the header gives, without overflow: each part fits into the file alone. */
+static bool sizes_fit(const cache_header *h, size_t size, uint64_t *ends_at, uint64_t *sums_at,
+                      uint64_t *chunks)
 {
-    const nd_corpus_rules *r = request->rules;
-    const nd_chat_template *chat = r->chat.template;
-    char hex[65] = "bytes", line[256];
-    ND_TRY(request->tokenizer ? nd_sha256_file(request->tokenizer, hex) : ND_OK);
-    int n =
-        snprintf(line, sizeof line,
-                 "tokens %d\ntext %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\nskip %lld\n",
-                 ND_TOKEN_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
-                 r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs,
-                 chat ? (int)(chat->form - nd_chat_forms) + 1 : 0, (long long)request->skip_bad);
-    ND_TRY(nd_bytes_add(out, line, (size_t)n));
-    ND_TRY(describe_string(out, "unicode", nd_chars_version(), strlen(nd_chars_version())));
-    ND_TRY(describe_string(out, "key", r->json_key, strlen(r->json_key)));
-    ND_TRY(describe_string(out, "separator", r->separator ? r->separator : "",
-                           r->separator ? r->separator_size : 0));
-    if (chat) {
-        ND_TRY(describe_string(out, "template", chat->sha256, strlen(chat->sha256)));
-        ND_TRY(describe_string(out, "begin", r->chat.bos, strlen(r->chat.bos)));
-        ND_TRY(describe_string(out, "end", r->chat.eos, strlen(r->chat.eos)));
+    uint64_t room = size - HEADER_BYTES;
+    if (h->tokens > room / h->width || h->documents > room / 8 || h->spans > room / 16) {
+        return false;
+    }
+    *ends_at = (HEADER_BYTES + h->tokens * h->width + 7) / 8 * 8;
+    *sums_at = *ends_at + h->documents * 8 + h->spans * 16;
+    *chunks = (*sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    return *sums_at <= size && *sums_at + *chunks * 8 == size;
+}
+
+nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
+                               nd_token_view *out)
+{
+    cache_header h;
+    uint64_t ends_at, sums_at, chunks;
+    if (size < HEADER_BYTES) {
+        return fail_file(name, "is shorter than its header");
+    }
+    memcpy(&h, data, sizeof h);
+    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != ND_TOKEN_CACHE_VERSION) {
+        return fail_file(name, "is none, or of another version");
+    }
+    if (h.header_sum != XXH3_64bits(&h, offsetof(cache_header, header_sum)) ||
+        (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
+        return fail_file(name, "has a damaged header");
+    }
+    if (h.file_bytes != size || !sizes_fit(&h, size, &ends_at, &sums_at, &chunks)) {
+        return fail_file(name, "has another size than its header says");
+    }
+    if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
+        return fail_file(name, "has damaged checksums");
+    }
+    *out = (nd_token_view){
+        .width = h.width,
+        .tokens = h.tokens,
+        .documents = h.documents,
+        .spans = h.spans,
+        .vocab = (int32_t)h.vocab,
+        .ids = data + HEADER_BYTES,
+        .ends = data + ends_at,
+        .span_pairs = data + ends_at + h.documents * 8,
+        .sums = data + sums_at,
+        .chunks = chunks,
+    };
+    return ND_OK;
+}
+
+static nd_status parse_map(void *context)
+{
+    nd_token_cache *cache = context;
+    return nd_token_cache_parse(cache->map.data, cache->map.size, cache->path, &cache->view);
+}
+
+static nd_status open_file(const char *path, nd_token_cache **out)
+{
+    nd_token_cache *cache;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &cache));
+    ND_TRY_OUT(nd_fs_format(&cache->path, "%s", path));
+    ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &cache->map));
+    ND_TRY_OUT(nd_fs_map_guard(&cache->map, path, parse_map, cache));
+    ND_TRY_OUT(ND_ALLOC(cache->view.chunks + 1, &cache->checked));
+    *out = cache;
+    cache = NULL;
+out:
+    nd_token_cache_close(cache);
+    return status;
+}
+
+void nd_token_cache_close(nd_token_cache *cache)
+{
+    if (!cache) {
+        return;
+    }
+    nd_fs_map_close(&cache->map);
+    free(cache->checked);
+    free(cache->path);
+    free(cache);
+}
+
+static bool is_checked(const nd_token_cache *cache, uint64_t chunk)
+{
+    return atomic_load_explicit(&cache->checked[chunk], memory_order_relaxed);
+}
+
+/* A chunk that is not checked yet will be read whole. */
+void nd_token_cache_prefetch(const nd_token_cache *cache, uint64_t offset, uint64_t bytes)
+{
+    const uint64_t first = (offset - HEADER_BYTES) / CHUNK_BYTES;
+    const uint64_t last = (offset + bytes - 1 - HEADER_BYTES) / CHUNK_BYTES;
+    const uint64_t begin = is_checked(cache, first) ? offset : HEADER_BYTES + first * CHUNK_BYTES;
+    const uint64_t end =
+        is_checked(cache, last) ? offset + bytes : HEADER_BYTES + (last + 1) * CHUNK_BYTES;
+    nd_fs_map_prefetch(&cache->map, begin, end - begin);
+}
+
+nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uint64_t bytes)
+{
+    const nd_token_view *v = &cache->view;
+    const uint64_t end = (uint64_t)(v->sums - cache->map.data);
+    ND_ASSERT(offset >= HEADER_BYTES && bytes <= end - HEADER_BYTES && offset <= end - bytes);
+    uint64_t first = (offset - HEADER_BYTES) / CHUNK_BYTES;
+    for (uint64_t i = first; bytes > 0 && i <= (offset + bytes - 1 - HEADER_BYTES) / CHUNK_BYTES;
+         i++) {
+        if (is_checked(cache, i)) {
+            continue;
+        }
+        uint64_t begin = HEADER_BYTES + i * CHUNK_BYTES;
+        uint64_t n = end - begin < CHUNK_BYTES ? end - begin : CHUNK_BYTES;
+        uint64_t sum;
+        memcpy(&sum, v->sums + 8 * i, sizeof sum);
+        if (XXH3_64bits(cache->map.data + begin, n) != sum) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "the token cache \"%s\" is damaged at byte %llu; delete it, and the next "
+                "run encodes the text again",
+                cache->path, (unsigned long long)begin);
+        }
+        atomic_store_explicit(&cache->checked[i], 1, memory_order_relaxed);
     }
     return ND_OK;
 }
 
-/* The tokenizer_config.json, which names the end of text. */
-static nd_status describe_config(const nd_token_cache_request *request, nd_bytes *out)
-{
-    char hex[65], *folder = NULL, *config = NULL;
-    bool there = false;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_parent(request->tokenizer, &folder));
-    ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
-    ND_TRY_OUT(nd_fs_exists(config, &there));
-    if (there) {
-        ND_TRY_OUT(nd_sha256_file(config, hex));
-        ND_TRY_OUT(describe_string(out, "config", hex, sizeof hex - 1));
-    }
-out:
-    free(config);
-    free(folder);
-    return status;
-}
-
-/* When a text that changed then may be read: a change after that has another time. */
-static int64_t settled_ns(struct timespec changed)
-{
-    const int64_t step_ms = changed.tv_nsec == 0 ? SETTLE_COARSE_MS : SETTLE_MS;
-    return changed.tv_sec * 1000000000LL + changed.tv_nsec + step_ms * 1000000;
-}
-
-/* A relative path is that of another file in another folder. Numbers of the device and of the inode
- * may be others on another node, or after a remount.
- * *settled: when all files so far may be read. */
-static nd_status describe_file(const nd_corpus_file *file, nd_bytes *out, int64_t *settled)
-{
-    struct stat st;
-    nd_fs_kind kind;
-    char line[256];
-    ND_TRY(nd_fs_look(file->path, &kind, &st));
-    char *whole = kind == ND_FS_ABSENT ? NULL : realpath(file->path, NULL);
-    if (!whole) {
-        const int code = kind == ND_FS_ABSENT ? ENOENT : errno;
-        return nd_fail(nd_fs_blame(code, ND_ERR_DATA), "\"%s\" cannot be opened: %s", file->path,
-                       strerror(code));
-    }
-    int n = snprintf(line, sizeof line, "%d %llu %lld.%09ld %lld.%09ld\n", file->rows,
-                     (unsigned long long)st.st_size, (long long)st.st_mtim.tv_sec,
-                     st.st_mtim.tv_nsec, (long long)st.st_ctim.tv_sec, st.st_ctim.tv_nsec);
-    const int64_t own = settled_ns(st.st_ctim);
-    *settled = own > *settled ? own : *settled;
-    nd_status status = describe_string(out, "file", whole, strlen(whole));
-    free(whole);
-    return status == ND_OK ? nd_bytes_add(out, line, (size_t)n) : status;
-}
-
-/* Waits at most as long as a text of now would need: the clock of another machine may be ahead. */
-static void let_settle(int64_t settled)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    const int64_t left = settled - (now.tv_sec * 1000000000LL + now.tv_nsec);
-    const int64_t most = SETTLE_COARSE_MS * 1000000LL, wait = left < most ? left : most;
-    if (wait > 0) {
-        nanosleep(&(struct timespec){.tv_sec = wait / 1000000000, .tv_nsec = wait % 1000000000},
-                  NULL);
-    }
-}
-
-/* The folder of caches, which exists then; owned by the caller. */
-static nd_status find_folder(const char *asked, char **out)
-{
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (asked[0]) {
-        ND_TRY(nd_fs_format(out, "%s", asked));
-    } else if (base && base[0] == '/') {
-        ND_TRY(nd_fs_format(out, "%s/ndtrain", base));
-    } else if (home && home[0] == '/') {
-        ND_TRY(nd_fs_format(out, "%s/.cache/ndtrain", home));
-    } else {
-        return nd_fail(ND_ERR_CONFIG, "there is no home folder for the token cache; set "
-                                      "data.cache_dir");
-    }
-    return nd_fs_make_folders(*out, "the token cache", "set data.cache_dir");
-}
-
-/* The path of the cache; owned by the caller. */
-static nd_status find_path(const nd_token_cache_request *request, char **out)
-{
-    const nd_corpus_files *files = request->files;
-    char hex[65], *folder = NULL;
-    nd_bytes text = {0};
-    int64_t settled = 0;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(find_folder(request->folder, &folder));
-    ND_TRY_OUT(describe_rules(request, &text));
-    if (request->tokenizer && request->rules->append_eod) {
-        ND_TRY_OUT(describe_config(request, &text));
-    }
-    for (size_t i = 0; i < files->count; i++) {
-        ND_TRY_OUT(describe_file(&files->list[i], &text, &settled));
-    }
-    let_settle(settled);
-    ND_TRY_OUT(nd_sha256(text.data, text.count, hex));
-    ND_TRY_OUT(nd_fs_format(out, "%s/%.32s.tokens", folder, hex));
-out:
-    free(text.data);
-    free(folder);
-    return status;
-}
-
 /* Waiting. */
-
-/* What the .part holds at PROGRESS_AT, where a cache that is complete has zeros. */
-typedef struct progress {
-    uint64_t bytes, all; /* encoded or made durable, and of all */
-} progress;
 
 typedef struct waiting {
     const nd_token_cache_request *request;
     const char *path;
-    progress seen;
+    off_t bytes;          /* of the .part, which grows as long as its writer gets on */
     long pause_ms;        /* the next one: each is longer, or many ranks would load the folder */
-    double changed, said; /* when the progress changed, when this process said so; 0: not yet */
+    double changed, said; /* when the bytes changed, when this process said so; 0: not yet */
 } waiting;
 
 static nd_status wait_for_writer(void *context, int fd)
@@ -196,13 +186,13 @@ static nd_status wait_for_writer(void *context, int fd)
                                    .tv_nsec = w->pause_ms % 1000 * 1000000L};
     const double stall = r->stall_seconds > 0 ? r->stall_seconds : STALL_SECONDS;
     const double now = nd_clock_seconds();
-    progress is = {0};
-    (void)!pread(fd, &is, sizeof is, PROGRESS_AT);
+    struct stat st = {.st_size = w->bytes};
+    (void)fstat(fd, &st);
     if (r->stop && atomic_load(r->stop)) {
         return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
     }
-    if (w->changed == 0 || is.bytes != w->seen.bytes || is.all != w->seen.all) {
-        w->seen = is;
+    if (w->changed == 0 || st.st_size != w->bytes) {
+        w->bytes = st.st_size;
         w->changed = now;
     }
     if (now - w->changed > stall) {
@@ -213,8 +203,8 @@ static nd_status wait_for_writer(void *context, int fd)
     }
     if (w->said == 0 || now - w->said >= WORD_SECONDS) {
         w->said = now;
-        nd_log_info("waiting for another process, which encodes the text into %s: %.0f %%", w->path,
-                    is.all > 0 ? 100.0 * (double)is.bytes / (double)is.all : 0.0);
+        nd_log_info("waiting for another process, which encodes the text into %s: %.1f MB so far",
+                    w->path, (double)w->bytes * 1e-6);
     }
     nanosleep(&pause, NULL);
     w->pause_ms = w->pause_ms * 3 / 2 < POLL_MS_MAX ? w->pause_ms * 3 / 2 : POLL_MS_MAX;
@@ -229,6 +219,7 @@ typedef struct writer {
     nd_u64s ends, spans, sums;
     XXH3_state_t *hash; /* of the chunk that is being filled */
     size_t hashed;      /* bytes of it */
+    uint64_t sent;      /* bytes of the file that are on their way to the disk */
     char what[256];     /* the text, for messages */
     double begin, said;
 } writer;
@@ -269,14 +260,14 @@ static nd_status write_piece(void *context, const nd_corpus_piece *piece)
     for (size_t i = 0; i < piece->spans.count; i++) {
         ND_TRY(nd_u64s_add(&w->spans, before + (uint64_t)piece->spans.data[i]));
     }
+    if (w->file.bytes - w->sent >= WRITE_BACK_BYTES) {
+        /* All but the last bytes are on the disk when the file is made durable, since those that
+         * wait see no progress then. Some file systems cannot do that. */
+        const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
+        (void)sync_file_range(w->file.fd, 0, 0, flags);
+        w->sent = w->file.bytes;
+    }
     return ND_OK;
-}
-
-/* For the processes that wait: less long, where it cannot be written. */
-static void show_progress(const writer *w, uint64_t bytes, uint64_t all)
-{
-    const progress is = {bytes, all};
-    (void)!pwrite(w->file.fd, &is, sizeof is, PROGRESS_AT);
 }
 
 static void report_progress(void *context, uint64_t bytes)
@@ -284,7 +275,6 @@ static void report_progress(void *context, uint64_t bytes)
     writer *w = context;
     const uint64_t all = w->request->files->bytes;
     const double now = nd_clock_seconds();
-    show_progress(w, bytes, all);
     if (now - w->said >= WORD_SECONDS && all > 0) {
         w->said = now;
         nd_log_info("encoding %s: %.0f %%, %.1f MB/s", w->what, 100.0 * (double)bytes / (double)all,
@@ -292,38 +282,18 @@ static void report_progress(void *context, uint64_t bytes)
     }
 }
 
-/* What lies in the page cache goes to the disk in pieces, so that those that wait see that it goes
- * on. Some file systems cannot do that. */
-static nd_status write_back(const writer *w)
-{
-    const unsigned flags =
-        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-    const uint64_t all = w->file.bytes;
-    for (uint64_t at = 0; at < all; at += WRITE_BACK_BYTES) {
-        show_progress(w, at, all);
-        if (sync_file_range(w->file.fd, (off_t)at, WRITE_BACK_BYTES, flags) != 0) {
-            return errno == EINVAL || errno == ENOSYS || errno == ESPIPE
-                       ? ND_OK
-                       : nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s",
-                                 w->file.part, strerror(errno));
-        }
-    }
-    show_progress(w, all, all);
-    return ND_OK;
-}
-
 static nd_status finish(writer *w, int32_t vocab)
 {
-    static const uint8_t zeros[HEADER_BYTES];
+    uint8_t begin[HEADER_BYTES] = {0};
     struct stat st;
-    nd_token_cache_header h = {.version = ND_TOKEN_CACHE_VERSION,
-                               .width = (uint32_t)w->file.width,
-                               .tokens = w->file.tokens,
-                               .documents = w->ends.count,
-                               .spans = w->spans.count / 2,
-                               .vocab = (uint64_t)vocab};
-    memcpy(h.magic, ND_TOKEN_CACHE_MAGIC, sizeof h.magic);
-    ND_TRY(append(w, zeros, (size_t)(-w->file.bytes & 7)));
+    cache_header h = {.version = ND_TOKEN_CACHE_VERSION,
+                      .width = (uint32_t)w->file.width,
+                      .tokens = w->file.tokens,
+                      .documents = w->ends.count,
+                      .spans = w->spans.count / 2,
+                      .vocab = (uint64_t)vocab};
+    memcpy(h.magic, magic, sizeof magic);
+    ND_TRY(append(w, begin, (size_t)(-w->file.bytes & 7)));
     ND_TRY(append(w, w->ends.data, w->ends.count * 8));
     ND_TRY(append(w, w->spans.data, w->spans.count * 8));
     if (w->hashed > 0) {
@@ -332,10 +302,9 @@ static nd_status finish(writer *w, int32_t vocab)
     ND_TRY(nd_token_output_append(&w->file, w->sums.data, w->sums.count * 8));
     h.sums_sum = XXH3_64bits(w->sums.data, w->sums.count * 8);
     h.file_bytes = w->file.bytes;
-    h.header_sum = XXH3_64bits(&h, offsetof(nd_token_cache_header, header_sum));
-    ND_TRY(write_back(w));
-    ND_TRY(nd_fs_pwrite(w->file.fd, w->file.part, zeros, sizeof zeros, 0));
-    ND_TRY(nd_fs_pwrite(w->file.fd, w->file.part, &h, sizeof h, 0));
+    h.header_sum = XXH3_64bits(&h, offsetof(cache_header, header_sum));
+    memcpy(begin, &h, sizeof h);
+    ND_TRY(nd_fs_pwrite(w->file.fd, w->file.part, begin, sizeof begin, 0));
     if (fstat(w->file.fd, &st) == 0) { /* others may have had to write it, if this process died */
         (void)!fchmod(w->file.fd, st.st_mode & 0755);
     }
@@ -386,20 +355,6 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
     }
 }
 
-/* A text whose name is another one when it is encoded has changed meanwhile. */
-static nd_status check_unchanged(const writer *w)
-{
-    char *now = NULL;
-    ND_TRY(find_path(w->request, &now));
-    const bool same = strcmp(now, w->file.path) == 0;
-    free(now);
-    return same ? ND_OK
-                : nd_fail(ND_ERR_DATA,
-                          "%s or the tokenizer changed while it was encoded; start again when they "
-                          "are complete",
-                          w->what);
-}
-
 /* With the .part locked. */
 static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
 {
@@ -416,6 +371,7 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
                          .write = write_piece,
                          .progress = report_progress};
     const char *slash = strrchr(w->file.path, '/');
+    char *now = NULL;
     w->hash = XXH3_createState();
     if (!w->hash) {
         return nd_fail_memory("a checksum");
@@ -434,7 +390,15 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
                        "the assistant, are missing",
                        (long long)counts.tokens, w->what);
     }
-    ND_TRY(check_unchanged(w));
+    ND_TRY(nd_token_cache_path(r, &now));
+    const bool same = strcmp(now, w->file.path) == 0;
+    free(now);
+    if (!same) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s or the tokenizer changed while it was encoded; start again when they "
+                       "are complete",
+                       w->what);
+    }
     ND_TRY(finish(w, nd_tokenizer_vocab_size(tokenizer)));
     say_done(w, &counts);
     return ND_OK;
@@ -448,7 +412,7 @@ static nd_status try_open(const char *path, bool told, nd_token_cache **out)
     bool there = false;
     *out = NULL;
     ND_TRY(nd_fs_exists(path, &there));
-    nd_status status = there ? nd_token_cache_open_file(path, out) : ND_OK;
+    nd_status status = there ? open_file(path, out) : ND_OK;
     if (status == ND_ERR_DATA) {
         if (told) {
             nd_log_warning("%s; it is made again", nd_error_last()->message);
@@ -471,17 +435,6 @@ static nd_status check_vocab(const nd_token_cache_request *request, int32_t voca
                          (long long)request->vocab);
 }
 
-/* Alone, with the .part locked; another process may have made the cache meanwhile. */
-static nd_status find_or_encode(writer *w, const nd_tokenizer *tokenizer, nd_token_cache **out)
-{
-    ND_TRY(try_open(w->file.path, true, out));
-    if (*out) {
-        return ND_OK;
-    }
-    ND_TRY(encode(w, tokenizer));
-    return nd_token_cache_open_file(w->file.path, out);
-}
-
 static nd_status make(const nd_token_cache_request *request, const char *path, nd_token_cache **out)
 {
     const nd_corpus_files *files = request->files;
@@ -500,7 +453,11 @@ static nd_status make(const nd_token_cache_request *request, const char *path, n
     ND_TRY_OUT(nd_token_output_open(path, vocab, HEADER_BYTES,
                                     &(nd_token_sharing){wait_for_writer, &wait}, &w.file));
     w.begin = w.said = nd_clock_seconds();
-    ND_TRY_OUT(find_or_encode(&w, tokenizer, out));
+    ND_TRY_OUT(try_open(path, true, out)); /* another process may have made it meanwhile */
+    if (!*out) {
+        ND_TRY_OUT(encode(&w, tokenizer));
+        status = open_file(path, out);
+    }
 out:
     if (status == ND_ERR_CANTCREATE) {
         const nd_error why = *nd_error_last();
@@ -521,7 +478,7 @@ nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_ca
     nd_token_cache *cache = NULL;
     char *path = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(find_path(request, &path));
+    ND_TRY_OUT(nd_token_cache_path(request, &path));
     ND_TRY_OUT(try_open(path, false, &cache));
     ND_TRY_OUT(cache ? ND_OK : make(request, path, &cache));
     ND_TRY_OUT(check_vocab(request, cache->view.vocab));

@@ -26,19 +26,11 @@ typedef struct nd_token_view {
     size_t chunks;
 } nd_token_view;
 
-enum { ND_TOKEN_CACHE_HEADER_BYTES = 4096, ND_TOKEN_CACHE_CHUNK_BYTES = 64 << 10 };
-
-/* The first bytes of a file; zeros follow up to ND_TOKEN_CACHE_HEADER_BYTES. Then come the ids,
- * zeros up to a multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
-#define ND_TOKEN_CACHE_MAGIC "NDTOKENS"
-enum { ND_TOKEN_CACHE_VERSION = 1 };
-typedef struct nd_token_cache_header {
-    char magic[8];
-    uint32_t version, width;
-    uint64_t tokens, documents, spans, vocab, file_bytes;
-    uint64_t sums_sum;   /* checksum of the checksums */
-    uint64_t header_sum; /* of all above */
-} nd_token_cache_header;
+enum {
+    ND_TOKEN_CACHE_VERSION = 1,
+    ND_TOKEN_CACHE_HEADER_BYTES = 4096,
+    ND_TOKEN_CACHE_CHUNK_BYTES = 64 << 10
+};
 
 /* Checks the header and the sizes of a cache file; `name` is for messages. Apart from files so that
  * it can be fuzzed. */
@@ -68,6 +60,9 @@ typedef struct nd_token_cache_request {
     double stall_seconds; /* without progress of the process that writes; 0: 300 */
 } nd_token_cache_request;
 
+/* The path of the cache, whose folder exists then; owned by the caller. Waits until the time of
+ * change of each file has passed. */
+nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out);
 /*
  * Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
  * process that encodes it makes no progress. ND_ERR_CONFIG: the tokenizer has more ids than the
@@ -75,8 +70,6 @@ typedef struct nd_token_cache_request {
  * text: it changed meanwhile.
  */
 nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out);
-/* A file that is there. ND_ERR_DATA for a damaged header or a wrong size. */
-nd_status nd_token_cache_open_file(const char *path, nd_token_cache **out);
 void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */
 /* Compares the checksums of what holds these bytes of the file. ND_ERR_DATA when they differ. Under
  * nd_fs_map_guard; from any thread. */

@@ -10,14 +10,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
 
-enum {
-    SMALL_VOCAB = 65500,
-    IDX_HEADER_BYTES = 34,
-    CODE_I32 = 4,
-    CODE_U16 = 8,
-    VERSION = 1,
-    INDEX_PIECE = 4096
-};
+enum { SMALL_VOCAB = 65500, IDX_HEADER_BYTES = 34, CODE_I32 = 4, CODE_U16 = 8, INDEX_PIECE = 4096 };
 
 /* The .part, as it lies there, or new: *is_new. One that this process makes for others too gets the
  * folder's permissions. Somebody who can write to the folder may have put anything under this
@@ -42,25 +35,13 @@ static nd_status open_part(nd_token_output *out, bool shared, bool *is_new)
                                   nd_fs_reason(errno));
 }
 
-/* Whether the file that was locked is still the one of this name: the process that had it may have
- * given it another one, or removed it. */
-static nd_status is_current(const nd_token_output *out, bool *current)
+/* *taken: this process has the file of this name locked, or has made it (`is_new`) where there are
+ * no locks; it is empty then. */
+static nd_status take_part(const nd_token_output *out, const nd_token_sharing *sharing, bool is_new,
+                           bool *taken)
 {
     struct stat held, named;
     nd_fs_kind kind;
-    ND_TRY(nd_fs_look_at_link(out->part, &kind, &named));
-    if (fstat(out->fd, &held) != 0) {
-        return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", out->part, strerror(errno));
-    }
-    *current = kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
-    return ND_OK;
-}
-
-/* *taken: this process has the file of this name locked, or has made it (`is_new`) where there are
- * no locks; it is empty then. */
-static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing, bool is_new,
-                           bool *taken)
-{
     nd_fs_locked locked;
     ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
     while (locked == ND_FS_LOCKED_BY_ANOTHER && sharing) {
@@ -84,13 +65,16 @@ static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing
                        "another process writes it; remove it when none does",
                        out->part);
     }
-    ND_TRY(is_current(out, taken));
-    if (*taken && ftruncate(out->fd, 0) != 0) { /* what a process left that was killed */
-        *taken = false;
-        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be emptied: %s", out->part,
-                       strerror(errno));
+    /* The process that had it locked may have given it another name, or removed it. */
+    ND_TRY(nd_fs_look_at_link(out->part, &kind, &named));
+    if (fstat(out->fd, &held) != 0) {
+        return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", out->part, strerror(errno));
     }
-    return ND_OK;
+    *taken = kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    return !*taken || ftruncate(out->fd, 0) == 0 /* what a process left that was killed */
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be emptied: %s", out->part,
+                         strerror(errno));
 }
 
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
@@ -104,7 +88,7 @@ nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
     for (bool taken = false; !taken;) {
         ND_TRY_OUT(open_part(&made, sharing, &is_new));
         status = take_part(&made, sharing, is_new, &taken);
-        if (!taken) {
+        if (!taken || status != ND_OK) {
             close(made.fd);
         }
         ND_TRY_OUT(status);
@@ -179,22 +163,19 @@ void nd_token_output_fini(nd_token_output *out)
 
 /* Megatron. */
 
-static nd_status open_suffixed(const char *prefix, const char *suffix, int32_t vocab,
-                               nd_token_output *out)
-{
-    char *path;
-    ND_TRY(nd_fs_format(&path, "%s%s", prefix, suffix));
-    nd_status status = nd_token_output_open(path, vocab, 0, NULL, out);
-    free(path);
-    return status;
-}
-
 nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out)
 {
+    static const char *const suffixes[] = {".bin", ".idx", ".mask"};
+    nd_token_output *const files[] = {&out->bin, &out->idx, &out->mask};
     *out = (nd_megatron_output){0};
-    ND_TRY(open_suffixed(prefix, ".bin", vocab, &out->bin));
-    ND_TRY(open_suffixed(prefix, ".idx", vocab, &out->idx));
-    return open_suffixed(prefix, ".mask", vocab, &out->mask);
+    for (int i = 0; i < 3; i++) {
+        char *path;
+        ND_TRY(nd_fs_format(&path, "%s%s", prefix, suffixes[i]));
+        nd_status status = nd_token_output_open(path, vocab, 0, NULL, files[i]);
+        free(path);
+        ND_TRY(status);
+    }
+    return ND_OK;
 }
 
 nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece)
@@ -224,11 +205,6 @@ nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piec
     return ND_OK;
 }
 
-static void put_u64(uint8_t *p, uint64_t x)
-{
-    memcpy(p, &x, sizeof x); /* machines that this program runs on are little-endian */
-}
-
 /* Appends `count` numbers: where each document begins in the .bin, or the number of each. They are
  * made in pieces: the index of many documents is larger than the memory that encodes them. */
 static nd_status append_numbers(nd_megatron_output *out, bool places, size_t count)
@@ -249,11 +225,10 @@ static nd_status append_numbers(nd_megatron_output *out, bool places, size_t cou
 static nd_status write_index(nd_megatron_output *out)
 {
     const size_t count = out->lengths.count;
-    uint8_t header[IDX_HEADER_BYTES] = "MMIDIDX";
-    put_u64(header + 9, VERSION);
+    uint8_t header[IDX_HEADER_BYTES] = "MMIDIDX\0\0\1"; /* version 1 */
     header[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
-    put_u64(header + 18, count);
-    put_u64(header + 26, count + 1);
+    memcpy(header + 18, &(uint64_t){count}, sizeof(uint64_t));
+    memcpy(header + 26, &(uint64_t){count + 1}, sizeof(uint64_t));
     ND_TRY(nd_token_output_append(&out->idx, header, sizeof header));
     ND_TRY(nd_token_output_append(&out->idx, out->lengths.data, 4 * count));
     ND_TRY(append_numbers(out, true, count));
@@ -276,27 +251,6 @@ static nd_status remove_old(const char *path)
     return status;
 }
 
-typedef struct bin_read {
-    nd_fs_map map;
-    char *hex;
-} bin_read;
-
-/* The .bin that was written, by what the mask knows of it. */
-static nd_status digest_bin(void *context)
-{
-    bin_read *r = context;
-    return nd_loss_mask_bin_sha256(r->map.data, r->map.size, r->hex);
-}
-
-static nd_status read_bin(const char *path, char hex[65])
-{
-    bin_read read = {.hex = hex};
-    ND_TRY(nd_fs_map_open(path, ND_ERR_IO, &read.map));
-    nd_status status = nd_fs_map_guard(&read.map, path, digest_bin, &read);
-    nd_fs_map_close(&read.map);
-    return status;
-}
-
 static nd_status write_mask(nd_megatron_output *out)
 {
     char index_sha256[65], bin_sha256[65];
@@ -305,15 +259,16 @@ static nd_status write_mask(nd_megatron_output *out)
                                     .tokens = out->bin.tokens,
                                     .index_sha256 = index_sha256,
                                     .bin_sha256 = bin_sha256};
-    uint8_t *data = NULL;
-    size_t size = 0;
+    nd_bytes file = {0};
+    nd_status status = ND_OK;
     ND_TRY(nd_sha256_file(out->idx.part, index_sha256));
-    ND_TRY(read_bin(out->bin.part, bin_sha256));
-    ND_TRY(nd_loss_mask_make(&out->loss_mask, &pair, &data, &size));
-    nd_status status = nd_token_output_append(&out->mask, data, size);
-    free(data);
-    ND_TRY(status);
-    return nd_token_output_sync(&out->mask);
+    ND_TRY(nd_loss_mask_bin_sha256(out->bin.part, bin_sha256));
+    ND_TRY_OUT(nd_loss_mask_make(&out->loss_mask, &pair, &file));
+    ND_TRY_OUT(nd_token_output_append(&out->mask, file.data, file.count));
+    ND_TRY_OUT(nd_token_output_sync(&out->mask));
+out:
+    free(file.data);
+    return status;
 }
 
 /* All get their names, or none. */

@@ -194,7 +194,7 @@ static nd_status read_mask(nd_dataset *dataset, const char *path, const char *id
     ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &data, &size));
     dataset->mask = (uint8_t *)data;
     ND_TRY(nd_sha256_file(idx, index_sha256));
-    ND_TRY(nd_loss_mask_bin_sha256(dataset->map.data, dataset->map.size, bin_sha256));
+    ND_TRY(nd_loss_mask_bin_sha256(dataset->path, bin_sha256));
     ND_TRY(nd_loss_mask_parse(dataset->mask, size, path, &pair, &view));
     dataset->mask_digest = view.digest;
     dataset->spans = view.spans;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The loss mask beside token files: its bytes, what is refused, and when it is written. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/base/hash.h"
 #include "tests/support/tempdir.h"
@@ -18,15 +21,17 @@ static const char bin_sha256[] = "fedcba9876543210fedcba9876543210fedcba98765432
 static const nd_loss_mask_pair pair = {"x.bin", "x.idx", 20, index_sha256, bin_sha256};
 
 /* Spans 2-5 and 9-20 of 20 tokens. */
-static void make(uint8_t **data, size_t *size)
+static nd_bytes make(void)
 {
     nd_loss_mask mask = {0};
+    nd_bytes file = {0};
     assert_ok(nd_loss_mask_add(&mask, 2, 4));
     assert_ok(nd_loss_mask_add(&mask, 4, 5)); /* adjacent: the same span */
     assert_ok(nd_loss_mask_add(&mask, 7, 7)); /* empty: none */
     assert_ok(nd_loss_mask_add(&mask, 9, 20));
-    assert_ok(nd_loss_mask_make(&mask, &pair, data, size));
+    assert_ok(nd_loss_mask_make(&mask, &pair, &file));
     free(mask.spans.data);
+    return file;
 }
 
 static nd_status parse(const uint8_t *data, size_t size, nd_loss_mask_view *out)
@@ -40,105 +45,72 @@ Test(loss_mask, its_bytes)
                                       0,   0,   20,  0,   0,   0,   0, 0, 0, 0, 2, 0, 0, 0,
                                       0,   0,   0,   0,   14,  0,   0, 0, 0, 0, 0, 0};
     static const uint64_t spans[] = {2, 5, 9, 20};
-    uint8_t *data;
-    size_t size;
+    nd_bytes file = make();
     nd_loss_mask_view view;
-    make(&data, &size);
-    cr_assert_eq(size, HEADER + sizeof spans + DIGEST);
-    cr_expect_eq(memcmp(data, numbers, sizeof numbers), 0);
-    cr_expect_eq(memcmp(data + sizeof numbers, index_sha256, DIGEST), 0);
-    cr_expect_eq(memcmp(data + sizeof numbers + DIGEST, bin_sha256, DIGEST), 0);
-    cr_expect_eq(memcmp(data + HEADER, spans, sizeof spans), 0);
     char hex[65];
-    assert_ok(nd_sha256(data, HEADER + sizeof spans, hex));
-    cr_expect_eq(memcmp(data + HEADER + sizeof spans, hex, DIGEST), 0);
-    assert_ok(parse(data, size, &view));
-    cr_expect_eq(view.tokens, 20);
-    cr_expect_eq(view.spans, 2);
-    cr_expect_eq(view.ignored, 14);
+    cr_assert_eq(file.count, HEADER + sizeof spans + DIGEST);
+    cr_expect_eq(memcmp(file.data, numbers, sizeof numbers), 0);
+    cr_expect_eq(memcmp(file.data + sizeof numbers, index_sha256, DIGEST), 0);
+    cr_expect_eq(memcmp(file.data + sizeof numbers + DIGEST, bin_sha256, DIGEST), 0);
+    cr_expect_eq(memcmp(file.data + HEADER, spans, sizeof spans), 0);
+    assert_ok(nd_sha256(file.data, HEADER + sizeof spans, hex));
+    cr_expect_eq(memcmp(file.data + HEADER + sizeof spans, hex, DIGEST), 0);
+    assert_ok(parse(file.data, file.count, &view));
+    cr_expect(view.tokens == 20 && view.spans == 2 && view.ignored == 14);
     cr_expect_eq(memcmp(view.pairs, spans, sizeof spans), 0);
     cr_expect_eq(memcmp(view.digest, hex, DIGEST), 0);
-    free(data);
+    free(file.data);
 }
 
 Test(loss_mask, damage_of_any_byte_and_every_cut_are_refused)
 {
-    uint8_t *data;
-    size_t size;
+    static const struct {
+        size_t place;
+        uint8_t byte;
+        const char *words;
+    } cases[] = {
+        {0, 'X', "does not begin with NDMASK"}, {8, 3, "version 3"}, {HEADER, 3, "is damaged"}};
+    nd_bytes file = make();
     nd_loss_mask_view view;
-    make(&data, &size);
-    for (size_t i = 0; i < size; i++) {
-        data[i] ^= 0x20;
-        cr_expect_eq(parse(data, size, &view), ND_ERR_DATA, "byte %zu", i);
-        data[i] ^= 0x20;
+    for (size_t i = 0; i < file.count; i++) {
+        file.data[i] ^= 0x20;
+        cr_expect_eq(parse(file.data, file.count, &view), ND_ERR_DATA, "byte %zu", i);
+        file.data[i] ^= 0x20;
     }
-    for (size_t cut = 0; cut < size; cut++) {
+    for (size_t cut = 0; cut < file.count; cut++) {
         uint8_t *copy = malloc(cut + 1); /* so that the sanitizer sees each byte too far */
         cr_assert_not_null(copy);
-        memcpy(copy, data, cut);
+        memcpy(copy, file.data, cut);
         assert_fails(parse(copy, cut, &view), ND_ERR_DATA, "truncated");
         free(copy);
     }
-    data[0] = 'X';
-    assert_fails(parse(data, size, &view), ND_ERR_DATA, "does not begin with NDMASK");
-    data[0] = 'N';
-    data[8] = 3;
-    assert_fails(parse(data, size, &view), ND_ERR_DATA, "version 3");
-    data[8] = 2;
-    data[HEADER] ^= 1;
-    assert_fails(parse(data, size, &view), ND_ERR_DATA, "is damaged");
-    free(data);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint8_t before = file.data[cases[i].place];
+        file.data[cases[i].place] = cases[i].byte;
+        assert_fails(parse(file.data, file.count, &view), ND_ERR_DATA, cases[i].words);
+        file.data[cases[i].place] = before;
+    }
+    free(file.data);
 }
 
 Test(loss_mask, that_of_other_files_is_refused)
 {
     static const char other[] = "f123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    uint8_t *data;
-    size_t size;
+    static const struct {
+        nd_loss_mask_pair pair;
+        const char *words;
+    } cases[] = {
+        {{"x.bin", "x.idx", 21, index_sha256, bin_sha256},
+         "is for 20 tokens, but \"x.bin\" has 21"},
+        {{"x.bin", "x.idx", 20, other, bin_sha256}, "another index than \"x.idx\""},
+        {{"x.bin", "x.idx", 20, index_sha256, other}, "other tokens than those of \"x.bin\""}};
+    nd_bytes file = make();
     nd_loss_mask_view view;
-    make(&data, &size);
-    assert_fails(nd_loss_mask_parse(
-                     data, size, "x.mask",
-                     &(nd_loss_mask_pair){"x.bin", "x.idx", 21, index_sha256, bin_sha256}, &view),
-                 ND_ERR_DATA, "is for 20 tokens, but \"x.bin\" has 21");
-    assert_fails(nd_loss_mask_parse(data, size, "x.mask",
-                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 20, other, bin_sha256},
-                                    &view),
-                 ND_ERR_DATA, "another index than \"x.idx\"");
-    assert_fails(nd_loss_mask_parse(data, size, "x.mask",
-                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 20, index_sha256, other},
-                                    &view),
-                 ND_ERR_DATA, "other tokens than those of \"x.bin\"");
-    free(data);
-}
-
-/* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
-Test(loss_mask, the_digest_of_a_bin)
-{
-    enum { PIECE = 64 << 10, PIECES = 256, LARGE = PIECES * PIECE + 1000001 };
-    const size_t sizes[] = {1000, PIECES * PIECE, LARGE};
-    uint8_t *bin = calloc(LARGE, 1);
-    cr_assert_not_null(bin);
-    for (int s = 0; s < 3; s++) {
-        const size_t size = sizes[s], last = size - PIECE, step = last / (PIECES - 1);
-        const size_t small[] = {0, 1, 500, size / 2, size - 1};
-        const size_t large[] = {0,          PIECE - 1, step,    7 * step + PIECE - 1,
-                                254 * step, last,      size - 1};
-        const size_t *places = s == 2 ? large : small;
-        char first[65], other[65];
-        assert_ok(nd_loss_mask_bin_sha256(bin, size, first));
-        for (size_t i = 0; i < (s == 2 ? sizeof large : sizeof small) / sizeof *large; i++) {
-            bin[places[i]] = 1;
-            assert_ok(nd_loss_mask_bin_sha256(bin, size, other));
-            cr_expect_str_neq(first, other, "byte %zu of %zu", places[i], size);
-            bin[places[i]] = 0;
-        }
-        bin[PIECE] = 1; /* between the first two pieces of a large one */
-        assert_ok(nd_loss_mask_bin_sha256(bin, size, other));
-        cr_expect_eq(strcmp(first, other) == 0, s != 1, "%zu", size);
-        bin[PIECE] = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_fails(nd_loss_mask_parse(file.data, file.count, "x.mask", &cases[i].pair, &view),
+                     ND_ERR_DATA, cases[i].words);
     }
-    free(bin);
+    free(file.data);
 }
 
 /* What a program writes that does not know the rules: the digest is right, the numbers are not. */
@@ -155,17 +127,16 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
                  {{2, 5, 9, 20}, 15, "states 15 tokens in its spans, which have 14"},
                  {{0, 5, 5, 20}, 20, "none of the 20 tokens counts in the loss"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        uint8_t *data;
+        nd_bytes file = make();
+        uint8_t *digest = file.data + file.count - DIGEST;
         char hex[65];
-        size_t size;
         nd_loss_mask_view view;
-        make(&data, &size);
-        memcpy(data + 32, &cases[i].ignored, 8);
-        memcpy(data + HEADER, cases[i].spans, sizeof cases[i].spans);
-        assert_ok(nd_sha256(data, size - DIGEST, hex));
-        memcpy(data + size - DIGEST, hex, DIGEST);
-        assert_fails(parse(data, size, &view), ND_ERR_DATA, cases[i].words);
-        free(data);
+        memcpy(file.data + 32, &cases[i].ignored, 8);
+        memcpy(file.data + HEADER, cases[i].spans, sizeof cases[i].spans);
+        assert_ok(nd_sha256(file.data, file.count - DIGEST, hex));
+        memcpy(digest, hex, DIGEST);
+        assert_fails(parse(file.data, file.count, &view), ND_ERR_DATA, cases[i].words);
+        free(file.data);
     }
 }
 
@@ -184,6 +155,44 @@ static void teardown(void)
 }
 
 TestSuite(masked_files, .init = setup, .fini = teardown);
+
+static void set_byte(const char *path, size_t place, uint8_t byte)
+{
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(pwrite(fd, &byte, 1, (off_t)place), 1);
+    close(fd);
+}
+
+/* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
+Test(masked_files, the_digest_of_a_bin)
+{
+    enum { PIECE = 64 << 10, PIECES = 256, LARGE = PIECES * PIECE + 1000001 };
+    const size_t sizes[] = {1000, PIECES * PIECE, LARGE};
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "p.bin"));
+    for (int s = 0; s < 3; s++) {
+        const size_t size = sizes[s], last = size - PIECE, step = last / (PIECES - 1);
+        const size_t small[] = {0, 1, 500, size / 2, size - 1};
+        const size_t large[] = {0,          PIECE - 1, step,    7 * step + PIECE - 1,
+                                254 * step, last,      size - 1};
+        const size_t *places = s == 2 ? large : small;
+        char first[65], other[65];
+        set_byte(path, size - 1, 0);
+        assert_ok(nd_loss_mask_bin_sha256(path, first));
+        for (size_t i = 0; i < (s == 2 ? sizeof large : sizeof small) / sizeof *large; i++) {
+            set_byte(path, places[i], 1);
+            assert_ok(nd_loss_mask_bin_sha256(path, other));
+            cr_expect_str_neq(first, other, "byte %zu of %zu", places[i], size);
+            set_byte(path, places[i], 0);
+        }
+        if (s > 0) { /* between the first two pieces of a large one */
+            set_byte(path, PIECE, 1);
+            assert_ok(nd_loss_mask_bin_sha256(path, other));
+            cr_expect_eq(strcmp(first, other) == 0, s == 2, "%zu", size);
+            set_byte(path, PIECE, 0);
+        }
+    }
+}
 
 /* Writes five tokens of two documents in two pieces, each with one of the spans if there is one. */
 static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(void))

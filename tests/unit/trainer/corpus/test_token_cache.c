@@ -21,9 +21,6 @@
 #include "trainer/corpus/token_cache.h"
 #include "trainer/corpus/token_file.h"
 
-/* Where a .part has the progress of its writer. */
-enum { PROGRESS_AT = sizeof(nd_token_cache_header) };
-
 static tempdir dir, caches;
 static char tokenizer_path[PATH_MAX];
 static nd_corpus_files files;
@@ -125,13 +122,6 @@ int nanosleep(const struct timespec *pause, struct timespec *left)
     return usleep(1000);
 }
 
-/* Progress in the file before its last fsync, and the bytes that it has then. */
-static struct {
-    bool watched;
-    uint64_t progress[2];
-    off_t bytes;
-} synced;
-
 static const char *growing; /* a text that gets one more row when it is read; NULL: none does */
 
 static int read_code; /* of reads that fail; 0: none does */
@@ -149,18 +139,6 @@ ssize_t read(int fd, void *buffer, size_t size)
         growing = NULL;
     }
     return syscall(SYS_read, fd, buffer, size);
-}
-
-/* In place of the C library's: what lies in the page cache has gone to the disk before. */
-int sync_file_range(int fd, off_t at, off_t bytes, unsigned flags)
-{
-    struct stat st;
-    const int code = (int)syscall(SYS_sync_file_range, fd, at, bytes, flags);
-    if (synced.watched && fstat(fd, &st) == 0) {
-        synced.bytes = st.st_size;
-        (void)!pread(fd, synced.progress, sizeof synced.progress, PROGRESS_AT);
-    }
-    return code;
 }
 
 static void *map_shared(size_t size)
@@ -505,8 +483,7 @@ Test(token_cache, a_writer_without_progress_has_a_deadline)
 /* The writer goes on in each pause of the one that waits, and ends after twenty. */
 static void go_on(int number)
 {
-    const uint64_t bytes = (uint64_t)number + 1;
-    cr_assert_eq(pwrite(part.fd, &bytes, sizeof bytes, PROGRESS_AT), sizeof bytes);
+    cr_assert_eq(ftruncate(part.fd, number + 1), 0);
     if (number == 20) {
         in_pause = NULL;
         end_part();
@@ -523,19 +500,6 @@ Test(token_cache, who_waits_sees_the_writers_progress)
     asked.stall_seconds = 1e-9; /* any two looks are further apart */
     assert_ok(nd_token_cache_open(&asked, &cache));
     cr_expect_null(in_pause);
-    nd_token_cache_close(cache);
-}
-
-/* Those that wait see it, and find zeros there in a cache that is complete. */
-Test(token_cache, writing_back_is_progress)
-{
-    static const uint8_t zeros[ND_TOKEN_CACHE_HEADER_BYTES - PROGRESS_AT];
-    synced.watched = true;
-    nd_token_cache *cache = open_cache();
-    synced.watched = false;
-    cr_assert_gt(synced.bytes, 0);
-    cr_expect_eq(synced.progress[1], (uint64_t)synced.bytes);
-    cr_expect_eq(memcmp(cache->map.data + PROGRESS_AT, zeros, sizeof zeros), 0);
     nd_token_cache_close(cache);
 }
 

@@ -173,7 +173,7 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     assert_ok(nd_sha256_file(tempdir_file(&dir, "p.bin"), tokens));
     const nd_loss_mask_pair pair = {.tokens = TOKENS, .index_sha256 = index, .bin_sha256 = tokens};
     assert_ok(nd_loss_mask_add(&made, (uint64_t)all[0], (uint64_t)all[1]));
-    assert_ok(nd_loss_mask_make(&made, &pair, &file.data, &file.count));
+    assert_ok(nd_loss_mask_make(&made, &pair, &file));
     tempdir_write(&dir, "p.mask", file.data, file.count);
     assert_fails(open_files(), ND_ERR_DATA, "none of the 40 tokens counts");
     free(made.spans.data);
