@@ -199,31 +199,24 @@ static bool is_name(const char *word)
     return word[0] != '-' && !strpbrk(word, "./");
 }
 
-/* The command lines of workers and of their check, and in *rest the settings, behind a word that is
- * skipped. */
-static nd_status read_command(int argc, char **argv, worker_command *out, char ***rest, int *count)
+/* The command lines of workers and of their check: they get the words as they are, and read those
+ * that are no settings. *count and *words become the command with what is behind it. */
+static nd_status read_command(worker_command *out, int *count, char ***words)
 {
-    char **own = NULL;
-    int own_count = 0;
-    out->command = argc > 1 ? nd_command_find(ND_NDLAUNCH, argv[1]) : ND_COMMAND_NONE;
-    if (!out->command && is_name(argv[1])) {
-        ND_TRY(nd_command_check_name(ND_NDLAUNCH, argv[1]));
+    out->command = nd_command_find(ND_NDLAUNCH, (*words)[1]);
+    if (!out->command && is_name((*words)[1])) {
+        ND_TRY(nd_command_check_name(ND_NDLAUNCH, (*words)[1]));
     }
-    if (out->command) {
-        ND_TRY(nd_command_split(out->command, argc - 1, argv + 1, false, rest, count));
-        ND_TRY(nd_command_split(out->command, argc - 1, argv + 1, true, &own, &own_count));
+    *count -= out->command != ND_COMMAND_NONE;
+    *words += out->command != ND_COMMAND_NONE;
+    ND_TRY(ND_ALLOC(*count + 3, &out->args));
+    ND_TRY(ND_ALLOC(*count + 3, &out->check));
+    out->args[1] = "train";
+    out->check[1] = "check";
+    for (int i = 0; i < *count && out->command; i++) {
+        out->args[1 + i] = out->check[2 + i] = (*words)[i];
     }
-    nd_status status = ND_ALLOC(own_count + 3, &out->args);
-    status = status == ND_OK ? ND_ALLOC(own_count + 3, &out->check) : status;
-    if (status == ND_OK) {
-        out->args[1] = "train";
-        out->check[1] = "check";
-        for (int i = 0; i < own_count; i++) {
-            out->args[1 + i] = out->check[2 + i] = own[i];
-        }
-    }
-    free(own);
-    return status;
+    return ND_OK;
 }
 
 static nd_status run(int argc, char **argv, const worker_command *command, int *exit_code)
@@ -340,13 +333,10 @@ int main(int argc, char **argv)
         status = nd_starter_main(argc - 1, argv + 1);
     } else {
         worker_command command = {0};
-        char **rest = NULL;
-        int count = argc;
-        status = read_command(argc, argv, &command, &rest, &count);
-        status = status == ND_OK ? run(count, rest ? rest : argv, &command, &exit_code) : status;
+        status = read_command(&command, &argc, &argv);
+        status = status == ND_OK ? run(argc, argv, &command, &exit_code) : status;
         free(command.args);
         free(command.check);
-        free(rest);
     }
     status = status == ND_OK ? nd_process_flush_output() : status;
     if (status != ND_OK) {

@@ -98,7 +98,7 @@ def string(text):
 def commands_of(program):
     """The commands of a program with their lines of help."""
     rows = calls((ROOT / "runtime/config/commands.def").read_text(), "ND_COMMAND")
-    return {string(row[2]): string(row[7]) for row in rows if row[1] in (program, "BOTH") and " " not in row[2]}
+    return {string(row[2]): string(row[7]) for row in rows if {program, "BOTH"} & set(row[1].split(" | ")) and " " not in row[2]}
 
 
 COMMANDS = commands_of("TRAIN") | {"version": "prints the version and what is inside"}
@@ -131,7 +131,7 @@ def own_flags(root):
     found = {name: [] for name in [*COMMANDS, *names.values()]}
     for macro, place in (("ND_OWN_SWITCH", 2), ("ND_OWN_TEXT", 3), ("ND_OWN_NUMBER", 3)):
         for row in calls(table, macro):
-            found[names[row[0]]].append(string(row[place]).split()[0])
+            found[names[row[0]]].append("--" + string(row[place]).split()[0])
     return found
 
 

@@ -211,26 +211,22 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
     return command->run(call);
 }
 
-/* Checks the command's own flags. *rest becomes the words without them, or stays as it is where all
- * flags are settings; it is owned by the caller, but not its words. argv[0] is the command. */
-static nd_status take_own_flags(const nd_command *command, int argc, char **argv,
-                                nd_command_flags *line, char ***rest, int *count)
+/* Checks the command's own flags. The words are those behind the program's name; "check" is
+ * skipped where the use of another command is checked. */
+static nd_status take_own_flags(const nd_command *command, int *count, char ***words,
+                                nd_command_flags *line)
 {
-    const nd_command *use = command;
-    if (command->find_use) {
-        use = command->find_use(argc, argv);
-        argc--;
-        argv++;
-    }
+    const nd_command *use = command->find_use ? command->find_use(*count, *words) : command;
     if (!use || !has_own_flags(use)) {
         return ND_OK;
     }
-    ND_TRY(nd_command_split(use->id, argc, argv, false, rest, count));
-    ND_TRY(nd_config_check_flags(*count, *rest));
-    if (nd_command_wants_help(argc, argv)) {
+    *count -= command->find_use != NULL;
+    *words += command->find_use != NULL;
+    ND_TRY(nd_config_check_flags(*count, *words));
+    if (nd_command_wants_help(*count, *words)) {
         return ND_OK;
     }
-    ND_TRY(nd_command_flags_read(use->id, argc, argv, line));
+    ND_TRY(nd_command_flags_read(use->id, *count, *words, line));
     return use->check_flags ? use->check_flags(line) : ND_OK;
 }
 
@@ -241,9 +237,9 @@ int main(int argc, char **argv)
     nd_cli cli = {.help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
-    char **rest = NULL;
+    char **words = argv + 1;
     nd_command_flags line = {0};
-    int rest_count = argc - 1, code = 0;
+    int count = argc - 1, code = 0;
     nd_streams_open();
     if (nd_limits_check_stack() != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
@@ -277,12 +273,9 @@ int main(int argc, char **argv)
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    status = status == ND_OK
-                 ? take_own_flags(command, argc - 1, argv + 1, &line, &rest, &rest_count)
-                 : status;
-    status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, rest_count,
-                                                rest ? rest : argv + 1)
-                             : status;
+    status = status == ND_OK ? take_own_flags(command, &count, &words, &line) : status;
+    status =
+        status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
     status = status == ND_OK ? run_command(command, &call) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */
@@ -290,6 +283,5 @@ int main(int argc, char **argv)
     status = status == ND_OK ? nd_process_flush_output() : status;
     code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
-    free(rest);
     return code;
 }

@@ -62,25 +62,14 @@ typedef struct nd_command_flags {
 
 /* Reads and checks the command's own flags; argv[0] is skipped. ND_ERR_CONFIG names the flag and
  * what it takes. Words and flags that the command does not have are an error for a tool; those of a
- * worker's command are settings, and are left to nd_command_split. */
+ * worker's command are settings, and are left to nd_config_parse. */
 nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv,
                                 nd_command_flags *out);
 enum { ND_NO_FLAG = -1 };
 /* The values of a flag one after the other, or (ND_NO_FLAG, of a tool) the words that belong to
  * none; NULL behind the last. *at is 0 before the first. */
 const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at);
-/* The command that has the flag "name" (no dashes), as `ndtrain plan`; NULL: none. */
-const char *nd_command_of_flag(const char *name);
 /* ND_ERR_CONFIG: the flag is not given, or empty; says what it is for. */
 nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag);
-
-/*
- * The words of a worker's command line without the command's own flags, behind argv[0] and the
- * settings that the command brings; or (own) with them alone, behind argv[0]. *out ends with NULL;
- * it is owned by the caller, but not its words. ND_ERR_CONFIG: a flag that the command refuses, and
- * what to use in its place.
- */
-nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,
-                           int *count);
 
 #endif

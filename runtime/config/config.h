@@ -19,16 +19,8 @@
 #include "runtime/config/commands.h"
 #include "runtime/mesh/mesh.h"
 
-typedef enum nd_device_choice {
-    ND_CHOOSE_AUTO = 0,
-    ND_CHOOSE_CPU,
-    ND_CHOOSE_CUDA
-} nd_device_choice;
-typedef enum nd_precision {
-    ND_PRECISION_BF16 = 0,
-    ND_PRECISION_FP32,
-    ND_PRECISION_FP8
-} nd_precision;
+typedef enum nd_device_choice { ND_CHOOSE_AUTO, ND_CHOOSE_CPU, ND_CHOOSE_CUDA } nd_device_choice;
+typedef enum nd_precision { ND_PRECISION_BF16, ND_PRECISION_FP32, ND_PRECISION_FP8 } nd_precision;
 typedef enum nd_data_format {
     ND_DATA_AUTO = 0,
     ND_DATA_TEXT,
@@ -57,9 +49,9 @@ typedef enum nd_documents_rule {
     ND_DOCUMENTS_JOIN,
     ND_DOCUMENTS_SEPARATE
 } nd_documents_rule;
-typedef enum nd_positions_rule { ND_POSITIONS_RESTART = 0, ND_POSITIONS_RUNNING } nd_positions_rule;
-typedef enum nd_long_rows { ND_LONG_ROWS_CUT = 0, ND_LONG_ROWS_DROP } nd_long_rows;
-typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW = 0, ND_OPTIMIZER_SGD } nd_optimizer_kind;
+typedef enum nd_positions_rule { ND_POSITIONS_RESTART, ND_POSITIONS_RUNNING } nd_positions_rule;
+typedef enum nd_long_rows { ND_LONG_ROWS_CUT, ND_LONG_ROWS_DROP } nd_long_rows;
+typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW, ND_OPTIMIZER_SGD } nd_optimizer_kind;
 typedef enum nd_schedule_kind {
     ND_SCHEDULE_CONSTANT = 0,
     ND_SCHEDULE_LINEAR,
@@ -73,7 +65,7 @@ typedef enum nd_recompute {
     ND_RECOMPUTE_ALL_BUT_ATTENTION,
     ND_RECOMPUTE_FULL
 } nd_recompute;
-typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING, ND_CP_ULYSSES, ND_CP_AUTO } nd_cp_comm;
+typedef enum nd_cp_comm { ND_CP_ALLGATHER, ND_CP_RING, ND_CP_ULYSSES, ND_CP_AUTO } nd_cp_comm;
 typedef enum nd_fp8_recipe {
 #define ND_FP8_RECIPE(id, ...) ND_FP8_##id,
 #include "runtime/config/fp8_recipes.def"
@@ -83,8 +75,8 @@ typedef enum nd_fp8_recipe {
 const char *nd_fp8_recipe_name(nd_fp8_recipe recipe);
 /* Whether each operand has one scale; otherwise scales lie along rows or columns. */
 bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe);
-typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
-typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
+typedef enum nd_fp8_format { ND_FP8_HYBRID, ND_FP8_E4M3 } nd_fp8_format;
+typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT, ND_FP8_AMAX_MAX } nd_fp8_amax;
 typedef enum nd_nonfinite {
     ND_NONFINITE_STOP = 0,
     ND_NONFINITE_SKIP,
@@ -97,10 +89,10 @@ typedef enum nd_tracker {
     ND_TRACKER_WANDB,
     ND_TRACKER_TRACKIO
 } nd_tracker;
-typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
-typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
-typedef enum nd_on_error { ND_ON_ERROR_CONTINUE = 0, ND_ON_ERROR_STOP } nd_on_error;
-typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
+typedef enum nd_staging_choice { ND_STAGING_OVERLAP, ND_STAGING_WAIT } nd_staging_choice;
+typedef enum nd_checksum_choice { ND_CHOOSE_XXH3, ND_CHOOSE_SHA256 } nd_checksum_choice;
+typedef enum nd_on_error { ND_ON_ERROR_CONTINUE, ND_ON_ERROR_STOP } nd_on_error;
+typedef enum nd_weights_dtype { ND_WEIGHTS_BF16, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
 /* Keys whose files must exist. */
 typedef enum nd_path_key {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of fields: parses, formats and checks a value with its type, range and choices. */
 #include <assert.h>
+#include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -84,24 +86,32 @@ static const char *choice_at(const char *choices, unsigned index, size_t *length
     return c;
 }
 
-const char *nd_field_range(nd_field_id id, char *buffer, size_t size)
+/* The place of the text among "a|b|c", in upper or lower case; -1: it is none of them. */
+static int find_choice(const char *choices, const char *text)
 {
-    const nd_field *f = &nd_fields[id];
+    size_t length;
+    const char *choice;
+    for (unsigned i = 0; (choice = choice_at(choices, i, &length)); i++) {
+        if (length == strlen(text) && strncasecmp(choice, text, length) == 0) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+const char *nd_field_range(const nd_field *f, char *buffer, size_t size)
+{
+    const char *choice;
+    size_t used = 0, length;
     buffer[0] = '\0';
-    if (f->choices) {
-        size_t used = 0;
-        for (const char *c = f->choices; *c && used < size;) {
-            size_t n = strcspn(c, "|");
-            bool last = !c[n] || !strchr(c + n + 1, '|');
-            used += (size_t)snprintf(buffer + used, size - used, "%.*s%s", (int)n, c,
-                                     !c[n]  ? ""
-                                     : last ? " or "
-                                            : ", ");
-            c += n + (c[n] == '|');
-        }
-        if (f->type == ND_FIELD_TYPE_CHOICES && used < size) {
-            snprintf(buffer + used, size - used, ", or a list of them");
-        }
+    for (unsigned i = 0; f->choices && (choice = choice_at(f->choices, i, &length)); i++) {
+        const char *between = i == 0 ? "" : choice[length] ? ", " : " or ";
+        used +=
+            (size_t)snprintf(buffer + used, size - used, "%s%.*s", between, (int)length, choice);
+        ND_ASSERT(used < size);
+    }
+    if (f->type == ND_FIELD_TYPE_CHOICES) {
+        snprintf(buffer + used, size - used, ", or a list of them");
     } else if (f->type == ND_FIELD_TYPE_BOOL) {
         snprintf(buffer, size, "true or false");
     } else if (f->type == ND_FIELD_TYPE_INT && f->min < 0) {
@@ -140,43 +150,37 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
 {
     const nd_field *f = &nd_fields[id];
     const void *member = member_of(config, f);
-    char buffer[96] = "", second[40];
-    char *text = NULL;
+    char buffer[96] = "", first[40], second[40], *copy = NULL;
+    const char *text = buffer;
+    unsigned bits;
     switch (f->type) {
     case ND_FIELD_TYPE_INT:
-        snprintf(buffer, sizeof buffer, "%lld", (long long)*(const int64_t *)member);
+        snprintf(buffer, sizeof buffer, "%lld", nd_ll(*(const int64_t *)member));
         break;
     case ND_FIELD_TYPE_REAL:
         nd_real_format(*(const double *)member, buffer, sizeof buffer);
         break;
-    case ND_FIELD_TYPE_PAIR: {
-        char first[40];
+    case ND_FIELD_TYPE_PAIR:
         nd_real_format(((const double *)member)[0], first, sizeof first);
         nd_real_format(((const double *)member)[1], second, sizeof second);
         snprintf(buffer, sizeof buffer, "[%s, %s]", first, second);
         break;
-    }
     case ND_FIELD_TYPE_BOOL:
-        snprintf(buffer, sizeof buffer, "%s", *(const bool *)member ? "true" : "false");
+        text = *(const bool *)member ? "true" : "false";
         break;
     case ND_FIELD_TYPE_CHOICE:
-    case ND_FIELD_TYPE_CHOICES: {
-        unsigned bits;
         memcpy(&bits, member, sizeof bits);
-        if (f->type == ND_FIELD_TYPE_CHOICE) {
-            bits = bits < 32 ? 1U << bits : 1U << 31;
-        }
+        ND_TRY(choices_format(f, 1U << (bits < 32 ? bits : 31), buffer, sizeof buffer));
+        break;
+    case ND_FIELD_TYPE_CHOICES:
+        memcpy(&bits, member, sizeof bits);
         ND_TRY(choices_format(f, bits, buffer, sizeof buffer));
         break;
+    default:
+        text = *(char *const *)member;
     }
-    case ND_FIELD_TYPE_TEXT:
-    case ND_FIELD_TYPE_LIST:
-        ND_TRY(nd_text_replace(&text, *(char *const *)member));
-        *out = text;
-        return ND_OK;
-    }
-    ND_TRY(nd_text_replace(&text, buffer));
-    *out = text;
+    ND_TRY(nd_text_replace(&copy, text));
+    *out = copy;
     return ND_OK;
 }
 
@@ -229,20 +233,79 @@ static nd_status check_sources(nd_field_id id, const nd_setting *setting)
     return status;
 }
 
-int nd_choice_find(const char *choices, const char *text)
+/* Values. */
+
+bool nd_bool_parse(const char *text, bool digits, bool *out)
 {
-    size_t length = strlen(text);
-    int index = 0;
-    for (const char *c = choices;; index++) {
-        size_t n = strcspn(c, "|");
-        if (n == length && strncasecmp(c, text, n) == 0) {
-            return index;
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 3 + digits; i++) {
+        bool is_yes = strcasecmp(text, yes[i]) == 0;
+        if (is_yes || strcasecmp(text, no[i]) == 0) {
+            *out = is_yes;
+            return true;
         }
-        if (!c[n]) {
-            return -1;
-        }
-        c += n + 1;
     }
+    return false;
+}
+
+bool nd_int_parse(const char *text, int64_t *out)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) {
+        return false;
+    }
+    errno = 0;
+    long long value = strtoll(text, NULL, 10);
+    if (errno) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+bool nd_real_parse(const char *text, double *out)
+{
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
+        return false;
+    }
+    char *end;
+    double value = strtod(text, &end);
+    if (*end || end == text || !isfinite(value)) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+void nd_real_format(double value, char *buffer, size_t size)
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buffer, size, "%.*g", digits, value);
+        if (strtod(buffer, NULL) == value) {
+            return;
+        }
+    }
+}
+
+/* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. Without a least and a
+ * greatest value there is no range. */
+static bool in_range(const nd_field *f, double value)
+{
+    return f->min == f->max || (value >= f->min && value <= f->max && !(is_axis(f) && value == 0));
+}
+
+nd_fault nd_value_read(const nd_field *f, const char *text, nd_flag_value *out)
+{
+    if (f->type == ND_FIELD_TYPE_CHOICE) {
+        out->whole = find_choice(f->choices, text);
+        return out->whole >= 0 ? ND_FAULT_NONE : ND_FAULT_RANGE;
+    }
+    const bool is_int = f->type == ND_FIELD_TYPE_INT;
+    if (is_int ? !nd_int_parse(text, &out->whole) : !nd_real_parse(text, &out->real)) {
+        return ND_FAULT_TYPE;
+    }
+    return in_range(f, is_int ? (double)out->whole : out->real) ? ND_FAULT_NONE : ND_FAULT_RANGE;
 }
 
 static nd_status wrong_type(const nd_field *f, const nd_setting *setting, const char *wanted)
@@ -254,43 +317,34 @@ static nd_status wrong_type(const nd_field *f, const nd_setting *setting, const 
                    several ? "; scripts/sweep makes a run for each of several values" : "");
 }
 
-/* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. */
-static bool in_range(const nd_field *f, double value)
-{
-    return value >= f->min && value <= f->max && !(is_axis(f) && value == 0);
-}
-
 enum { NEAREST_MAX = 96 };
 
 /* "; did you mean separate?"; empty where no choice is near. */
 static const char *nearest_choice(const char *choices, const char *text, char near[NEAREST_MAX])
 {
     char word[64];
-    size_t length = 0;
+    const char *choice;
+    size_t length;
     nd_suggest search;
     nd_suggest_init(&search, text);
-    near[0] = '\0';
-    for (unsigned i = 0; choices; i++) {
-        const char *choice = choice_at(choices, i, &length);
-        const int before = search.distance;
-        if (!choice) {
-            break;
-        }
+    for (unsigned i = 0; choices && (choice = choice_at(choices, i, &length)); i++) {
         snprintf(word, sizeof word, "%.*s", (int)length, choice);
         nd_suggest_offer(&search, word);
-        if (search.distance < before) {
-            snprintf(near, NEAREST_MAX, "; did you mean %s?", word);
-        }
     }
+    snprintf(near, NEAREST_MAX, search.best ? "; did you mean %s?" : "", search.best);
     return near;
 }
 
-static nd_status out_of_range(nd_field_id id, const nd_setting *setting)
+/* The value, or an item of it, is none of those that the field takes. */
+static nd_status out_of_range(const nd_field *f, const nd_setting *setting, const char *item)
 {
-    char range[256], near[NEAREST_MAX];
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)%s", setting->where,
-                   setting->name, setting->text, nd_field_range(id, range, sizeof range),
-                   nd_fields[id].help, nearest_choice(nd_fields[id].choices, setting->text, near));
+    char range[256], near[NEAREST_MAX], with[64] = "";
+    if (strcmp(item, setting->text) != 0) {
+        snprintf(with, sizeof with, ", with \"%.40s\"", item);
+    }
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s%s; it must be %s (%s)%s", setting->where,
+                   setting->name, setting->text, with, nd_field_range(f, range, sizeof range),
+                   f->help, nearest_choice(f->choices, item, near));
 }
 
 /* "[a, b]" -> "a,b": removes the brackets and the spaces around items. In quotes, brackets belong
@@ -360,123 +414,98 @@ static nd_status set_pair(nd_config *config, nd_field_id id, const nd_setting *s
         return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
     }
     if (!in_range(f, pair[0]) || !in_range(f, pair[1])) {
-        return out_of_range(id, setting);
+        return out_of_range(f, setting, setting->text);
     }
     memcpy(member_of(config, f), pair, sizeof pair);
     return ND_OK;
 }
 
-static nd_status set_choice(nd_config *config, nd_field_id id, const nd_setting *setting)
-{
-    int index = nd_choice_find(nd_fields[id].choices, setting->text);
-    if (index < 0) {
-        return out_of_range(id, setting);
-    }
-    unsigned value = (unsigned)index;
-    memcpy(member_of(config, &nd_fields[id]), &value, sizeof value);
-    return ND_OK;
-}
-
-/* ND_ERR_CONFIG: the item of the value is none of the choices. */
-static nd_status set_item(nd_field_id id, const nd_setting *setting, const char *item, int count,
-                          unsigned *bits)
-{
-    const nd_field *f = &nd_fields[id];
-    const int index = nd_choice_find(f->choices, item);
-    char range[256], near[NEAREST_MAX];
-    if (index < 0 && strcmp(item, setting->text) == 0) {
-        return out_of_range(id, setting);
-    }
-    if (index < 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, with \"%.40s\"; it must be %s (%s)%s",
-                       setting->where, setting->name, setting->text, item,
-                       nd_field_range(id, range, sizeof range), f->help,
-                       nearest_choice(f->choices, item, near));
-    }
-    if (index == 0 && count > 1) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, but %s goes with no other; leave it out",
-                       setting->where, setting->name, setting->text, item);
-    }
-    *bits |= index > 0 ? 1U << index : 0;
-    return ND_OK;
-}
-
 /* "a", "a,b" or "[a, b]"; "[]" has none. */
-static nd_status set_choices(nd_config *config, nd_field_id id, const nd_setting *setting)
+static nd_status set_choices(const nd_field *f, const nd_setting *setting, unsigned *bits)
 {
     char list[256];
-    unsigned bits = 0;
-    int count = 1;
+    *bits = 0;
     if (strlen(setting->text) >= sizeof list || !*setting->text) {
-        return out_of_range(id, setting);
+        return out_of_range(f, setting, setting->text);
     }
     strip_list(setting->text, setting->quoted, list);
-    for (const char *c = list; *c; c++) {
-        count += *c == ',';
-    }
+    const bool several = strchr(list, ',');
     for (char *item = list, *next; *list && item; item = next) {
         next = strchr(item, ',');
         if (next) {
             *next++ = '\0';
         }
-        ND_TRY(set_item(id, setting, item, count, &bits));
+        const int index = find_choice(f->choices, item);
+        if (index < 0) {
+            return out_of_range(f, setting, item);
+        }
+        if (index == 0 && several) {
+            return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, but %s goes with no other; leave it out",
+                           setting->where, setting->name, setting->text, item);
+        }
+        *bits |= index > 0 ? 1U << index : 0;
     }
-    memcpy(member_of(config, &nd_fields[id]), &bits, sizeof bits);
+    return ND_OK;
+}
+
+/* A number or a choice. */
+static nd_status set_value(nd_config *config, nd_field_id id, const nd_setting *setting)
+{
+    const nd_field *f = &nd_fields[id];
+    const bool interval =
+        id == ND_FIELD_checkpoint_interval || id == ND_FIELD_train_validation_interval;
+    nd_flag_value v = {.whole = -1};
+    nd_fault fault = ND_FAULT_NONE;
+    if (!interval || strcmp(setting->text, "epoch") != 0) {
+        fault = setting->quoted && f->type != ND_FIELD_TYPE_CHOICE
+                    ? ND_FAULT_TYPE
+                    : nd_value_read(f, setting->text, &v);
+    }
+    if (fault == ND_FAULT_TYPE) {
+        return wrong_type(f, setting,
+                          interval                       ? "an integer or epoch"
+                          : f->type == ND_FIELD_TYPE_INT ? "an integer"
+                                                         : "a number");
+    }
+    if (fault == ND_FAULT_RANGE) {
+        return out_of_range(f, setting, setting->text);
+    }
+    void *member = member_of(config, f);
+    if (f->type == ND_FIELD_TYPE_INT) {
+        memcpy(member, &v.whole, sizeof v.whole);
+    } else if (f->type == ND_FIELD_TYPE_REAL) {
+        memcpy(member, &v.real, sizeof v.real);
+    } else {
+        memcpy(member, &(unsigned){(unsigned)v.whole}, sizeof(unsigned));
+    }
     return ND_OK;
 }
 
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
-    void *member = member_of(config, f);
+    bool on = false;
+    unsigned bits;
     config->resolved = false;
     switch (f->type) {
-    case ND_FIELD_TYPE_INT: {
-        int64_t value = 0;
-        bool interval =
-            id == ND_FIELD_checkpoint_interval || id == ND_FIELD_train_validation_interval;
-        if (interval && strcmp(setting->text, "epoch") == 0) {
-            value = -1;
-        } else if (setting->quoted || !nd_int_parse(setting->text, &value)) {
-            return wrong_type(f, setting, interval ? "an integer or epoch" : "an integer");
-        }
-        if (!in_range(f, (double)value)) {
-            return out_of_range(id, setting);
-        }
-        memcpy(member, &value, sizeof value);
-        return ND_OK;
-    }
-    case ND_FIELD_TYPE_REAL: {
-        double value = 0;
-        if (setting->quoted || !nd_real_parse(setting->text, &value)) {
-            return wrong_type(f, setting, "a number");
-        }
-        if (!in_range(f, value)) {
-            return out_of_range(id, setting);
-        }
-        memcpy(member, &value, sizeof value);
-        return ND_OK;
-    }
-    case ND_FIELD_TYPE_BOOL: {
-        bool value = false;
-        if (setting->quoted || !nd_bool_parse(setting->text, !*setting->where, &value)) {
+    case ND_FIELD_TYPE_BOOL:
+        if (setting->quoted || !nd_bool_parse(setting->text, !*setting->where, &on)) {
             return wrong_type(f, setting, "true or false");
         }
-        memcpy(member, &value, sizeof value);
+        memcpy(member_of(config, f), &on, sizeof on);
         return ND_OK;
-    }
-    case ND_FIELD_TYPE_CHOICE:
-        return set_choice(config, id, setting);
     case ND_FIELD_TYPE_CHOICES:
-        return set_choices(config, id, setting);
+        ND_TRY(set_choices(f, setting, &bits));
+        memcpy(member_of(config, f), &bits, sizeof bits);
+        return ND_OK;
     case ND_FIELD_TYPE_PAIR:
         return set_pair(config, id, setting);
     case ND_FIELD_TYPE_TEXT:
     case ND_FIELD_TYPE_LIST:
         return set_text(config, id, setting);
+    default:
+        return set_value(config, id, setting);
     }
-    ND_ASSERT(!"a field has a type");
-    return ND_ERR_INTERNAL;
 }
 
 nd_status nd_field_check(nd_config *config, nd_field_id id)

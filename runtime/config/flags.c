@@ -1,13 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/config/reader.h"
-
+/*
+ * Command lines. A flag is one that the command has of its own (commands.def), one of a run's
+ * settings (fields.def), another program's (names.def), or one of those that every run has.
+ */
+#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "runtime/base/suggest.h"
+#include "runtime/config/reader.h"
 
-/* Flags of the program itself, handled by the scan. */
-static const char own_flags[] = "config-file set help version";
+const nd_field nd_own_flags[ND_OWN_FLAG_COUNT] = {
+#define ND_OWN(name, kind, names, value, ...)                                                      \
+    {.command = ND_COMMAND_##name,                                                                 \
+     .type = ND_FIELD_TYPE_##kind,                                                                 \
+     .section = "",                                                                                \
+     .flags = names,                                                                               \
+     .choices = value,                                                                             \
+     __VA_ARGS__},
+#define ND_OWN_SWITCH(command, id, names, words) ND_OWN(command, SWITCH, names, NULL, .help = words)
+#define ND_OWN_TEXT(command, id, kind, names, value, words)                                        \
+    ND_OWN(command, kind, names, value, .help = words)
+#define ND_OWN_NUMBER(command, id, kind, names, value, least, most, start, words)                  \
+    ND_OWN(command, kind, names, value, .min = least, .max = (double)most, .initial = #start,      \
+           .help = words)
+#include "runtime/config/commands.def"
+};
+
+/* Flags that every run has beside its settings. */
+static const char run_flags[] = "config-file set help version";
+
+/* Flags that users try with a command, and that have no effect on it, or have another name. */
+static const struct {
+    nd_command_id command;
+    const char *names, *sentence;
+} refusals[] = {
+#define ND_OWN_REFUSED(command, names, sentence) {ND_COMMAND_##command, names, sentence},
+#include "runtime/config/commands.def"
+};
+
+/* Lists of flags. */
+
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
+{
+    while (index-- > 0) {
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    size_t n = strcspn(list, " ");
+    if (n == 0 || n >= size) {
+        return false;
+    }
+    memcpy(buffer, list, n);
+    buffer[n] = '\0';
+    return true;
+}
+
+static char hyphen_of(char c)
+{
+    return c == '_' ? '-' : c;
+}
+
+bool nd_flag_list_holds(const char *list, const char *name)
+{
+    while (*list) {
+        size_t i = 0;
+        while (name[i] && hyphen_of(list[i]) == hyphen_of(name[i])) {
+            i++;
+        }
+        if (!name[i] && (!list[i] || list[i] == ' ')) {
+            return true;
+        }
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    return false;
+}
+
+static void offer_list(nd_suggest *search, const char *list)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        nd_suggest_offer(search, word);
+    }
+}
 
 static const char *format_key(int field, char key[ND_FLAG_NAME_MAX])
 {
@@ -37,14 +112,6 @@ int nd_flag_find_field(const char *name)
     return find_key(name);
 }
 
-static void offer_list(nd_suggest *search, const char *list)
-{
-    char word[ND_FLAG_NAME_MAX];
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
-        nd_suggest_offer(search, word);
-    }
-}
-
 int nd_flag_near_field(const char *name)
 {
     nd_suggest search;
@@ -62,87 +129,207 @@ int nd_flag_near_field(const char *name)
     return found;
 }
 
-/* `program` may be the name of a command, whose own flags are then among the near ones. */
-static nd_status unknown_flag(const char *arg, const char *name, const char *program)
+/* Words of a command line. */
+
+/* A word of a command line: "--a_b=v" is a flag with the name "a-b" and the value "v". */
+typedef struct part {
+    const char *word;
+    bool is_flag;
+    char name[ND_FLAG_NAME_MAX];
+    const char *value; /* NULL: there is none yet */
+    int own;           /* the command's own flag that it is, or belongs to; ND_NO_FLAG: none */
+} part;
+
+/* The flags of `command` are known as own ones. */
+static part split_word(nd_command_id command, const char *word)
 {
-    const nd_command_id command = nd_command_find(ND_NDTRAIN, program);
-    nd_suggest search;
-    char key[ND_FLAG_NAME_MAX];
-    nd_suggest_init(&search, name);
-    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* the first of equally near ones counts */
-        if (nd_own_flags[i].command == command) {
-            nd_suggest_offer(&search, nd_own_flags[i].names + 2); /* each has one name */
+    part p = {.word = word, .own = ND_NO_FLAG};
+    p.is_flag = word[0] == '-' && word[1] && !(word[1] >= '0' && word[1] <= '9');
+    if (!p.is_flag) {
+        return p;
+    }
+    const bool two = word[1] == '-';
+    const char *body = word + 1 + two;
+    const size_t n = strcspn(body, "=");
+    p.value = body[n] ? body + n + 1 : NULL;
+    for (size_t i = 0; i < n && i < sizeof p.name - 1; i++) {
+        p.name[i] = hyphen_of(body[i]);
+    }
+    for (int i = 0; i < ND_OWN_FLAG_COUNT && two == (n > 1); i++) {
+        if (nd_own_flags[i].command == command &&
+            nd_flag_list_holds(nd_own_flags[i].flags, p.name)) {
+            p.own = i;
         }
     }
-    const char *other = search.best ? NULL : nd_command_of_flag(name);
-    offer_list(&search, own_flags);
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        offer_list(&search, nd_fields[i].flags);
+    if (strcmp(word, "-h") == 0) {
+        memcpy(p.name, "help", 5);
     }
-    nd_names_offer(ND_MAP_FLAGS, &search);
-    for (int i = 0; i < ND_FIELD_COUNT && strchr(name, '.'); i++) {
-        nd_suggest_offer(&search, format_key(i, key));
-    }
-    if (other) {
-        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", arg, other);
-    }
-    if (search.best) {
-        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "unknown flag %.80s; %s%s%s--help all lists the flags, and --set "
-                   "section.key=value sets any key",
-                   arg, command ? "ndtrain " : "", command ? nd_command_name(command) : "",
-                   command ? " --help lists those of the command, " : "");
+    return p;
 }
 
-static bool is_script(const char *arg)
+/* A command line that is read from word to word. */
+typedef struct walk {
+    nd_command_id command; /* whose own flags are known */
+    int argc;
+    char **argv;
+    int at;   /* the next word */
+    int open; /* an own flag that takes further words, or ND_NO_FLAG */
+} walk;
+
+static walk begin_walk(nd_command_id command, int argc, char **argv)
 {
-    size_t length = strlen(arg);
-    return length > 3 && strcmp(arg + length - 3, ".py") == 0;
+    return (walk){command, argc, argv, 1, ND_NO_FLAG};
 }
 
-static nd_status unknown_positional(const char *arg)
+static const char *next_word(const walk *w)
 {
-    if (is_script(arg)) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%.200s is a Python script, and no Python runs here: the training program is "
-            "built in; leave the script out and give model, data and steps by flags or in the "
-            "--config-file",
-            arg);
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "unexpected argument '%.200s'; flags begin with --, and --help all "
-                   "lists them",
-                   arg);
+    return w->at < w->argc ? w->argv[w->at] : NULL;
 }
 
-/* Splits an argument: "--a_b=v" -> name "a-b", value "v"; value NULL when there is no '='. False
- * when it is no flag. */
-static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char **value)
+/*
+ * The next word. An own flag takes the value behind it, but not another own flag: such a value is
+ * given behind "=". Other flags are left to read_value. false: the end.
+ */
+static bool next_part(walk *w, part *p)
 {
-    if (arg[0] != '-' || !arg[1] || (arg[1] >= '0' && arg[1] <= '9')) {
+    if (!next_word(w)) {
         return false;
     }
-    const char *body = arg + 1 + (arg[1] == '-');
-    size_t n = strcspn(body, "=");
-    *value = body[n] ? body + n + 1 : NULL;
-    n = n < ND_FLAG_NAME_MAX - 1 ? n : ND_FLAG_NAME_MAX - 1;
-    for (size_t i = 0; i < n; i++) {
-        name[i] = body[i] == '_' ? '-' : body[i];
+    *p = split_word(w->command, w->argv[w->at++]);
+    if (p->own == ND_NO_FLAG) {
+        w->open = strncmp(p->word, "--", 2) == 0 ? ND_NO_FLAG : w->open;
+        p->own = w->open;
+        p->value = w->open == ND_NO_FLAG ? p->value : p->word;
+        return true;
     }
-    name[n] = '\0';
-    if (strcmp(arg, "-h") == 0) {
-        memcpy(name, "help", 5);
+    const nd_field_type type = nd_own_flags[p->own].type;
+    w->open = type == ND_FIELD_TYPE_WORDS ? p->own : ND_NO_FLAG;
+    if (type != ND_FIELD_TYPE_SWITCH && !p->value && next_word(w) &&
+        split_word(w->command, next_word(w)).own == ND_NO_FLAG) {
+        p->value = w->argv[w->at++];
     }
     return true;
 }
 
+/* Flags that a command has of its own. */
+
+const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at)
+{
+    int number = 0;
+    part p;
+    for (walk w = begin_walk(line->command, line->argc, line->argv); next_part(&w, &p);) {
+        if (p.own == flag && number++ == *at) {
+            ++*at;
+            return flag == ND_NO_FLAG ? p.word : p.value;
+        }
+    }
+    return NULL;
+}
+
+static nd_status take_value(nd_command_flags *line, const part *p)
+{
+    const nd_field *flag = &nd_own_flags[p->own];
+    nd_flag_value *v = &line->values[p->own];
+    const bool again = v->given;
+    char name[ND_FLAG_NAME_MAX], wanted[96] = "a number";
+    nd_flag_list_word(flag->flags, 0, name, sizeof name);
+    v->given = true;
+    v->text = p->value;
+    if (flag->type == ND_FIELD_TYPE_SWITCH) {
+        return v->text ? nd_fail(ND_ERR_CONFIG, "--%s takes no value", name) : ND_OK;
+    }
+    if (!v->text) {
+        return nd_fail(ND_ERR_CONFIG, "--%s needs a value: --%s %s", name, name, flag->choices);
+    }
+    if (flag->type == ND_FIELD_TYPE_TEXTS || flag->type == ND_FIELD_TYPE_WORDS) {
+        return ND_OK;
+    }
+    if (again) {
+        return nd_fail(ND_ERR_CONFIG, "--%s is given twice; give it once", name);
+    }
+    if (flag->type == ND_FIELD_TYPE_TEXT || nd_value_read(flag, v->text, v) == ND_FAULT_NONE) {
+        return ND_OK;
+    }
+    if (flag->type == ND_FIELD_TYPE_CHOICE) {
+        snprintf(wanted, sizeof wanted, "one of %s", flag->choices);
+    } else if (flag->type == ND_FIELD_TYPE_INT) {
+        const int n = snprintf(wanted, sizeof wanted, "a whole number of at least %.0f", flag->min);
+        snprintf(wanted + n, sizeof wanted - (size_t)n,
+                 flag->max < (double)INT64_MAX ? " and at most %.0f" : "", flag->max);
+    }
+    return nd_fail(ND_ERR_CONFIG, "--%s is \"%.40s\"; it must be %s", name, v->text, wanted);
+}
+
+/* A flag or word that a tool does not have. */
+static nd_status fail_word(nd_command_id command, const char *word)
+{
+    const nd_command_row *row = &nd_command_rows[command];
+    const char *program = nd_program_of(command);
+    char name[ND_FLAG_NAME_MAX], flag[ND_FLAG_NAME_MAX + 2];
+    nd_suggest search;
+    if (word[0] != '-' || !word[1]) {
+        char most[64] = "belongs to no flag";
+        if (row->most > 0) {
+            snprintf(most, sizeof most, "is one argument too many, after %d", row->most);
+        }
+        return nd_fail(ND_ERR_CONFIG, "\"%.200s\" %s; usage: %s %s %s", word, most, program,
+                       row->name, row->usage);
+    }
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    nd_suggest_init(&search, name);
+    nd_suggest_offer(&search, "--help");
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        if (nd_own_flags[i].command == command) {
+            snprintf(flag, sizeof flag, "--%.*s", (int)strcspn(nd_own_flags[i].flags, " "),
+                     nd_own_flags[i].flags);
+            nd_suggest_offer(&search, flag);
+        }
+    }
+    return search.best ? nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; did you mean %s?", program,
+                                 row->name, name, search.best)
+                       : nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; %s %s --help lists them",
+                                 program, row->name, name, program, row->name);
+}
+
+nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd_command_flags *out)
+{
+    const nd_command_row *row = &nd_command_rows[command];
+    part p;
+    *out = (nd_command_flags){.command = command, .argc = argc, .argv = argv};
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        nd_flag_value *v = &out->values[i];
+        v->real = nd_own_flags[i].initial ? atof(nd_own_flags[i].initial) : 0;
+        v->whole = (int64_t)v->real;
+    }
+    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+        if (p.own != ND_NO_FLAG) {
+            ND_TRY(take_value(out, &p));
+        } else if (!(row->programs & ND_TAKES_SETTINGS)) {
+            const bool fits = (p.word[0] != '-' || !p.word[1]) && out->words < row->most;
+            ND_TRY(fits ? ND_OK : fail_word(command, p.word));
+            out->words++;
+        }
+    }
+    return out->words >= row->least
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s is missing; usage: %s %s %s", row->word,
+                         nd_program_of(command), row->name, row->usage);
+}
+
+nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag)
+{
+    const char *text = line->values[flag].text, *names = nd_own_flags[flag].flags;
+    return text && text[0] ? ND_OK
+                           : nd_fail(ND_ERR_CONFIG, "--%.*s is missing: %s",
+                                     (int)strcspn(names, " "), names, nd_own_flags[flag].help);
+}
+
+/* Settings of a run. */
+
 /* A flag's name stands for a flag of ours or for another program's. Another program's word for a
  * flag of a key is both; a name that accelerate's files have too is that of the flag. */
 typedef struct target {
-    bool own;
+    bool of_run;
     const nd_name *foreign; /* NULL: none */
     int field;              /* -1: none */
 } target;
@@ -152,83 +339,135 @@ static target find_target(const char *name)
     const nd_name *foreign = nd_name_find_flag(name);
     const int field = nd_flag_find_field(name);
     const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
-    return (target){nd_flag_list_holds(own_flags, name), both ? NULL : foreign, field};
+    return (target){nd_flag_list_holds(run_flags, name), both ? NULL : foreign, field};
 }
 
-static bool is_known(const target *t)
+static nd_status fail_unknown(const part *p, nd_command_id command)
 {
-    return t->own || t->foreign || t->field >= 0;
+    nd_suggest search;
+    char key[ND_FLAG_NAME_MAX];
+    const char *other = NULL; /* a command that has the flag */
+    nd_suggest_init(&search, p->name);
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* the first of equally near ones counts */
+        if (nd_own_flags[i].command == command) {
+            offer_list(&search, nd_own_flags[i].flags);
+        } else if (!other && nd_flag_list_holds(nd_own_flags[i].flags, p->name)) {
+            other = nd_command_name(nd_own_flags[i].command);
+        }
+    }
+    if (other && !search.best) {
+        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", p->word,
+                       other);
+    }
+    offer_list(&search, run_flags);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        offer_list(&search, nd_fields[i].flags);
+    }
+    nd_names_offer(ND_MAP_FLAGS, &search);
+    for (int i = 0; i < ND_FIELD_COUNT && strchr(p->name, '.'); i++) {
+        nd_suggest_offer(&search, format_key(i, key));
+    }
+    if (search.best) {
+        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", p->word,
+                       search.best);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "unknown flag %.80s; %s%s%s--help all lists the flags, and --set "
+                   "section.key=value sets any key",
+                   p->word, command ? "ndtrain " : "", command ? nd_command_name(command) : "",
+                   command ? " --help lists those of the command, " : "");
 }
 
-static bool is_switch(const char *name, const target *t)
+/* ND_ERR_CONFIG: nobody knows the flag, or the command refuses it. */
+static nd_status resolve_flag(const part *p, nd_command_id command, target *out)
 {
-    return t->own       ? nd_flag_list_holds("help version", name)
-           : t->foreign ? nd_name_is_switch(t->foreign)
-                        : nd_fields[t->field].type == ND_FIELD_TYPE_BOOL;
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        if (refusals[i].command == command && strncmp(p->word, "--", 2) == 0 &&
+            nd_flag_list_holds(refusals[i].names, p->name)) {
+            return nd_fail(ND_ERR_CONFIG, "%.*s: %s", (int)strcspn(p->word, "="), p->word,
+                           refusals[i].sentence);
+        }
+    }
+    *out = find_target(p->name);
+    return out->of_run || out->foreign || out->field >= 0 ? ND_OK : fail_unknown(p, command);
 }
 
 nd_status nd_config_check_flags(int argc, char **argv)
 {
-    char name[ND_FLAG_NAME_MAX];
-    const char *value;
-    for (int i = 1; i < argc; i++) {
-        if (split_flag(argv[i], name, &value)) {
-            const target t = find_target(name);
-            ND_TRY(is_known(&t) ? ND_OK : unknown_flag(argv[i], name, argv[0]));
+    const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
+    part p;
+    target t;
+    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+        if (p.own == ND_NO_FLAG && p.is_flag) {
+            ND_TRY(resolve_flag(&p, command, &t));
         }
     }
     return ND_OK;
 }
 
+static bool is_script(const char *word)
+{
+    size_t length = strlen(word);
+    return length > 3 && strcmp(word + length - 3, ".py") == 0;
+}
+
+static nd_status fail_positional(const char *word)
+{
+    return is_script(word)
+               ? nd_fail(ND_ERR_CONFIG,
+                         "%.200s is a Python script, and no Python runs here: the training program "
+                         "is built in; leave the script out and give model, data and steps by "
+                         "flags or in the --config-file",
+                         word)
+               : nd_fail(ND_ERR_CONFIG,
+                         "unexpected argument '%.200s'; flags begin with --, and --help all lists "
+                         "them",
+                         word);
+}
+
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
-static bool is_word(const char *arg)
+static bool is_plain_word(const char *word)
 {
-    return arg[0] != '-' && !is_script(arg);
+    return word && word[0] != '-' && !is_script(word);
 }
 
-/* Finds the value of the flag at argv[*i]; advances *i when the value is the next argument. */
-static nd_status read_value(const char *name, const target *t, int argc, char **argv, int *i,
-                            const char **value)
+/* The next word is the value of a flag that has none yet; a switch alone is true. */
+static nd_status read_value(walk *w, part *p, const target *t)
 {
-    bool ignored = false;
-    if (*value) {
+    const char *next = next_word(w);
+    bool ignored, is_value = next && strncmp(next, "--", 2) != 0;
+    const bool is_switch = t->of_run    ? nd_flag_list_holds("help version", p->name)
+                           : t->foreign ? nd_name_is_switch(t->foreign)
+                                        : nd_fields[t->field].type == ND_FIELD_TYPE_BOOL;
+    if (p->value) {
         return ND_OK;
     }
-    const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
-    if (is_switch(name, t)) {
+    if (is_switch) {
         const bool of_map = t->foreign && t->foreign->map != ND_MAP_FLAGS;
-        bool is_value = next && (of_map ? is_word(next) : nd_bool_parse(next, true, &ignored));
-        *value = is_value ? next : "true";
-        *i += is_value;
-        return ND_OK;
-    }
-    if (!next || strncmp(next, "--", 2) == 0) {
+        is_value = of_map ? is_plain_word(next) : next && nd_bool_parse(next, true, &ignored);
+    } else if (!is_value) {
         const char *section = t->field >= 0 ? nd_fields[t->field].section : NULL;
-        return nd_fail(ND_ERR_CONFIG, "%s needs a value%s%s%s", argv[*i],
-                       section ? "; --help " : "", section ? section : "",
-                       section ? " says which" : "");
+        return nd_fail(ND_ERR_CONFIG, "%s needs a value%s%s%s", p->word, section ? "; --help " : "",
+                       section ? section : "", section ? " says which" : "");
     }
-    *value = next;
-    ++*i;
+    p->value = is_value ? next : "true";
+    w->at += is_value;
     return ND_OK;
 }
 
-/* The words behind the first one of a list, as the Trainer's "--report-to tensorboard wandb":
- * *value becomes "tensorboard,wandb", in `list`. */
-static nd_status read_list(int argc, char **argv, int *i, char *list, size_t size,
-                           const char **value)
+/* The words behind the first one of a list, as the Trainer's "--report-to tensorboard wandb": the
+ * value becomes "tensorboard,wandb", in `list`. */
+static nd_status read_list(walk *w, part *p, char *list, size_t size)
 {
-    const char *flag = argv[*i - 1];
-    size_t used = (size_t)snprintf(list, size, "%s", *value);
-    while (*i + 1 < argc && is_word(argv[*i + 1]) && used < size) {
-        used += (size_t)snprintf(list + used, size - used, ",%s", argv[++*i]);
+    size_t used = (size_t)snprintf(list, size, "%s", p->value);
+    while (is_plain_word(next_word(w)) && used < size) {
+        used += (size_t)snprintf(list + used, size - used, ",%s", w->argv[w->at++]);
     }
-    if (used >= size) {
-        return nd_fail(ND_ERR_CONFIG, "%s has values of more than %zu bytes; give the flag less",
-                       flag, size - 1);
-    }
-    *value = list;
-    return ND_OK;
+    p->value = list;
+    return used < size
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s has values of more than %zu bytes; give the flag less",
+                         p->word, size - 1);
 }
 
 static nd_status apply_set(nd_reader *reader, const char *text)
@@ -260,13 +499,13 @@ static nd_status apply_set(nd_reader *reader, const char *text)
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
-static nd_status apply_flag(nd_reader *reader, const char *name, const target *t, const char *value)
+static nd_status apply_flag(nd_reader *reader, const part *p, const target *t)
 {
     char shown[ND_FLAG_NAME_MAX + 2];
-    snprintf(shown, sizeof shown, name[1] ? "--%s" : "-%s", name);
-    nd_setting setting = {"", shown, value, false};
-    if (t->own) {
-        return strcmp(name, "set") == 0 ? apply_set(reader, value) : ND_OK;
+    snprintf(shown, sizeof shown, p->name[1] ? "--%s" : "-%s", p->name);
+    nd_setting setting = {"", shown, p->value, false};
+    if (t->of_run) {
+        return strcmp(p->name, "set") == 0 ? apply_set(reader, p->value) : ND_OK;
     }
     return t->foreign ? t->foreign->apply(reader, t->foreign, &setting)
                       : nd_reader_set(reader, (nd_field_id)t->field, &setting);
@@ -274,53 +513,71 @@ static nd_status apply_flag(nd_reader *reader, const char *name, const target *t
 
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli)
 {
-    char name[ND_FLAG_NAME_MAX];
-    for (int i = 1; i < argc; i++) {
-        const char *value;
-        if (!split_flag(argv[i], name, &value)) {
+    const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
+    part p;
+    target t;
+    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+        if (p.own != ND_NO_FLAG || !nd_flag_list_holds(run_flags, p.name)) {
             continue;
         }
-        target t = find_target(name);
-        if (!t.own) {
-            continue;
-        }
-        if (strcmp(name, "help") == 0) {
-            const char *next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[++i] : "";
+        if (strcmp(p.name, "help") == 0) {
+            const char *next = next_word(&w);
             cli->help = true;
-            cli->help_topic = value ? value : next;
+            cli->help_topic = p.value ? p.value : next && next[0] != '-' ? w.argv[w.at++] : "";
         }
-        cli->version |= strcmp(name, "version") == 0;
-        if (strcmp(name, "config-file") == 0) {
-            ND_TRY(read_value(name, &t, argc, argv, &i, &value));
+        cli->version |= strcmp(p.name, "version") == 0;
+        if (strcmp(p.name, "config-file") == 0) {
+            t = find_target(p.name);
+            ND_TRY(read_value(&w, &p, &t));
             if (*config_file) {
                 return nd_fail(ND_ERR_CONFIG,
                                "--config-file is given twice (%.200s and %.200s); give one",
-                               *config_file, value);
+                               *config_file, p.value);
             }
-            *config_file = value;
+            *config_file = p.value;
         }
     }
     return ND_OK;
 }
 
-nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
+/* Settings in their order. */
+static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc, char **argv)
 {
-    char name[ND_FLAG_NAME_MAX], list[512];
-    for (int i = 1; i < argc; i++) {
-        const char *value;
-        if (!split_flag(argv[i], name, &value)) {
-            return unknown_positional(argv[i]);
+    char list[512];
+    part p;
+    target t;
+    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+        if (p.own != ND_NO_FLAG) {
+            continue;
         }
-        target t = find_target(name);
-        if (!is_known(&t)) {
-            return unknown_flag(argv[i], name, argv[0]);
+        if (!p.is_flag) {
+            return fail_positional(p.word);
         }
-        const bool in_one_word = value != NULL;
-        ND_TRY(read_value(name, &t, argc, argv, &i, &value));
+        ND_TRY(resolve_flag(&p, command, &t));
+        const bool in_one_word = p.value != NULL;
+        ND_TRY(read_value(&w, &p, &t));
         if (t.field >= 0 && nd_fields[t.field].type == ND_FIELD_TYPE_CHOICES && !in_one_word) {
-            ND_TRY(read_list(argc, argv, &i, list, sizeof list, &value));
+            ND_TRY(read_list(&w, &p, list, sizeof list));
         }
-        ND_TRY(apply_flag(reader, name, &t, value));
+        ND_TRY(apply_flag(reader, &p, &t));
     }
     return ND_OK;
+}
+
+/* A model that is used stands on each replica whole, on the CPU; what a configuration file says of
+ * shards and devices is about training. */
+static char *use_settings[] = {
+    "", "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1"};
+
+nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
+{
+    const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
+    int at = 0;
+    const nd_command_flags line = {.command = command, .argc = argc, .argv = argv};
+    if (command == ND_COMMAND_GENERATE ||
+        (command == ND_COMMAND_EVAL && !nd_command_flags_next(&line, ND_EVAL_DATA, &at))) {
+        ND_TRY(apply_words(reader, ND_COMMAND_NONE, sizeof use_settings / sizeof *use_settings,
+                           use_settings));
+    }
+    return apply_words(reader, command, argc, argv);
 }

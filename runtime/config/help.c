@@ -6,6 +6,83 @@
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 
+#define CKPT_CODES                                                                                 \
+    "Exit codes: 0 done, 2 wrong usage, 65 a bad or damaged folder, 73 output that cannot be\n"    \
+    "written, 74 a failing disk, 71 out of memory. diff ends with 1 when the states differ.\n"
+
+enum { TRAIN = 1 << ND_NDTRAIN, LAUNCH = 1 << ND_NDLAUNCH, BOTH = TRAIN | LAUNCH };
+const nd_command_row nd_command_rows[ND_COMMAND_COUNT] = {
+#define ND_COMMAND(id, ...) [ND_COMMAND_##id] = {__VA_ARGS__},
+#include "runtime/config/commands.def"
+};
+
+const char *nd_command_name(nd_command_id command)
+{
+    return nd_command_rows[command].name;
+}
+
+nd_command_id nd_command_find(nd_program program, const char *name)
+{
+    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
+        if (nd_program_has(program, (nd_command_id)i) &&
+            strcmp(nd_command_rows[i].name, name) == 0) {
+            return nd_command_rows[i].programs & ND_TAKES_SETTINGS ? (nd_command_id)i
+                                                                   : ND_COMMAND_NONE;
+        }
+    }
+    return ND_COMMAND_NONE;
+}
+
+const char *nd_program_name(nd_program program)
+{
+    return program == ND_NDTRAIN ? "ndtrain" : "ndlaunch";
+}
+
+const char *nd_program_of(nd_command_id command)
+{
+    return nd_program_name(nd_command_rows[command].programs & TRAIN ? ND_NDTRAIN : ND_NDLAUNCH);
+}
+
+bool nd_program_has(nd_program program, nd_command_id command)
+{
+    const nd_command_row *row = &nd_command_rows[command];
+    return row->programs >> program & 1 && !strchr(row->name, ' ');
+}
+
+nd_status nd_command_check_name(nd_program program, const char *word)
+{
+    const nd_program other = program == ND_NDTRAIN ? ND_NDLAUNCH : ND_NDTRAIN;
+    const char *own_name = nd_program_name(program), *other_name = nd_program_name(other);
+    nd_suggest search;
+    if (program == ND_NDLAUNCH && strcmp(word, "train") == 0) {
+        return nd_fail(ND_ERR_CONFIG, "ndlaunch starts `ndtrain train` itself; leave out the word "
+                                      "train");
+    }
+    nd_suggest_init(&search, word);
+    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
+        if (nd_program_has(program, (nd_command_id)i)) {
+            nd_suggest_offer(&search, nd_command_rows[i].name);
+        }
+    }
+    const int distance = search.distance;
+    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
+        if (nd_program_has(other, (nd_command_id)i)) {
+            nd_suggest_offer(&search, nd_command_rows[i].name);
+        }
+    }
+    if (search.best && strcmp(search.best, word) == 0) {
+        return nd_fail(ND_ERR_CONFIG, "%s has no command \"%s\"; it is `%s %s`", own_name, word,
+                       other_name, word);
+    }
+    return search.best
+               ? nd_fail(ND_ERR_CONFIG, "%s has no command \"%.60s\"; did you mean `%s %s`?",
+                         own_name, word, search.distance < distance ? other_name : own_name,
+                         search.best)
+               : ND_OK;
+}
+
+/* The help of a run. */
+
 enum { COLUMNS = 100, INDENT = 6 };
 
 /* Prints the words of `text`, wrapped, each line indented. */
@@ -42,19 +119,16 @@ static const char *placeholder(const nd_field *f)
         return "LIST";
     case ND_FIELD_TYPE_BOOL:
         return "[true|false]";
-    case ND_FIELD_TYPE_CHOICE:
-    case ND_FIELD_TYPE_CHOICES:
-    case ND_FIELD_TYPE_TEXT:
-        break;
+    default:
+        return f->choices ? f->choices : "TEXT";
     }
-    return f->choices ? f->choices : "TEXT";
 }
 
 static void print_field(FILE *out, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
     char line[512], word[ND_FLAG_NAME_MAX], range[256];
-    nd_field_range(id, range, sizeof range);
+    nd_field_range(f, range, sizeof range);
     nd_flag_list_word(f->flags, 0, word, sizeof word);
     int used = snprintf(line, sizeof line, "--%s %s%s", word, placeholder(f),
                         f->type == ND_FIELD_TYPE_CHOICES ? ",..." : "");
@@ -264,18 +338,20 @@ void nd_program_print_usage(nd_program program)
 enum { FLAG_TEXT_MAX = 100 };
 
 /* "--tokenizer, --tokenizer-model PATH" */
-static int format_flag(const nd_own_flag *flag, char *out, size_t size)
+static int format_flag(const nd_field *flag, char *out, size_t size)
 {
+    char word[ND_FLAG_NAME_MAX];
     int used = 0;
-    for (const char *c = flag->names; *c; c++) {
-        used += snprintf(out + used, size - (size_t)used, *c == ' ' ? ",%c" : "%c", *c);
+    for (int i = 0; nd_flag_list_word(flag->flags, i, word, sizeof word); i++) {
+        used += snprintf(out + used, size - (size_t)used, "%s%s%s", i > 0 ? ", " : "",
+                         word[1] ? "--" : "-", word);
     }
-    return flag->value ? used + snprintf(out + used, size - (size_t)used, " %s", flag->value)
-                       : used;
+    return flag->choices ? used + snprintf(out + used, size - (size_t)used, " %s", flag->choices)
+                         : used;
 }
 
 /* Two columns; further lines of a help stand below its first one. */
-static void print_flag(const nd_own_flag *flag, int width)
+static void print_flag(const nd_field *flag, int width)
 {
     char name[FLAG_TEXT_MAX];
     format_flag(flag, name, sizeof name);

@@ -66,18 +66,23 @@ typedef enum nd_field_type {
     ND_FIELD_TYPE_CHOICES,
     ND_FIELD_TYPE_TEXT,
     ND_FIELD_TYPE_LIST,
-    ND_FIELD_TYPE_PAIR
+    ND_FIELD_TYPE_PAIR,
+    ND_FIELD_TYPE_SWITCH, /* this one and those below are of commands' own flags */
+    ND_FIELD_TYPE_TEXTS,
+    ND_FIELD_TYPE_WORDS
 } nd_field_type;
 
+/* A key with its flags, or a flag that a command has of its own. */
 typedef struct nd_field {
-    const char *section, *key;
+    const char *section, *key; /* of a key */
     nd_field_type type;
     size_t offset; /* in nd_config */
     const char *initial;
     double min, max;
-    const char *choices; /* "a|b|c" or NULL */
+    const char *choices; /* "a|b|c"; of an own flag: what stands for its value; or NULL */
     bool job;
     const char *unit, *flags, *help;
+    nd_command_id command; /* that has the flag; ND_COMMAND_NONE: it is a key's */
 } nd_field;
 
 typedef struct nd_section {
@@ -128,11 +133,12 @@ nd_status nd_field_check(nd_config *config, nd_field_id id);
 int nd_field_find(const char *section, const char *key);
 int nd_section_find(const char *name);
 
-/* "1 or more", "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
-const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
+/* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
+const char *nd_field_range(const nd_field *field, char *buffer, size_t size);
 
-/* The place of the text among "a|b|c", in upper or lower case; -1: it is none of them. */
-int nd_choice_find(const char *choices, const char *text);
+/* Reads a number or a choice. */
+typedef enum nd_fault { ND_FAULT_NONE = 0, ND_FAULT_TYPE, ND_FAULT_RANGE } nd_fault;
+nd_fault nd_value_read(const nd_field *field, const char *text, nd_flag_value *out);
 
 /* ---- paths.c ---- */
 
@@ -267,28 +273,12 @@ nd_status nd_config_check_log(const nd_config *config);
 
 /* ---- commands.c: commands.def as arrays ---- */
 
-typedef enum nd_flag_kind {
-    KIND_SWITCH,
-    KIND_TEXT,
-    KIND_TEXTS,
-    KIND_WORDS,
-    KIND_CHOICE,
-    KIND_WHOLE,
-    KIND_REAL
-} nd_flag_kind;
+/* The fields of flags that commands have of their own. */
+extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
 
-typedef struct nd_own_flag {
-    nd_command_id command;
-    nd_flag_kind kind;
-    const char *names, *value, *help;
-    int64_t least, most;
-    double initial;
-} nd_own_flag;
-
-extern const nd_own_flag nd_own_flags[ND_OWN_FLAG_COUNT];
-
+enum { ND_TAKES_SETTINGS = 4 };
 typedef struct nd_command_row {
-    unsigned programs; /* bit 1 << nd_program */
+    unsigned programs; /* bit 1 << nd_program, and ND_TAKES_SETTINGS */
     const char *name;
     int least, most; /* words that belong to no flag */
     const char *word, *usage, *summary, *about, *codes;

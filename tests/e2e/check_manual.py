@@ -55,8 +55,8 @@ def flags_of_tables(root):
 
 def flags_of_commands(root):
     """command -> the flags of its table."""
-    rows = re.findall(r'^ND_OWN_\w+\((\w+), \w+, (?:\w+, )?"(--[a-z0-9-]+)', (root / "runtime/config/commands.def").read_text(), re.M)
-    found = {name.lower(): {flag for command, flag in rows if command == name} for name in ("GENERATE", "EVAL", "BENCH")}
+    rows = re.findall(r'^ND_OWN_[STN]\w+\((\w+), \w+, (?:\w+, )?"([a-z0-9-]+)', (root / "runtime/config/commands.def").read_text(), re.M)
+    found = {name.lower(): {"--" + flag for command, flag in rows if command == name} for name in ("GENERATE", "EVAL", "BENCH")}
     check(all(found.values()), f"commands.def has {found}")
     return found
 
