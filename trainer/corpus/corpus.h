@@ -34,6 +34,7 @@ typedef struct nd_corpus_files {
     uint64_t bytes;  /* of all */
     int64_t skipped; /* files of folders that are of no known kind */
     int64_t folders; /* within folders, or named by a pattern; what is in them is left out */
+    char *text;      /* the first one beside files of token ids; NULL: there is none */
 } nd_corpus_files;
 
 /*
@@ -45,15 +46,8 @@ typedef struct nd_corpus_files {
  */
 nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format);
 /* Adds the files of token ids, which end in .bin, of a folder or a pattern, in the same order. None
- * is no error. */
+ * is no error. What else stands there is noted, but for the .idx and .mask of a .bin. */
 nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path);
-/*
- * The files that stand in the folder, or that the pattern names, beside files of token ids: one of
- * text, owned by the caller, or NULL when there is none, and how many others are left out. What
- * belongs to a .bin (.idx, .mask) is neither.
- */
-nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
-                                        int64_t *folders);
 /* A file that is taken for text because no format is given: ND_ERR_DATA when there is a NUL among
  * its first 4096 bytes, as in any program, array or model, or when its name and its first bytes say
  * that it is JSON. */

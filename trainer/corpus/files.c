@@ -19,7 +19,7 @@ static bool ends_with(const char *name, size_t size, const char *suffix)
     return size > n && strncasecmp(name + size - n, suffix, n) == 0;
 }
 
-/* By the ending of the name, without that of a compression. */
+/* Bytes of the name without the ending of a compression. */
 static size_t plain_size(const char *name)
 {
     size_t size = strlen(name);
@@ -28,11 +28,9 @@ static size_t plain_size(const char *name)
 
 static text_kind kind_of(const char *name)
 {
-    const size_t size = plain_size(name);
-    if (nd_is_name_of_rows(name)) {
-        return KIND_ROWS;
-    }
-    return ends_with(name, size, ".txt") ? KIND_TEXT : KIND_OTHER;
+    return nd_is_name_of_rows(name)                    ? KIND_ROWS
+           : ends_with(name, plain_size(name), ".txt") ? KIND_TEXT
+                                                       : KIND_OTHER;
 }
 
 static nd_status is_pattern(const char *path, bool *out)
@@ -92,20 +90,18 @@ nd_status nd_corpus_check_text(const char *path)
                        path, nul - text);
     }
     const char bracket = json_bracket(text, got, ends_with(path, plain_size(path), ".json"));
-    if (!bracket) {
-        return ND_OK;
-    }
-    if (bracket == '[') {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\" is a JSON array; one object a line is needed (jq -c '.[]' FILE), or "
-                       "data.format (--data-format) text takes it as it stands",
-                       path);
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "\"%s\" begins as JSON does, but its name does not say whether its lines are "
-                   "rows; set data.format (--data-format) to jsonl, or to text to take it as it "
-                   "stands",
-                   path);
+    return bracket == 0 ? ND_OK
+           : bracket == '['
+               ? nd_fail(ND_ERR_DATA,
+                         "\"%s\" is a JSON array; one object a line is needed (jq -c '.[]' FILE), "
+                         "or data.format (--data-format) text takes it as it stands",
+                         path)
+               : nd_fail(
+                     ND_ERR_DATA,
+                     "\"%s\" begins as JSON does, but its name does not say whether its lines "
+                     "are rows; set data.format (--data-format) to jsonl, or to text to take it "
+                     "as it stands",
+                     path);
 }
 
 static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_format format)
@@ -133,92 +129,55 @@ static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_form
     return ND_OK;
 }
 
-static bool is_text(const char *name)
-{
-    return kind_of(name) != KIND_OTHER;
-}
-
-static bool holds_tokens(const char *name)
-{
-    return nd_ends_with(name, ".bin");
-}
-
-/* What lies in a folder, matches a pattern, or has the path itself. */
-typedef struct listing {
-    bool is_folder;
-    nd_fs_names paths; /* in bytewise order, without folders */
-    int64_t folders;   /* how many were left out */
-} listing;
-
 static int by_bytes(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static nd_status list_one(const char *path, nd_fs_names *out)
+/* What lies in a folder, matches a pattern, or has the path itself, without folders and in bytewise
+ * order. *out: to be freed after a failure too. *folders grows by how many were left out. */
+static nd_status list_files(const char *path, nd_fs_names *out, bool *is_folder, int64_t *folders)
 {
-    ND_TRY(ND_ALLOC(1, &out->list));
-    out->count = 1;
-    return nd_fs_format(&out->list[0], "%s", path);
-}
-
-static nd_status prepend(const char *folder, char **name)
-{
-    char *whole;
-    ND_TRY(nd_fs_format(&whole, "%s/%s", folder, *name));
-    free(*name);
-    *name = whole;
-    return ND_OK;
-}
-
-/* Of the names that were found, those of files. */
-static nd_status keep_files(const char *path, listing *l)
-{
-    const bool counts = !strstr(path, "**"); /* which reaches the files in folders too */
-    int kept = 0;
-    for (int i = 0; i < l->paths.count; i++) {
-        char **name = &l->paths.list[i], *file;
-        bool folder = false;
-        if (l->is_folder && (*name)[0] == '.') {
-            continue;
-        }
-        ND_TRY(l->is_folder ? prepend(path, name) : ND_OK);
-        ND_TRY(nd_fs_is_folder(*name, &folder));
-        l->folders += folder && counts;
-        if (!folder) {
-            file = *name;
-            *name = l->paths.list[kept];
-            l->paths.list[kept++] = file;
-        }
-    }
-    while (l->paths.count > kept) {
-        free(l->paths.list[--l->paths.count]);
-    }
-    return ND_OK;
-}
-
-/* *out: to be freed after a failure too. */
-static nd_status list_files(const char *path, listing *out)
-{
+    const bool deep = strstr(path, "**"); /* which reaches the files in folders too */
     char *clean = NULL;
+    nd_fs_names names = {0};
     size_t length = strlen(path);
     bool pattern = false;
     nd_status status = ND_OK;
-    *out = (listing){0};
+    *out = (nd_fs_names){0};
+    *is_folder = false;
     while (length > 1 && path[length - 1] == '/') {
         length--;
     }
     ND_TRY_OUT(nd_fs_format(&clean, "%.*s", (int)length, path));
-    ND_TRY_OUT(nd_fs_is_folder(clean, &out->is_folder));
+    ND_TRY_OUT(nd_fs_is_folder(clean, is_folder));
     ND_TRY_OUT(is_pattern(clean, &pattern));
-    ND_TRY_OUT(out->is_folder ? nd_fs_list(clean, &out->paths)
-               : pattern      ? nd_fs_glob(clean, &out->paths)
-                              : list_one(clean, &out->paths));
-    ND_TRY_OUT(keep_files(clean, out));
-    if (out->paths.count > 0) {
-        qsort(out->paths.list, (size_t)out->paths.count, sizeof *out->paths.list, by_bytes);
+    ND_TRY_OUT(*is_folder ? nd_fs_list(clean, &names)
+               : pattern  ? nd_fs_glob(clean, &names)
+                          : ND_OK);
+    const bool alone = !*is_folder && !pattern;
+    const int count = alone ? 1 : names.count;
+    ND_TRY_OUT(ND_ALLOC(count + 1, &out->list));
+    for (int i = 0; i < count; i++) {
+        const char *name = alone ? clean : names.list[i];
+        char **whole = &out->list[out->count];
+        bool folder = false;
+        if (*is_folder && name[0] == '.') {
+            continue;
+        }
+        ND_TRY_OUT(
+            nd_fs_format(whole, "%s%s%s", *is_folder ? clean : "", *is_folder ? "/" : "", name));
+        out->count++;
+        ND_TRY_OUT(nd_fs_is_folder(*whole, &folder));
+        if (folder) {
+            free(*whole);
+            out->count--;
+            *folders += !deep;
+        }
     }
+    qsort(out->list, (size_t)out->count, sizeof *out->list, by_bytes);
 out:
+    nd_fs_names_fini(&names);
     free(clean);
     return status;
 }
@@ -226,13 +185,13 @@ out:
 nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format)
 {
     const size_t before = files->count;
-    listing found;
+    nd_fs_names found;
+    bool is_folder;
     nd_status status = ND_OK;
-    ND_TRY_OUT(list_files(path, &found));
-    files->folders += found.folders;
-    for (int i = 0; i < found.paths.count; i++) {
-        const char *name = found.paths.list[i];
-        if (found.is_folder && !is_text(name)) {
+    ND_TRY_OUT(list_files(path, &found, &is_folder, &files->folders));
+    for (int i = 0; i < found.count; i++) {
+        const char *name = found.list[i];
+        if (is_folder && kind_of(name) == KIND_OTHER) {
             files->skipped++;
             continue;
         }
@@ -240,7 +199,7 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
         ND_TRY_OUT(add_file(files, name, format));
     }
     if (files->count == before) {
-        status = found.is_folder
+        status = is_folder
                      ? nd_fail(ND_ERR_DATA,
                                "the folder \"%s\" has no file that ends in .jsonl, .ndjson or "
                                ".txt, also with .gz or .zst; name the files, or a pattern",
@@ -248,43 +207,29 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
                      : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
     }
 out:
-    nd_fs_names_fini(&found.paths);
-    return status;
-}
-
-nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
-{
-    listing found;
-    nd_status status = list_files(path, &found);
-    for (int i = 0; i < found.paths.count && status == ND_OK; i++) {
-        const char *name = found.paths.list[i];
-        status = holds_tokens(name) ? add_file(files, name, ND_DATA_AUTO) : ND_OK;
-    }
-    nd_fs_names_fini(&found.paths);
+    nd_fs_names_fini(&found);
     return status;
 }
 
 /* A pattern names what it means; of a folder only the known endings are text. */
-nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
-                                        int64_t *folders)
+nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
 {
-    listing found;
-    nd_status status = list_files(path, &found);
-    *text = NULL;
-    *files = 0;
-    *folders = found.folders;
-    for (int i = 0; i < found.paths.count && status == ND_OK; i++) {
-        const char *name = found.paths.list[i];
-        if (holds_tokens(name) || nd_ends_with(name, ".idx") || nd_ends_with(name, ".mask")) {
-            continue;
-        }
-        if (found.is_folder && !is_text(name)) {
-            (*files)++;
-        } else if (!*text) {
-            status = nd_fs_format(text, "%s", name);
+    nd_fs_names found;
+    bool is_folder;
+    nd_status status = list_files(path, &found, &is_folder, &files->folders);
+    for (int i = 0; i < found.count && status == ND_OK; i++) {
+        const char *name = found.list[i];
+        if (nd_ends_with(name, ".bin")) {
+            status = add_file(files, name, ND_DATA_AUTO);
+        } else if (nd_ends_with(name, ".idx") || nd_ends_with(name, ".mask")) {
+            continue; /* it belongs to a .bin */
+        } else if (is_folder && kind_of(name) == KIND_OTHER) {
+            files->skipped++;
+        } else if (!files->text) {
+            status = nd_fs_format(&files->text, "%s", name);
         }
     }
-    nd_fs_names_fini(&found.paths);
+    nd_fs_names_fini(&found);
     return status;
 }
 
@@ -294,5 +239,6 @@ void nd_corpus_files_fini(nd_corpus_files *files)
         free(files->list[i].path);
     }
     free(files->list);
+    free(files->text);
     *files = (nd_corpus_files){0};
 }

@@ -19,46 +19,13 @@ static bool fail(scan *s, const char *fault)
     return false;
 }
 
-static void skip_space(scan *s)
+/* The next byte that is not white space; 0 at the end, which no value begins with. */
+static uint8_t peek(scan *s)
 {
     while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n')) {
         s->p++;
     }
-}
-
-/* The next byte that is not white space; 0 at the end, which no value begins with. */
-static uint8_t peek(scan *s)
-{
-    skip_space(s);
     return s->p < s->end ? *s->p : 0;
-}
-
-/* The high bit of each byte of eight that is below `limit` <= 0x80. Bytes above the first such one
- * may be wrong. */
-static uint64_t below(uint64_t eight, uint8_t limit)
-{
-    const uint64_t ones = 0x0101010101010101u;
-    return (eight - ones * limit) & ~eight & (ones << 7);
-}
-
-/* The first quote, backslash or control character. */
-static const uint8_t *plain_end(const uint8_t *p, const uint8_t *end)
-{
-    const uint64_t ones = 0x0101010101010101u;
-    while (end - p >= 8) {
-        uint64_t eight;
-        memcpy(&eight, p, sizeof eight);
-        uint64_t hits =
-            below(eight, 0x20) | below(eight ^ ones * '"', 1) | below(eight ^ ones * '\\', 1);
-        if (hits) {
-            return p + (__builtin_ctzll(hits) >> 3);
-        }
-        p += 8;
-    }
-    while (p < end && *p >= 0x20 && *p != '"' && *p != '\\') {
-        p++;
-    }
-    return p;
 }
 
 /* The code of "\uXXXX" at p; -1 when that is not there. */
@@ -84,7 +51,9 @@ static bool scan_string(scan *s, nd_row_field *out)
     const uint8_t *begin = ++s->p;
     bool escaped = false;
     for (;;) {
-        s->p = plain_end(s->p, s->end);
+        while (s->p < s->end && *s->p >= 0x20 && *s->p != '"' && *s->p != '\\') {
+            s->p++;
+        }
         if (s->p == s->end) {
             return fail(s, "a string does not end");
         }
@@ -137,23 +106,17 @@ static bool scan_number(scan *s)
         return true;
     }
     const uint8_t *begin = s->p;
-    if (!scan_digits(s) || (*begin == '0' && s->p - begin > 1)) {
-        return fail(s, "a bad number");
-    }
-    if (s->p < s->end && *s->p == '.') {
+    bool good = scan_digits(s) && (*begin != '0' || s->p - begin == 1);
+    if (good && s->p < s->end && *s->p == '.') {
         s->p++;
-        if (!scan_digits(s)) {
-            return fail(s, "a bad number");
-        }
+        good = scan_digits(s);
     }
-    if (s->p < s->end && (*s->p | 0x20) == 'e') {
+    if (good && s->p < s->end && (*s->p | 0x20) == 'e') {
         s->p++;
         s->p += s->p < s->end && (*s->p == '+' || *s->p == '-');
-        if (!scan_digits(s)) {
-            return fail(s, "a bad number");
-        }
+        good = scan_digits(s);
     }
-    return true;
+    return good || fail(s, "a bad number");
 }
 
 static bool scan_members(scan *s, uint8_t close, int depth, nd_row_field *fields, int count);
@@ -196,43 +159,31 @@ static bool scan_value(scan *s, int depth, nd_row_field *out)
     return true;
 }
 
-/* One escape at *p, moved behind it; returns its bytes. */
-static size_t unescape_one(const uint8_t **p, const uint8_t *end, uint8_t *out, int64_t *lone)
-{
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    int32_t code = unicode_at(*p, end);
-    if (code < 0) {
-        *out = (uint8_t)to[strchr(from, (*p)[1]) - from];
-        *p += 2;
-        return 1;
-    }
-    *p += UNICODE_ESCAPE_BYTES;
-    if (code >= 0xd800 && code < 0xe000) {
-        int32_t low = code < 0xdc00 ? unicode_at(*p, end) : -1;
-        if (low >= 0xdc00 && low < 0xe000) {
-            *p += UNICODE_ESCAPE_BYTES;
-            code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-        } else {
-            (*lone)++;
-            code = 0xfffd;
-        }
-    }
-    return (size_t)nd_utf8_put(out, (uint32_t)code);
-}
-
 /* What scan_string has accepted; the text is not longer than its writing. */
 static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64_t *lone)
 {
-    uint8_t *begin = out;
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    const uint8_t *begin = out;
     while (p < end) {
-        const uint8_t *slash = memchr(p, '\\', (size_t)(end - p));
-        size_t n = (size_t)((slash ? slash : end) - p);
-        memcpy(out, p, n);
-        out += n;
-        p += n;
-        if (slash) {
-            out += unescape_one(&p, end, out, lone);
+        if (*p != '\\') {
+            *out++ = *p++;
+            continue;
         }
+        int32_t code = unicode_at(p, end);
+        if (code < 0) {
+            *out++ = (uint8_t)to[strchr(from, p[1]) - from];
+            p += 2;
+            continue;
+        }
+        p += UNICODE_ESCAPE_BYTES;
+        if (code >= 0xd800 && code < 0xe000) {
+            const int32_t low = code < 0xdc00 ? unicode_at(p, end) : -1;
+            const bool pair = low >= 0xdc00 && low < 0xe000;
+            p += pair ? UNICODE_ESCAPE_BYTES : 0;
+            code = pair ? 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00) : 0xfffd;
+            *lone += !pair;
+        }
+        out += nd_utf8_put(out, (uint32_t)code);
     }
     return (size_t)(out - begin);
 }
@@ -314,7 +265,7 @@ const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, 
     } else {
         s.p++;
         if (scan_members(&s, '}', 0, fields, count)) {
-            skip_space(&s);
+            (void)peek(&s);
             s.fault = s.p < s.end ? "something stands behind the object" : NULL;
         }
     }
@@ -336,10 +287,10 @@ const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint
     s.p++;
     if (c == ']' || (first && peek(&s) == ']')) {
         s.p += first;
-        skip_space(&s);
+        (void)peek(&s);
         return s.p == s.end ? NULL : "something stands behind the list";
     }
-    skip_space(&s);
+    (void)peek(&s);
     const uint8_t *begin = s.p;
     if (!scan_value(&s, 0, &value)) {
         return s.fault;

@@ -138,25 +138,6 @@ static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
     return status;
 }
 
-/* Token ids are taken as they are, and text would be encoded: a folder of both is two sources. */
-static nd_status check_beside_tokens(const char *path, const nd_corpus_files *tokens)
-{
-    char *text = NULL;
-    int64_t files, folders;
-    ND_TRY(nd_corpus_files_beside_tokens(path, &text, &files, &folders));
-    nd_status status =
-        text ? nd_fail(ND_ERR_DATA,
-                       "\"%s\" has token files, as \"%s\", and others, as \"%s\"; name them apart, "
-                       "for example with patterns in a list",
-                       path, tokens->list[0].path, text)
-             : ND_OK;
-    if (status == ND_OK) {
-        nd_data_say_left_out(path, files, folders);
-    }
-    free(text);
-    return status;
-}
-
 nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
                               nd_dataset **out)
 {
@@ -169,9 +150,16 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
     nd_status status = nd_corpus_files_add_tokens(&files, path);
     const bool ids = files.count > 0;
     bool one = !ids && inputs->tokenizer; /* one text, encoded into one cache */
-    if (status == ND_OK && ids) {
-        status = check_beside_tokens(path, &files);
+    if (status == ND_OK && ids && files.text) {
+        /* Token ids are taken as they are, and text would be encoded. */
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" has token files, as \"%s\", and others, as \"%s\"; name them "
+                         "apart, for example with patterns in a list",
+                         path, files.list[0].path, files.text);
+    } else if (status == ND_OK && ids) {
+        nd_data_say_left_out(path, files.skipped, files.folders);
     } else if (status == ND_OK && !one) {
+        nd_corpus_files_fini(&files); /* which also forgets what was left out */
         status = nd_corpus_files_add(&files, path, config->data.format);
         one = status == ND_OK && reads_bytes(config, inputs) && are_rows(&files);
         if (status == ND_OK && !one) {
