@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "trainer/checkpoint/manifest.h"
-#include "trainer/checkpoint/manifest_names.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

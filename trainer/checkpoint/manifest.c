@@ -1,13 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/manifest.h"
 
-#include <stdio.h>
+#include <float.h>
+#include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/manifest_names.h"
+#include "runtime/base/json.h"
 
+void nd_manifest_fini(nd_manifest *manifest)
+{
+    nd_manifest_pairs_fini(&manifest->identity);
+    nd_manifest_pairs_fini(&manifest->config);
+    nd_layout_destroy(manifest->layout);
+    free(manifest->writers);
+    *manifest = (nd_manifest){0};
+}
+
+/* Texts by name. */
+
+void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
+{
+    for (int i = 0; i < pairs->count; i++) {
+        free(pairs->list[i].key);
+        free(pairs->list[i].value);
+    }
+    free(pairs->list);
+    *pairs = (nd_manifest_pairs){0};
+}
+
+nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
+{
+    nd_manifest_pair pair = {0};
+    void *list = realloc(pairs->list, ((size_t)pairs->count + 1) * sizeof *pairs->list);
+    if (!list) {
+        return nd_fail_memory("a manifest");
+    }
+    pairs->list = list;
+    ND_TRY(nd_fs_format(&pair.key, "%s", key));
+    nd_status status = nd_fs_format(&pair.value, "%s", value);
+    if (status != ND_OK) {
+        free(pair.key);
+        return status;
+    }
+    pairs->list[pairs->count++] = pair;
+    return ND_OK;
+}
+
+const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key)
+{
+    for (int i = 0; i < pairs->count; i++) {
+        if (strcmp(pairs->list[i].key, key) == 0) {
+            return pairs->list[i].value;
+        }
+    }
+    return NULL;
+}
+
+/* Layouts. */
+
+static bool is_in_fp8_segment(void *layout, const nd_param *param)
+{
+    const nd_param *own = nd_layout_param(layout, param->id, param->layer);
+    return own && own->segment == ND_SEGMENT_FP8;
+}
+
+static nd_status layout_like(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
+                             const nd_layout *segments, nd_layout **out)
+{
+    const nd_layout_options options = {.shape = shape,
+                                       .mesh = mesh,
+                                       .coord = coord,
+                                       .converts = is_in_fp8_segment,
+                                       .context = (void *)segments};
+    return nd_layout_create(&options, out);
+}
+
+nd_status nd_manifest_set_layout(nd_manifest *manifest, const nd_layout *layout)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    return layout_like(&manifest->shape, &one, (nd_coord){{0}}, layout, &manifest->layout);
+}
+
+nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
+                             nd_layout **out)
+{
+    return layout_like(&manifest->shape, mesh, coord, manifest->layout, out);
+}
+
+/* The model. */
+
+/* A number of the model's shape; the names are those of config.json. */
+typedef struct shape_number {
+    const char *name;
+    size_t offset; /* in nd_shape */
+    bool is_real;  /* double, else int64_t */
+    bool may_lack; /* absent where it is 0 */
+    bool is_idle;  /* changes no result: not compared */
+    int64_t least, most;
+} shape_number;
+
+#define FORMAT     "ndtrain checkpoint"
 #define NUMBER_MAX ((int64_t)1 << 40)
 
 #define NUMBER(name, member, ...)                                                                  \
@@ -23,7 +118,7 @@
 #define COUNT(name, member)      NUMBER(name, member, .may_lack = true, .most = NUMBER_MAX)
 #define LATER_REAL(name, member) NUMBER(name, member, .may_lack = true, .is_real = true)
 
-const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
+static const shape_number shape_numbers[] = {
     EXTENT("vocab_size", vocab),
     EXTENT("hidden_size", hidden),
     EXTENT("intermediate_size", ffn),
@@ -59,124 +154,319 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     LATER_REAL("logits_scaling", logits_divisor),
     LATER_REAL("sliding_rope_theta", window_theta),
 };
-const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS] = {
-    {"full_attention_layers", offsetof(nd_shape, full)},
-    {"layers_without_rope", offsetof(nd_shape, unturned)},
-};
-const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
+enum { SHAPE_NUMBERS = sizeof shape_numbers / sizeof *shape_numbers };
 
-void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
+/* The kinds of members. */
+
+/*
+ * An object of the manifest that is made or read. Each function below makes the member of a value,
+ * or sets the value to the member, so that one description of the members does for both. An object
+ * is NULL when memory ran out while it was made (json.h); after the first fault that is read
+ * nothing is set any more.
+ */
+typedef struct members {
+    json_t *object;
+    const char *path; /* of the file that is read, for messages; NULL: the object is made */
+    nd_status status;
+} members;
+
+static void fault(members *m, const char *key, const char *what)
 {
-    for (int i = 0; i < pairs->count; i++) {
-        free(pairs->list[i].key);
-        free(pairs->list[i].value);
+    if (m->status == ND_OK) {
+        m->status = nd_fail(ND_ERR_DATA, "\"%s\": %.100s %s", m->path, key, what);
     }
-    free(pairs->list);
-    *pairs = (nd_manifest_pairs){0};
 }
 
-void nd_manifest_fini(nd_manifest *manifest)
+static members open_object(const members *m, const char *key)
 {
-    nd_manifest_pairs_fini(&manifest->identity);
-    nd_manifest_pairs_fini(&manifest->config);
-    nd_layout_destroy(manifest->layout);
-    free(manifest->writers);
-    *manifest = (nd_manifest){0};
-}
-
-nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
-{
-    if (pairs->count == pairs->capacity) {
-        int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
-        void *list = realloc(pairs->list, (size_t)capacity * sizeof *pairs->list);
-        if (!list) {
-            return nd_fail_memory("a manifest");
-        }
-        pairs->list = list;
-        pairs->capacity = capacity;
+    members inner = {
+        .object = m->path ? json_object_get(m->object, key) : json_object(),
+        .path = m->path,
+        .status = m->status,
+    };
+    if (m->path && !json_is_object(inner.object)) {
+        fault(&inner, key, inner.object ? "is not an object" : "is missing");
     }
-    nd_manifest_pair pair = {0};
-    ND_TRY(nd_fs_format(&pair.key, "%s", key));
-    nd_status status = nd_fs_format(&pair.value, "%s", value);
-    if (status != ND_OK) {
-        free(pair.key);
-        return status;
+    return inner;
+}
+
+static void close_object(members *m, const char *key, const members *inner)
+{
+    m->status = inner->status;
+    if (!m->path) {
+        nd_json_set(&m->object, key, inner->object);
     }
-    pairs->list[pairs->count++] = pair;
-    return ND_OK;
 }
 
-const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key)
+/* The member that is read; NULL after a fault. Making: NULL, and the member is this value, which
+ * may be NULL and is stolen. */
+static const json_t *exchange(members *m, const char *key, json_t *value)
 {
-    for (int i = 0; i < pairs->count; i++) {
-        if (strcmp(pairs->list[i].key, key) == 0) {
-            return pairs->list[i].value;
-        }
+    if (!m->path) {
+        nd_json_set(&m->object, key, value);
+        return NULL;
     }
-    return NULL;
-}
-
-static bool is_in_fp8_segment(void *layout, const nd_param *param)
-{
-    const nd_param *own = nd_layout_param(layout, param->id, param->layer);
-    return own && own->segment == ND_SEGMENT_FP8;
-}
-
-static nd_status layout_like(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
-                             const nd_layout *segments, nd_layout **out)
-{
-    const nd_layout_options options = {.shape = shape,
-                                       .mesh = mesh,
-                                       .coord = coord,
-                                       .converts = is_in_fp8_segment,
-                                       .context = (void *)segments};
-    return nd_layout_create(&options, out);
-}
-
-nd_status nd_manifest_set_layout(nd_manifest *manifest, const nd_layout *layout)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    return layout_like(&manifest->shape, &one, (nd_coord){{0}}, layout, &manifest->layout);
-}
-
-nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
-                             nd_layout **out)
-{
-    return layout_like(&manifest->shape, mesh, coord, manifest->layout, out);
-}
-
-static double shape_value(const nd_shape *shape, const nd_shape_number *number)
-{
-    const char *at = (const char *)shape + number->offset;
-    return number->is_real ? *(const double *)(const void *)at
-                           : (double)*(const int64_t *)(const void *)at;
-}
-
-void nd_shape_print(const nd_shape *shape, FILE *text)
-{
-    fprintf(text, "%s %d %d\n", nd_families[shape->family].model_type, shape->tied,
-            (int)shape->rope.type);
-    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
-        const nd_shape_number *n = &nd_shape_numbers[i];
-        const char *at = (const char *)shape + n->offset;
-        n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
-                   : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
+    const json_t *found = json_object_get(m->object, key);
+    if (!found) {
+        fault(m, key, "is missing");
     }
-    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
-        const nd_layer_set *set = nd_shape_layers_of(shape, i);
-        for (int64_t l = 0; l < shape->layers; l++) {
-            nd_layer_set_has(set, l)
-                ? fprintf(text, "%s %lld\n", nd_shape_layer_sets[i].name, (long long)l)
-                : 0;
+    return found;
+}
+
+static void whole(members *m, const char *key, int64_t least, int64_t most, int64_t *value)
+{
+    char what[128];
+    const json_t *found = exchange(m, key, m->path ? NULL : json_integer(*value));
+    const int64_t n = json_integer_value(found);
+    snprintf(what, sizeof what, "is %lld; it must be %lld to %lld", (long long)n, (long long)least,
+             (long long)most);
+    if (found && !json_is_integer(found)) {
+        fault(m, key, "is not a whole number");
+    } else if (found && (n < least || n > most)) {
+        fault(m, key, what);
+    } else if (found) {
+        *value = n;
+    }
+}
+
+static void real(members *m, const char *key, double *value)
+{
+    const json_t *found = exchange(m, key, m->path ? NULL : json_real(*value));
+    if (json_is_number(found)) {
+        *value = json_number_value(found);
+    } else if (found) {
+        fault(m, key, "is no number");
+    }
+}
+
+/* A text below `size` characters. */
+static void text(members *m, const char *key, char *value, size_t size)
+{
+    const json_t *found = exchange(m, key, m->path ? NULL : nd_json_string(value));
+    const char *string = json_string_value(found);
+    if (found && (!string || strlen(string) >= size)) {
+        fault(m, key, string ? "is too long" : "is not a string");
+    } else if (found) {
+        memcpy(value, string, strlen(string) + 1);
+    }
+}
+
+/* One of `count` words, by its index. */
+static int word(members *m, const char *key, const char *const *words, int count, int value)
+{
+    char what[80];
+    const json_t *found = exchange(m, key, m->path ? NULL : json_string(words[value]));
+    const char *string = json_string_value(found);
+    for (int i = 0; string && i < count; i++) {
+        if (strcmp(string, words[i]) == 0) {
+            return i;
         }
     }
+    snprintf(what, sizeof what, "is the unknown \"%.40s\"", string ? string : "");
+    if (found) {
+        fault(m, key, string ? what : "is not a string");
+    }
+    return value;
+}
+
+/* A list of numbers. */
+typedef struct number_list {
+    bool whole;
+    double least, most; /* of each */
+    int64_t capacity;
+    const char *fault;
+} number_list;
+
+/* Absent where it is empty. */
+static void numbers(members *m, const char *key, const number_list *kind, double *values,
+                    int64_t *count)
+{
+    if (!m->path) {
+        json_t *list = json_array();
+        for (int64_t i = 0; i < *count; i++) {
+            nd_json_append(&list, kind->whole ? json_integer((json_int_t)values[i])
+                                              : json_real(values[i]));
+        }
+        *count > 0 ? nd_json_set(&m->object, key, list) : json_decref(list);
+        return;
+    }
+    const json_t *list = json_object_get(m->object, key);
+    *count = (int64_t)json_array_size(list);
+    bool good = (!list || json_is_array(list)) && *count <= kind->capacity;
+    for (int64_t i = 0; good && i < *count; i++) {
+        const json_t *number = json_array_get(list, (size_t)i);
+        values[i] = json_number_value(number);
+        good = (kind->whole ? json_is_integer(number) : json_is_number(number)) &&
+               values[i] >= kind->least && values[i] <= kind->most;
+    }
+    if (!good) {
+        fault(m, key, kind->fault);
+        *count = 0;
+    }
+}
+
+/* Members of the model. */
+
+static void layer_set(members *m, const char *key, int64_t layers, nd_layer_set *set)
+{
+    const int64_t most = nd_min(layers, ND_LAYERS_MAX);
+    const number_list kind = {true, 0, (double)most - 1, most,
+                              "is not a list of the model's layers"};
+    double list[ND_LAYERS_MAX];
+    int64_t count = 0;
+    for (int64_t l = 0; l < most && !m->path; l++) {
+        list[count] = (double)l;
+        count += nd_layer_set_has(set, l);
+    }
+    numbers(m, key, &kind, list, &count);
+    for (int64_t i = 0; i < count; i++) {
+        nd_layer_set_add(set, (int64_t)list[i]);
+    }
+}
+
+/* Members that programs wrote which knew no lists, and that are only read: a window from a first
+ * layer on, none in each window_period-th layer, and no RoPE in each no_rope_layer_interval-th
+ * one. */
+static void older_layer_sets(members *m, nd_shape *shape)
+{
+    static const char *const keys[] = {"window_first_layer", "window_period",
+                                       "no_rope_layer_interval"};
+    int64_t n[3] = {0};
+    for (int i = 0; i < 3 && m->path; i++) {
+        if (json_object_get(m->object, keys[i])) {
+            whole(m, keys[i], 0, INT64_MAX, &n[i]);
+        }
+    }
+    for (int64_t l = 0; l < nd_min(shape->layers, ND_LAYERS_MAX); l++) {
+        if (l < n[0] || (n[1] > 0 && (l + 1) % n[1] == 0)) {
+            nd_layer_set_add(&shape->full, l);
+        }
+        if (n[2] > 0 && (l + 1) % n[2] == 0) {
+            nd_layer_set_add(&shape->unturned, l);
+        }
+    }
+}
+
+static void more_ends(members *m, nd_shape *shape)
+{
+    static const number_list kind = {true, 0, INT32_MAX, ND_ENDS_MAX, "is not a list of token ids"};
+    double list[ND_ENDS_MAX];
     for (int64_t i = 0; i < shape->more_end_count; i++) {
-        fprintf(text, "end %d\n", (int)shape->more_ends[i]);
+        list[i] = (double)shape->more_ends[i];
     }
-    for (int64_t i = 0; shape->rope.type == ND_ROPE_LONGROPE && i < ND_ROPE_LONG_PAIRS; i++) {
-        fprintf(text, "%a %a\n", (double)shape->rope.short_factor[i],
-                (double)shape->rope.long_factor[i]);
+    numbers(m, "more_eos_token_ids", &kind, list, &shape->more_end_count);
+    for (int64_t i = 0; i < shape->more_end_count; i++) {
+        shape->more_ends[i] = (int32_t)list[i];
     }
+}
+
+/* One for each pair that RoPE turns. */
+static void rope_factors(members *m, const char *key, int64_t pairs,
+                         float factors[ND_ROPE_LONG_PAIRS])
+{
+    static const number_list kind = {false, FLT_TRUE_MIN, FLT_MAX, ND_ROPE_LONG_PAIRS,
+                                     "is not a number above 0 for each pair"};
+    double list[ND_ROPE_LONG_PAIRS];
+    int64_t count = pairs;
+    for (int64_t i = 0; i < pairs && !m->path; i++) {
+        list[i] = (double)factors[i];
+    }
+    numbers(m, key, &kind, list, &count);
+    if (m->path && count != pairs) {
+        fault(m, key, kind.fault);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        factors[i] = (float)list[i];
+    }
+}
+
+static void model_members(members *m, nd_shape *shape)
+{
+    const char *types[ND_FAMILY_COUNT], *ropes[ND_ROPE_TYPES];
+    for (int i = 0; i < ND_FAMILY_COUNT; i++) {
+        types[i] = nd_families[i].model_type;
+    }
+    for (int i = 0; i < ND_ROPE_TYPES; i++) {
+        ropes[i] = nd_rope_type_name((nd_rope_type)i);
+    }
+    for (int i = 0; i < SHAPE_NUMBERS; i++) {
+        const shape_number *n = &shape_numbers[i];
+        void *at = (char *)shape + n->offset;
+        const bool is_zero =
+            m->path ? !json_object_get(m->object, n->name) : *(const int64_t *)at == 0;
+        if (!n->may_lack || !is_zero) {
+            n->is_real ? real(m, n->name, at) : whole(m, n->name, n->least, n->most, at);
+        }
+    }
+    layer_set(m, "full_attention_layers", shape->layers, &shape->full);
+    layer_set(m, "layers_without_rope", shape->layers, &shape->unturned);
+    older_layer_sets(m, shape);
+    more_ends(m, shape);
+    if (m->path ? json_object_get(m->object, "model_type") != NULL
+                : shape->family != ND_FAMILY_LLAMA) {
+        shape->family =
+            (nd_family)word(m, "model_type", types, ND_FAMILY_COUNT, (int)shape->family);
+    }
+    const json_t *tied =
+        exchange(m, "tie_word_embeddings", m->path ? NULL : json_boolean(shape->tied));
+    if (tied) {
+        shape->tied = json_is_true(tied);
+    }
+    shape->rope.type =
+        (nd_rope_type)word(m, "rope_type", ropes, ND_ROPE_TYPES, (int)shape->rope.type);
+    if (shape->rope.type == ND_ROPE_LONGROPE) {
+        const int64_t pairs = nd_shape_rotated(shape) / 2;
+        rope_factors(m, "rope_short_factor", pairs, shape->rope.short_factor);
+        rope_factors(m, "rope_long_factor", pairs, shape->rope.long_factor);
+    }
+}
+
+/* NULL: memory ran out. */
+static json_t *model_of(const nd_shape *shape)
+{
+    nd_shape copy = *shape;
+    members m = {.object = json_object()};
+    model_members(&m, &copy);
+    return m.object;
+}
+
+void nd_shape_print(const nd_shape *shape, FILE *out)
+{
+    json_t *model = model_of(shape);
+    char *json = nd_json_text(model, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    fprintf(out, "%s %s\n", nd_families[shape->family].model_type, json ? json : "");
+    free(json);
+    json_decref(model);
+}
+
+/* It changes no result: not compared. */
+static bool is_idle(const char *key)
+{
+    bool idle = strcmp(key, "more_eos_token_ids") == 0;
+    for (int i = 0; i < SHAPE_NUMBERS; i++) {
+        idle = idle || (shape_numbers[i].is_idle && strcmp(key, shape_numbers[i].name) == 0);
+    }
+    return idle;
+}
+
+/* A member of two models; NULL: absent, which is 0. */
+static nd_status compare_member(const char *key, const json_t *a, const char *name_a,
+                                const json_t *b, const char *name_b)
+{
+    char text[2][40];
+    if (json_is_array(a) || json_is_array(b)) {
+        return nd_fail(ND_ERR_CONFIG, "%s has other %s than %s; these are different models", name_a,
+                       key, name_b);
+    }
+    for (int i = 0; i < 2; i++) {
+        const json_t *value = i == 0 ? a : b;
+        const char *word = json_is_boolean(value) ? (json_is_true(value) ? "true" : "false")
+                                                  : json_string_value(value);
+        word ? snprintf(text[i], sizeof text[i], "%s", word)
+             : snprintf(text[i], sizeof text[i], "%.10g", json_number_value(value));
+    }
+    return nd_fail(ND_ERR_CONFIG, "%s has %s %s, and %s has %s; these are different models", name_a,
+                   key, text[0], name_b, text[1]);
 }
 
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
@@ -187,38 +477,424 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
             ND_ERR_CONFIG, "%s has model_type %s, and %s has %s; these are different models",
             name_a, nd_families[a->family].model_type, name_b, nd_families[b->family].model_type);
     }
-    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
-        const nd_shape_number *number = &nd_shape_numbers[i];
-        double x = shape_value(a, number), y = shape_value(b, number);
-        if (x != y && !number->is_idle) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s has %s %.10g, and %s has %.10g; these are different models", name_a,
-                           number->name, x, name_b, y);
+    json_t *of_a = model_of(a), *of_b = model_of(b), *all = json_copy(of_a), *value;
+    const char *key;
+    nd_status status = ND_OK;
+    if (json_object_update_missing(all, of_b) != 0) {
+        status = nd_fail_memory("the shapes of two models");
+    }
+    json_object_foreach(all, key, value)
+    {
+        const json_t *x = json_object_get(of_a, key), *y = json_object_get(of_b, key);
+        if (status == ND_OK && !json_equal(x, y) && !is_idle(key)) {
+            status = compare_member(key, x, name_a, y, name_b);
         }
     }
-    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
-        if (memcmp(nd_shape_layers_of(a, i), nd_shape_layers_of(b, i), sizeof a->full) != 0) {
-            return nd_fail(ND_ERR_CONFIG, "%s has other %s than %s; these are different models",
-                           name_a, nd_shape_layer_sets[i].name, name_b);
+    json_decref(all);
+    json_decref(of_a);
+    json_decref(of_b);
+    return status;
+}
+
+/* What is read: no count of elements may overflow. */
+static void check_model(members *m, const nd_manifest *x)
+{
+    const nd_shape *shape = &x->shape;
+    const int64_t tp = x->mesh.size[ND_AXIS_TP];
+    double width = (double)shape->heads * (double)shape->head_dim;
+    double widest = fmax(fmax((double)shape->ffn, (double)shape->vocab), width);
+    double elements = 9.0 * (double)shape->layers * (double)shape->hidden * widest;
+    if (m->status != ND_OK || !m->path) {
+        return;
+    }
+    if (shape->kv_heads > shape->heads || !(elements < 0x1p50) ||
+        shape->rotated > shape->head_dim || shape->rotated % 2 != 0) {
+        fault(m, "model", "has extents that no model has");
+    } else if (shape->heads % tp != 0 || shape->ffn % tp != 0) {
+        fault(m, "mesh", "has a tp that does not divide heads and ffn");
+    }
+}
+
+static const char *const segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
+
+static json_t *tensors_of(const nd_layout *layout)
+{
+    static const char *const splits[] = {
+        [ND_SPLIT_NONE] = "none", [ND_SPLIT_ROWS] = "rows", [ND_SPLIT_COLS] = "cols"};
+    json_t *object = json_object();
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        json_t *shape = p->axes == 1
+                            ? json_pack("[I]", (json_int_t)p->rows)
+                            : json_pack("[I, I]", (json_int_t)p->rows, (json_int_t)p->cols);
+        nd_json_set(&object, p->name,
+                    json_pack("{s:o, s:s, s:s}", "shape", shape, "split", splits[p->split],
+                              "segment", segment_names[p->segment]));
+    }
+    return object;
+}
+
+static bool is_listed_as_fp8(void *tensors, const nd_param *param)
+{
+    const json_t *segment = json_object_get(json_object_get(tensors, param->name), "segment");
+    const char *name = json_string_value(segment);
+    return name && strcmp(name, segment_names[ND_SEGMENT_FP8]) == 0;
+}
+
+/* The list is what the parameter table makes of the shape: then every place in a file is computed
+ * as the writers computed it. */
+static void tensors(members *m, nd_manifest *x)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    if (!m->path) {
+        nd_json_set(&m->object, "tensors", tensors_of(x->layout));
+        return;
+    }
+    members in = open_object(m, "tensors");
+    const nd_layout_options options = {
+        .shape = &x->shape, .mesh = &one, .converts = is_listed_as_fp8, .context = in.object};
+    /* With fewer entries than layers no layout is made, however large it would be. */
+    bool same = in.status == ND_OK && json_object_size(in.object) >= (size_t)x->shape.layers;
+    if (same) {
+        in.status = nd_layout_create(&options, &x->layout);
+    }
+    if (same && in.status == ND_OK) {
+        json_t *expected = tensors_of(x->layout);
+        in.status = expected ? ND_OK : nd_fail_memory("a manifest");
+        same = json_equal(expected, in.object);
+        json_decref(expected);
+    }
+    if (!same) {
+        fault(&in, "tensors", "are not those of a model of this shape");
+    }
+    close_object(m, "tensors", &in);
+}
+
+/* Other members. */
+
+/* Of steps, samples and tokens. A run that goes on from there can still count. */
+static const int64_t count_max = (int64_t)1 << 60;
+
+static void written_by(members *outer, nd_manifest *x)
+{
+    members m = open_object(outer, "written_by");
+    text(&m, "program", x->program, sizeof x->program);
+    text(&m, "host", x->host, sizeof x->host);
+    text(&m, "run_id", x->run_id, sizeof x->run_id);
+    whole(&m, "restart_epoch", 0, INT64_MAX, &x->restart_epoch);
+    text(&m, "time", x->time, sizeof x->time);
+    text(&m, "reason", x->reason, sizeof x->reason);
+    close_object(outer, "written_by", &m);
+}
+
+/* The losses that a run with train.spike_factor stores, the oldest first; other runs store none. */
+static void recent_losses(members *m, nd_recent_losses *recent)
+{
+    static const number_list kind = {false, -DBL_MAX, DBL_MAX, ND_RECENT_LOSSES,
+                                     "is no list of at most 64 numbers"};
+    double list[ND_RECENT_LOSSES];
+    int64_t count = nd_min(recent->count, ND_RECENT_LOSSES);
+    for (int64_t i = 0; i < count; i++) {
+        list[i] = recent->value[(recent->count - count + i) % ND_RECENT_LOSSES];
+    }
+    numbers(m, "recent_losses", &kind, list, &count);
+    memcpy(recent->value, list, (size_t)count * sizeof *list);
+    recent->count = count;
+}
+
+static void position(members *outer, nd_manifest *x)
+{
+    char what[128];
+    members m = open_object(outer, "position");
+    whole(&m, "step", 0, count_max, &x->position.step);
+    whole(&m, "skipped", 0, x->position.step, &x->position.skipped);
+    whole(&m, "tokens_seen", 0, count_max, &x->position.tokens_seen);
+    whole(&m, "samples_seen", 0, count_max, &x->samples_seen);
+    if (m.path && x->samples_seen < x->position.step) { /* how many a step had may have changed */
+        snprintf(what, sizeof what, "is %lld, but each of its %lld steps has at least one sample",
+                 (long long)x->samples_seen, (long long)x->position.step);
+        fault(&m, "samples_seen", what);
+    }
+    whole(&m, "metrics_bytes", 0, INT64_MAX, &x->metrics_bytes);
+    recent_losses(&m, &x->position.recent);
+    close_object(outer, "position", &m);
+}
+
+static void mesh(members *outer, nd_manifest *x)
+{
+    enum { RANKS_MAX = 1 << 24 };
+    members m = open_object(outer, "mesh");
+    int64_t product = 1;
+    for (int a = 0; a < ND_AXIS_COUNT; a++) {
+        int64_t size = x->mesh.size[a];
+        whole(&m, nd_axis_name((nd_axis)a), 1, RANKS_MAX, &size);
+        x->mesh.size[a] = (int)size;
+        product = product <= RANKS_MAX ? product * size : product;
+    }
+    if (m.path && product > RANKS_MAX) {
+        fault(&m, "mesh", "has more than 2^24 ranks");
+    }
+    x->writer_count = (int)nd_min(product, RANKS_MAX);
+    close_object(outer, "mesh", &m);
+}
+
+static void cut(members *outer, nd_manifest *x)
+{
+    int64_t version = ND_CUT_VERSION, chunk_bytes = ND_CHUNK_BYTES;
+    members m = open_object(outer, "cut");
+    whole(&m, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version);
+    x->checksum =
+        (nd_checksum)word(&m, "checksum", nd_checksum_names, ND_CHECKSUM_COUNT, (int)x->checksum);
+    whole(&m, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk_bytes);
+    close_object(outer, "cut", &m);
+}
+
+static json_t *array_names(int arrays)
+{
+    json_t *names = json_array();
+    for (int a = 0; a < arrays; a++) {
+        nd_json_append(&names, json_string(nd_state_kind_name((nd_state_kind)a)));
+    }
+    return names;
+}
+
+static void state(members *outer, nd_manifest *x)
+{
+    char dtype[8] = "F32";
+    members m = open_object(outer, "state");
+    text(&m, "optimizer", x->optimizer, sizeof x->optimizer);
+    const json_t *found = exchange(&m, "arrays", m.path ? NULL : array_names(x->arrays));
+    text(&m, "dtype", dtype, sizeof dtype);
+    if (m.path) {
+        x->arrays = json_array_size(found) == 1 ? 1 : ND_STATE_KINDS;
+        json_t *known = array_names(x->arrays);
+        if (strcmp(dtype, "F32") != 0 || !json_equal(found, known)) {
+            fault(&m, "state", "is not one that this program knows");
+        }
+        json_decref(known);
+    }
+    close_object(outer, "state", &m);
+}
+
+/* Whether the name stays in its folder and in a JSON string. */
+static bool is_plain(const char *name)
+{
+    bool plain = name[0] && name[0] != '.';
+    for (const char *c = name; *c && plain; c++) {
+        plain = *c > ' ' && *c <= '~' && !strchr("/\\\"", *c);
+    }
+    return plain;
+}
+
+static void replicated(members *outer, nd_manifest *x)
+{
+    members m = open_object(outer, "replicated");
+    json_t *value;
+    const char *name;
+    for (int i = 0; i < x->extra_count && !m.path; i++) {
+        whole(&m, x->extras[i].name, 1, INT64_MAX, &x->extras[i].count);
+    }
+    if (m.path && json_object_size(m.object) > ND_STATE_EXTRAS_MAX) {
+        fault(&m, "replicated", "has too many entries");
+    }
+    json_object_foreach(m.path && m.status == ND_OK ? m.object : NULL, name, value)
+    {
+        nd_state_extra *extra = &x->extras[x->extra_count++];
+        if (strlen(name) >= sizeof extra->name || !is_plain(name)) {
+            fault(&m, name, "is no name of an entry");
+            break;
+        }
+        memcpy(extra->name, name, strlen(name) + 1);
+        whole(&m, name, 1, (int64_t)1 << 32, &extra->count);
+    }
+    close_object(outer, "replicated", &m);
+}
+
+static void pairs(members *outer, const char *key, nd_manifest_pairs *pairs)
+{
+    members m = open_object(outer, key);
+    json_t *value;
+    const char *name;
+    for (int i = 0; i < pairs->count && !m.path; i++) {
+        nd_json_set(&m.object, pairs->list[i].key, nd_json_string(pairs->list[i].value));
+    }
+    json_object_foreach(m.path ? m.object : NULL, name, value)
+    {
+        if (!json_is_string(value)) {
+            fault(&m, name, "is not a string");
+        } else if (m.status == ND_OK) {
+            m.status = nd_manifest_pairs_add(pairs, name, json_string_value(value));
         }
     }
-    if (a->rope.type != b->rope.type) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s has rope_type %s, and %s has %s; these are different models", name_a,
-                       nd_rope_type_name(a->rope.type), name_b, nd_rope_type_name(b->rope.type));
+    close_object(outer, key, &m);
+}
+
+static void writers(members *m, nd_manifest *x)
+{
+    json_t *list = m->path ? json_object_get(m->object, "writers") : json_array();
+    for (int i = 0; i < x->writer_count && !m->path; i++) {
+        nd_json_append(&list,
+                       json_pack("[I, s]", (json_int_t)x->writers[i].bytes, x->writers[i].digest));
     }
-    const size_t factors = sizeof a->rope.short_factor;
-    if (memcmp(a->rope.short_factor, b->rope.short_factor, factors) != 0 ||
-        memcmp(a->rope.long_factor, b->rope.long_factor, factors) != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s has another short_factor or long_factor of RoPE than %s; these are "
-                       "different models",
-                       name_a, name_b);
+    if (!m->path) {
+        nd_json_set(&m->object, "writers", list);
+        return;
     }
-    if (a->tied != b->tied) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s has tie_word_embeddings %s, and %s has %s; these are different models",
-                       name_a, a->tied ? "true" : "false", name_b, b->tied ? "true" : "false");
+    if (!json_is_array(list) || json_array_size(list) != (size_t)x->writer_count) {
+        fault(m, "writers", "is not a list with one entry for each rank");
     }
-    return ND_OK;
+    m->status = m->status == ND_OK ? ND_ALLOC(x->writer_count, &x->writers) : m->status;
+    for (int i = 0; i < x->writer_count && m->status == ND_OK; i++) {
+        const json_t *entry = json_array_get(list, (size_t)i);
+        const json_t *bytes = json_array_get(entry, 0);
+        const char *digest = json_string_value(json_array_get(entry, 1));
+        if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !digest ||
+            !nd_digest_text_is_valid(x->checksum, digest)) {
+            fault(m, "writers", "holds an entry that is no size and digest");
+            break;
+        }
+        x->writers[i].bytes = (uint64_t)json_integer_value(bytes);
+        memcpy(x->writers[i].digest, digest, strlen(digest) + 1);
+    }
+}
+
+/* All but the format, its version and the digest, in their order. */
+static void all_members(members *m, nd_manifest *x)
+{
+    written_by(m, x);
+    position(m, x);
+    mesh(m, x);
+    cut(m, x);
+    members of_model = open_object(m, "model");
+    model_members(&of_model, &x->shape);
+    close_object(m, "model", &of_model);
+    check_model(m, x);
+    state(m, x);
+    tensors(m, x);
+    replicated(m, x);
+    pairs(m, "identity", &x->identity);
+    pairs(m, "config", &x->config);
+    writers(m, x);
+}
+
+/* Writing. */
+
+/* The oldest version whose readers miss nothing. */
+static int version_of(const nd_shape *shape)
+{
+    static const nd_layer_set none;
+    return memcmp(&shape->full, &none, sizeof none) == 0 &&
+                   memcmp(&shape->unturned, &none, sizeof none) == 0
+               ? 1
+               : ND_MANIFEST_VERSION;
+}
+
+nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes)
+{
+    nd_manifest copy = *manifest; /* of which nothing is changed that it shares */
+    members m = {.object = json_object()};
+    nd_json_set(&m.object, "format", json_string(FORMAT));
+    nd_json_set(&m.object, "version", json_integer(version_of(&manifest->shape)));
+    all_members(&m, &copy);
+    char *json = nd_json_text(m.object, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    json_decref(m.object);
+    if (!json) {
+        return nd_fail_memory("a manifest");
+    }
+    size_t body = strlen(json) - 2; /* without the closing brace and the line end before it */
+    char digest[ND_DIGEST_TEXT_MAX], *whole = NULL;
+    nd_status status = nd_digest_text(manifest->checksum, json, body, digest);
+    if (status == ND_OK) {
+        status = nd_fs_format(&whole, "%.*s" ND_MANIFEST_DIGEST_HEAD "%s" ND_MANIFEST_DIGEST_TAIL,
+                              (int)body, json, digest);
+    }
+    free(json);
+    if (status == ND_OK) {
+        *out = whole;
+        *bytes = strlen(whole);
+    }
+    return status;
+}
+
+/* Reading. */
+
+static nd_status check_version(members *m, bool *newer)
+{
+    const char *format = json_string_value(json_object_get(m->object, "format"));
+    int64_t version = 0;
+    if (!format || strcmp(format, FORMAT) != 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" is not the manifest of a checkpoint of ndtrain",
+                       m->path);
+    }
+    whole(m, "version", 1, INT64_MAX, &version);
+    *newer = version > ND_MANIFEST_VERSION;
+    return !*newer ? m->status
+                   : nd_fail(ND_ERR_DATA,
+                             "\"%s\" has format version %lld; this program reads up to version %d; "
+                             "use the program that wrote it, or a newer one",
+                             m->path, (long long)version, ND_MANIFEST_VERSION);
+}
+
+/* The digest is the last member, over all bytes before it. */
+static nd_status check_digest(members *m, const char *json, size_t bytes, nd_checksum kind)
+{
+    char found[ND_DIGEST_TEXT_MAX], expected[256];
+    const size_t least = strlen(ND_MANIFEST_DIGEST_HEAD) + strlen(ND_MANIFEST_DIGEST_TAIL);
+    ND_TRY(nd_digest_text(kind, "", 0, found));
+    const size_t end = least + strlen(found);
+    if (bytes < end) {
+        fault(m, "digest", "is missing");
+        return m->status;
+    }
+    ND_TRY(nd_digest_text(kind, json, bytes - end, found));
+    snprintf(expected, sizeof expected, ND_MANIFEST_DIGEST_HEAD "%s" ND_MANIFEST_DIGEST_TAIL,
+             found);
+    return memcmp(json + bytes - end, expected, end) == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "\"%s\" is damaged: its digest is not that of its contents (%s)", m->path,
+                         found);
+}
+
+static nd_status parse(members *m, const char *json, size_t bytes, nd_manifest *x)
+{
+    ND_TRY(check_version(m, &x->is_newer));
+    cut(m, x); /* says which digest it is */
+    ND_TRY(m->status);
+    ND_TRY(check_digest(m, json, bytes, x->checksum));
+    all_members(m, x);
+    return m->status;
+}
+
+nd_status nd_manifest_parse(const char *json, size_t bytes, const char *path, nd_manifest *out)
+{
+    json_error_t error;
+    nd_manifest manifest = {0};
+    members m = {.object = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &error), .path = path};
+    if (!m.object) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+    }
+    nd_status status = parse(&m, json, bytes, &manifest);
+    json_decref(m.object);
+    if (status == ND_OK) {
+        *out = manifest;
+    } else {
+        out->is_newer = manifest.is_newer;
+        nd_manifest_fini(&manifest);
+    }
+    return status;
+}
+
+nd_status nd_manifest_read(const char *folder, nd_manifest *out)
+{
+    char *path = NULL, *text = NULL;
+    size_t bytes = 0;
+    ND_TRY(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
+    nd_status status = nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
+    if (status == ND_OK) {
+        status = nd_manifest_parse(text, bytes, path, out);
+    }
+    free(text);
+    free(path);
+    return status;
 }

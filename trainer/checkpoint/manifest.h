@@ -12,7 +12,7 @@
  *
  * Compatibility: a reader refuses a version above its own. Members that it does not know are
  * ignored, so an addition that older readers must not miss needs a new version. Version 2 has sets
- * of layers (nd_shape_layer_sets), and is written only where one of them is not empty.
+ * of layers, and is written only where one of them is not empty.
  */
 #include <stdio.h>
 
@@ -25,13 +25,17 @@ enum { ND_MANIFEST_VERSION = 2, ND_MANIFEST_MAX_BYTES = 256 << 20 };
 #define ND_MANIFEST_NAME "manifest.json"
 #define ND_STATE_FOLDER  "state"
 
+/* Before and behind the digest, at the end of the text. */
+#define ND_MANIFEST_DIGEST_HEAD ",\n \"digest\": \""
+#define ND_MANIFEST_DIGEST_TAIL "\"\n}\n"
+
 typedef struct nd_manifest_pair {
     char *key, *value;
 } nd_manifest_pair;
 
 typedef struct nd_manifest_pairs {
     nd_manifest_pair *list; /* owned with its strings */
-    int count, capacity;
+    int count;
 } nd_manifest_pairs;
 
 typedef struct nd_manifest {
@@ -71,7 +75,7 @@ const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *k
  * ids. */
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b);
-/* All that a shape is, a line each, for a comparison of texts. */
+/* All that a shape is, for a comparison of texts. */
 void nd_shape_print(const nd_shape *shape, FILE *text);
 
 /* The text of manifest.json; owned by the caller. */

@@ -10,7 +10,8 @@
 #include "runtime/rdzv/identity.h"
 #include "trainer/weights/weights.h"
 
-/* Bytes of host memory through which state goes to a GPU, and the least number of slices. */
+/* Bytes of host memory through which state goes to a GPU, and the least number of slices, so that a
+ * small model goes the same way. */
 enum { SLICE_BYTES = 64 << 20, SLICES_MIN = 4 };
 
 typedef struct restore {
@@ -19,10 +20,11 @@ typedef struct restore {
     nd_source *source;
     int arrays;                  /* that are loaded */
     float *live[ND_STATE_KINDS]; /* on the device */
-    nd_segment_kind segment;     /* being read */
-    /* GPU: a slice of the flat state arrays, elements [first, end), on the host. */
-    float *host;                      /* (arrays, capacity); NULL: read straight to live */
-    int64_t capacity, first, end;     /* end 0: it is empty */
+    /* The slice of the flat state arrays that is read: elements [begin, end). */
+    int64_t begin, end;
+    bool wanted;      /* this rank reads something of it */
+    float *host;      /* GPU: (arrays, capacity); NULL: it is read straight to live */
+    int64_t capacity; /* elements of a slice */
     int extras_wanted, extras_loaded; /* FP8 scales and histories */
 } restore;
 
@@ -35,71 +37,56 @@ static nd_status collect(void *context, const nd_state_array *array)
     return ND_OK;
 }
 
-/* Rows [row, row + rows) of a span. */
-static nd_status want_rows(restore *r, const nd_span *span, int64_t row, int64_t rows)
+static nd_status want_part(void *context, const nd_span *part)
 {
-    const nd_rect rect = {span->param->axes, span->row + row, span->col, rows, span->cols};
-    const int64_t begin = span->begin + row * span->cols;
+    restore *r = context;
+    const nd_rect rect = {part->param->axes, part->row, part->col, part->rows, part->cols};
+    r->wanted = true;
     for (int a = 0; a < r->arrays; a++) {
-        float *to = r->host ? r->host + a * r->capacity + begin - r->first : r->live[a] + begin;
-        ND_TRY(nd_source_add(r->source, span->param, (nd_state_kind)a, &rect, to));
-    }
-    return ND_OK;
-}
-
-/* Reads what the slice wants, copies it to the device, and empties it. What lies between, padding
- * and what other ranks read, becomes 0 until they pass it on. */
-static nd_status upload_slice(restore *r)
-{
-    nd_stream *stream = &r->trainer->rank->stream;
-    ND_TRY(nd_source_run(r->source));
-    for (int a = 0; a < r->arrays; a++) {
-        ND_TRY(nd_copy(stream, r->live[a] + r->first, r->host + a * r->capacity,
-                       (size_t)(r->end - r->first) * sizeof(float)));
-    }
-    ND_TRY(nd_stream_sync(stream));
-    memset(r->host, 0, (size_t)(r->arrays * r->capacity) * sizeof(float));
-    r->end = 0;
-    return ND_OK;
-}
-
-/* The rows of a span in as many slices as they need. Spans ascend in the state arrays. */
-static nd_status want_slices(restore *r, const nd_span *span)
-{
-    for (int64_t row = 0, rows; row < span->rows; row += rows) {
-        const int64_t begin = span->begin + row * span->cols, left = span->rows - row;
-        if (r->end > 0 && begin + span->cols > r->first + r->capacity) {
-            ND_TRY(upload_slice(r));
-        }
-        r->first = r->end > 0 ? r->first : begin;
-        const int64_t room = (r->first + r->capacity - begin) / span->cols;
-        rows = room < left ? room : left;
-        ND_TRY(want_rows(r, span, row, rows));
-        r->end = begin + rows * span->cols;
+        float *to =
+            r->host ? r->host + a * r->capacity + part->begin - r->begin : r->live[a] + part->begin;
+        ND_TRY(nd_source_add(r->source, part->param, (nd_state_kind)a, &rect, to));
     }
     return ND_OK;
 }
 
 static nd_status want_span(void *context, const nd_span *span)
 {
-    restore *r = context;
-    if (span->param->segment != r->segment || !nd_shared_reads(r->trainer->rank, span->param)) {
-        return ND_OK;
+    const restore *r = context;
+    return nd_shared_reads(r->trainer->rank, span->param)
+               ? nd_span_each_part(span, r->begin, r->end, want_part, context)
+               : ND_OK;
+}
+
+/* What lies between, padding and what other ranks read, becomes 0 until they pass it on. */
+static nd_status read_slice(restore *r)
+{
+    const nd_layout *layout = r->trainer->model->layout;
+    nd_stream *stream = &r->trainer->rank->stream;
+    r->wanted = false;
+    for (int u = 0; u < layout->unit_count; u++) {
+        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, r));
     }
-    return r->host ? want_slices(r, span) : want_rows(r, span, 0, span->rows);
+    ND_TRY(nd_source_run(r->source));
+    for (int a = 0; a < r->arrays && r->host && r->wanted; a++) {
+        float *from = r->host + a * r->capacity;
+        const size_t bytes = (size_t)(r->end - r->begin) * sizeof *from;
+        ND_TRY(nd_copy(stream, r->live[a] + r->begin, from, bytes));
+        ND_TRY(nd_stream_sync(stream));
+        memset(from, 0, bytes);
+    }
+    return ND_OK;
 }
 
 /* What this rank reads. */
-static nd_status read_units(restore *r)
+static nd_status read_slices(restore *r)
 {
-    const nd_layout *layout = r->trainer->model->layout;
-    for (int u = 0; u < layout->unit_count; u++) {
-        for (r->segment = 0; r->segment < ND_SEGMENT_COUNT; r->segment++) {
-            ND_TRY(
-                nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, r));
-        }
+    const int64_t total = r->trainer->model->layout->shard_total;
+    for (r->begin = 0; r->begin < total; r->begin = r->end) {
+        r->end = r->begin + nd_min(r->capacity, total - r->begin);
+        ND_TRY(read_slice(r));
     }
-    return r->end > 0 ? upload_slice(r) : nd_source_run(r->source);
+    return ND_OK;
 }
 
 /* Rank 0 reads the manifest, and the files of the writer in which damage was found; without one
@@ -165,32 +152,15 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
     return fail_on(r->rank == 0, (nd_status)found, folder, reason);
 }
 
-/* Elements of each array in a slice: at least a row, and no more than a quarter of the shards, so
- * that a small model goes the same way. */
 static int64_t slice_elements(const nd_layout *layout, int arrays)
 {
-    int64_t count = SLICE_BYTES / (int64_t)sizeof(float) / arrays;
-    count = nd_min(count, nd_ceil_div(layout->shard_total, SLICES_MIN));
-    for (int i = 0; i < layout->param_count; i++) {
-        count = nd_max(count, layout->params[i].local_cols);
-    }
-    return count;
+    return nd_min(SLICE_BYTES / (int64_t)sizeof(float) / arrays,
+                  nd_ceil_div(layout->shard_total, SLICES_MIN));
 }
 
 size_t nd_restore_host_bytes(const nd_layout *layout, int arrays)
 {
     return (size_t)(slice_elements(layout, arrays) * arrays) * sizeof(float) + ND_CHUNK_BYTES;
-}
-
-static nd_status prepare(restore *r, nd_trainer *trainer)
-{
-    *r = (restore){.trainer = trainer};
-    ND_TRY(nd_trainer_each_state(trainer, collect, r));
-    if (trainer->rank->device->kind != ND_DEVICE_CUDA) {
-        return ND_OK;
-    }
-    r->capacity = slice_elements(trainer->model->layout, r->arrays);
-    return ND_ALLOC(r->arrays * r->capacity, &r->host);
 }
 
 /* FP8 scales. Another recipe begins with its own start values. */
@@ -229,7 +199,7 @@ static nd_status read_checkpoint(restore *r, const char *folder, nd_manifest *ma
     r->manifest = manifest;
     out->leaves = r->arrays < manifest->arrays;
     r->arrays = (int)nd_min(r->arrays, manifest->arrays);
-    ND_TRY(read_units(r));
+    ND_TRY(read_slices(r));
     ND_TRY(nd_trainer_each_state(r->trainer, load_extra, r));
     out->scales = r->extras_loaded == r->extras_wanted;
     out->scales_differ = r->extras_loaded < manifest->extra_count;
@@ -239,10 +209,14 @@ static nd_status read_checkpoint(restore *r, const char *folder, nd_manifest *ma
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
                                 bool verify, nd_restored *out)
 {
-    restore r;
+    restore r = {.trainer = trainer, .capacity = INT64_MAX};
     bool elsewhere = false;
     *out = (nd_restored){0};
-    nd_status status = prepare(&r, trainer);
+    nd_status status = nd_trainer_each_state(trainer, collect, &r);
+    if (status == ND_OK && trainer->rank->device->kind == ND_DEVICE_CUDA) {
+        r.capacity = slice_elements(trainer->model->layout, r.arrays);
+        status = ND_ALLOC(r.arrays * r.capacity, &r.host);
+    }
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
     status = nd_shared_agree(trainer->rank, status, folder, &elsewhere);
     out->stats = r.source ? nd_source_get_stats(r.source) : out->stats;

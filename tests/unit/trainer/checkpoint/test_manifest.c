@@ -6,7 +6,6 @@
 
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
-#include "trainer/checkpoint/manifest_names.h"
 
 static const nd_mesh mesh = {{1, 2, 3, 1, 2}};
 
@@ -59,6 +58,16 @@ Test(manifest, is_read_back_as_it_was_written)
     nd_manifest_fini(&m);
 }
 
+static char *printed_of(const nd_shape *shape)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    nd_shape_print(shape, out);
+    fclose(out);
+    return text;
+}
+
 /* Each number that models of later kinds have, and as many tensors as a layer can have. */
 Test(manifest, every_number_of_a_shape_is_read_back)
 {
@@ -106,11 +115,10 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         size_t bytes = 0;
         char *text = text_of(&m, &bytes);
         assert_ok(nd_manifest_parse(text, bytes, "f", &got));
-        for (int n = 0; n < ND_SHAPE_NUMBERS; n++) {
-            const size_t at = nd_shape_numbers[n].offset;
-            cr_assert_arr_eq((char *)&got.shape + at, (char *)&shapes[i] + at, sizeof(int64_t),
-                             "shape %d: %s", i, nd_shape_numbers[n].name);
-        }
+        char *printed[2] = {printed_of(&got.shape), printed_of(&shapes[i])};
+        cr_assert_str_eq(printed[0], printed[1]);
+        free(printed[0]);
+        free(printed[1]);
         const bool lists = i == 1 || i == 5; /* older programs must not pass over them */
         cr_assert_not_null(strstr(text, lists ? "checkpoint\",\n \"version\": 2,"
                                               : "checkpoint\",\n \"version\": 1,"));
@@ -296,7 +304,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"replicated/..", "3", "no name of an entry"},
         {"replicated/fp8.x", "0", "is 0"},
         {"state/arrays", "[\"master\",\"exp_avg\"]", "not one that this program knows"},
-        {"state/arrays", "[\"momentum\"]", "does not know"},
+        {"state/arrays", "[\"momentum\"]", "not one that this program knows"},
         {"state/dtype", "\"BF16\"", "not one that this program knows"},
         {"config/train.steps", "5", "is not a string"},
         {"written_by", NULL, "written_by is missing"},
