@@ -10,7 +10,7 @@
 #include "runtime/rdzv/key.h"
 #include "tests/e2e/mutate.h"
 #include "tests/support/shell.h"
-#include "trainer/corpus/loss_mask.h"
+#include "trainer/corpus/token_file.h"
 #include "trainer/text/tokenizer.h"
 
 TestSuite(mutations, .init = mutate_setup, .fini = mutate_teardown);

@@ -9,7 +9,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
-#include "trainer/corpus/loss_mask.h"
+#include "trainer/corpus/token_file.h"
 
 enum { INDEX_AT = 40, BIN_AT = 104, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/corpus/loss_mask.h"
+#include "trainer/corpus/token_file.h"
 
 #include <unistd.h>
 

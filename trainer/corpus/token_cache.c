@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finds a cache by its name, or waits for the process that writes it, or encodes the text. */
+/* Finds a cache by its name, or encodes the text. */
 #include "trainer/corpus/token_cache.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #include "runtime/base/clock.h"
@@ -17,9 +16,6 @@ enum {
     HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
     CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
     WRITE_BACK_BYTES = 64 << 20,
-    STALL_SECONDS = 300,
-    POLL_MS = 20,
-    POLL_MS_MAX = 1000,
     WORD_SECONDS = 10
 };
 
@@ -165,49 +161,6 @@ nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uin
         }
         atomic_store_explicit(&cache->checked[i], 1, memory_order_relaxed);
     }
-    return ND_OK;
-}
-
-/* Waiting. */
-
-typedef struct waiting {
-    const nd_token_cache_request *request;
-    const char *path;
-    off_t bytes;          /* of the .part, which grows as long as its writer gets on */
-    long pause_ms;        /* the next one: each is longer, or many ranks would load the folder */
-    double changed, said; /* when the bytes changed, when this process said so; 0: not yet */
-} waiting;
-
-static nd_status wait_for_writer(void *context, int fd)
-{
-    waiting *w = context;
-    const nd_token_cache_request *r = w->request;
-    const struct timespec pause = {.tv_sec = w->pause_ms / 1000,
-                                   .tv_nsec = w->pause_ms % 1000 * 1000000L};
-    const double stall = r->stall_seconds > 0 ? r->stall_seconds : STALL_SECONDS;
-    const double now = nd_clock_seconds();
-    struct stat st = {.st_size = w->bytes};
-    (void)fstat(fd, &st);
-    if (r->stop && atomic_load(r->stop)) {
-        return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
-    }
-    if (w->changed == 0 || st.st_size != w->bytes) {
-        w->bytes = st.st_size;
-        w->changed = now;
-    }
-    if (now - w->changed > stall) {
-        return nd_fail(ND_ERR_HANG,
-                       "another process, which encodes the text into \"%s\", made no progress for "
-                       "%.0f s; end it, or set data.cache_dir to another folder",
-                       w->path, stall);
-    }
-    if (w->said == 0 || now - w->said >= WORD_SECONDS) {
-        w->said = now;
-        nd_log_info("waiting for another process, which encodes the text into %s: %.1f MB so far",
-                    w->path, (double)w->bytes * 1e-6);
-    }
-    nanosleep(&pause, NULL);
-    w->pause_ms = w->pause_ms * 3 / 2 < POLL_MS_MAX ? w->pause_ms * 3 / 2 : POLL_MS_MAX;
     return ND_OK;
 }
 
@@ -439,7 +392,7 @@ static nd_status make(const nd_token_cache_request *request, const char *path, n
 {
     const nd_corpus_files *files = request->files;
     nd_tokenizer *tokenizer = NULL;
-    waiting wait = {.request = request, .path = path, .pause_ms = POLL_MS};
+    const nd_token_sharing sharing = {request->stop, request->stall_seconds};
     writer w = {.request = request};
     nd_status status = ND_OK;
     snprintf(w.what, sizeof w.what,
@@ -450,8 +403,7 @@ static nd_status make(const nd_token_cache_request *request, const char *path, n
     const int32_t vocab = nd_tokenizer_vocab_size(tokenizer);
     ND_TRY_OUT(
         check_vocab(request, vocab)); /* before a wait, or hours of work, that would end so */
-    ND_TRY_OUT(nd_token_output_open(path, vocab, HEADER_BYTES,
-                                    &(nd_token_sharing){wait_for_writer, &wait}, &w.file));
+    ND_TRY_OUT(nd_token_output_open(path, vocab, HEADER_BYTES, &sharing, &w.file));
     w.begin = w.said = nd_clock_seconds();
     ND_TRY_OUT(try_open(path, true, out)); /* another process may have made it meanwhile */
     if (!*out) {

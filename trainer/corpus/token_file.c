@@ -4,13 +4,25 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "runtime/base/log.h"
 
-enum { SMALL_VOCAB = 65500, IDX_HEADER_BYTES = 34, CODE_I32 = 4, CODE_U16 = 8, INDEX_PIECE = 4096 };
+enum {
+    SMALL_VOCAB = 65500,
+    IDX_HEADER_BYTES = 34,
+    CODE_I32 = 4,
+    CODE_U16 = 8,
+    INDEX_PIECE = 4096,
+    STALL_SECONDS = 300,
+    POLL_MS = 20,
+    POLL_MS_MAX = 1000,
+    WORD_SECONDS = 10,
+};
 
 /* The .part, as it lies there, or new: *is_new. One that this process makes for others too gets the
  * folder's permissions. Somebody who can write to the folder may have put anything under this
@@ -35,17 +47,55 @@ static nd_status open_part(nd_token_output *out, bool shared, bool *is_new)
                                   nd_fs_reason(errno));
 }
 
+typedef struct waiting {
+    off_t bytes;          /* of the .part, which grows as long as its writer gets on */
+    long pause_ms;        /* the next one: each is longer, or many ranks would load the folder */
+    double changed, said; /* when the bytes changed, when this process said so; 0: not yet */
+} waiting;
+
+static nd_status wait_for_writer(const nd_token_output *out, const nd_token_sharing *sharing,
+                                 waiting *w)
+{
+    const struct timespec pause = {.tv_sec = w->pause_ms / 1000,
+                                   .tv_nsec = w->pause_ms % 1000 * 1000000L};
+    const double stall = sharing->stall_seconds > 0 ? sharing->stall_seconds : STALL_SECONDS;
+    const double now = nd_clock_seconds();
+    struct stat st = {.st_size = w->bytes};
+    (void)fstat(out->fd, &st);
+    if (sharing->stop && atomic_load(sharing->stop)) {
+        return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+    }
+    if (w->changed == 0 || st.st_size != w->bytes) {
+        w->bytes = st.st_size;
+        w->changed = now;
+    }
+    if (now - w->changed > stall) {
+        return nd_fail(ND_ERR_HANG,
+                       "another process, which encodes the text into \"%s\", made no progress for "
+                       "%.0f s; end it, or set data.cache_dir to another folder",
+                       out->path, stall);
+    }
+    if (w->said == 0 || now - w->said >= WORD_SECONDS) {
+        w->said = now;
+        nd_log_info("waiting for another process, which encodes the text into %s: %.1f MB so far",
+                    out->path, (double)w->bytes * 1e-6);
+    }
+    nanosleep(&pause, NULL);
+    w->pause_ms = w->pause_ms * 3 / 2 < POLL_MS_MAX ? w->pause_ms * 3 / 2 : POLL_MS_MAX;
+    return ND_OK;
+}
+
 /* *taken: this process has the file of this name locked, or has made it (`is_new`) where there are
  * no locks; it is empty then. */
 static nd_status take_part(const nd_token_output *out, const nd_token_sharing *sharing, bool is_new,
-                           bool *taken)
+                           waiting *wait, bool *taken)
 {
     struct stat held, named;
     nd_fs_kind kind;
     nd_fs_locked locked;
     ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
     while (locked == ND_FS_LOCKED_BY_ANOTHER && sharing) {
-        ND_TRY(sharing->wait(sharing->context, out->fd));
+        ND_TRY(wait_for_writer(out, sharing, wait));
         ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
     }
     if (locked == ND_FS_LOCKED_BY_ANOTHER) {
@@ -81,13 +131,14 @@ nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
                                const nd_token_sharing *sharing, nd_token_output *out)
 {
     nd_token_output made = {.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
+    waiting wait = {.pause_ms = POLL_MS};
     bool is_new;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&made.path, "%s", path));
     ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", path));
     for (bool taken = false; !taken;) {
         ND_TRY_OUT(open_part(&made, sharing, &is_new));
-        status = take_part(&made, sharing, is_new, &taken);
+        status = take_part(&made, sharing, is_new, &wait, &taken);
         if (!taken || status != ND_OK) {
             close(made.fd);
         }

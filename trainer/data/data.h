@@ -58,7 +58,7 @@ typedef struct nd_dataset nd_dataset;
 enum { ND_LABEL_IGNORED = -100 };
 
 /*
- * Megatron files may have a loss mask beside them (trainer/corpus/loss_mask.h).
+ * Megatron files may have a loss mask beside them (trainer/corpus/token_file.h).
  *
  * vocab: the model's; every id is checked against it when a block is read.
  * ND_ERR_DATA names file and offset, and what to do: missing, empty, truncated, token id >= vocab,

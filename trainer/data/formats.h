@@ -6,7 +6,7 @@
  * Megatron, or the cache of an encoded text. Private to trainer/data.
  */
 #include "runtime/base/fs.h"
-#include "trainer/corpus/loss_mask.h"
+#include "trainer/corpus/token_file.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
 #include "trainer/data/mix.h"

@@ -10,7 +10,6 @@
 
 #include "runtime/base/hash.h"
 #include "tests/support/tempdir.h"
-#include "trainer/corpus/loss_mask.h"
 #include "trainer/corpus/token_file.h"
 
 enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
