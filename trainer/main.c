@@ -211,23 +211,28 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
     return command->run(call);
 }
 
-/* Checks the command's own flags. The words are those behind the program's name; "check" is
- * skipped where the use of another command is checked. */
+/* Checks the command's own flags, or with `check` those of the command behind it, which becomes
+ * *use. The words are those behind the program's name, and then without "check". */
 static nd_status take_own_flags(const nd_command *command, int *count, char ***words,
-                                nd_command_flags *line)
+                                const nd_command **use, nd_command_flags *line)
 {
-    const nd_command *use = command->find_use ? command->find_use(*count, *words) : command;
-    if (!use || !has_own_flags(use)) {
+    const bool checks = command == &nd_command_check;
+    if (checks) {
+        command = *count > 1 ? find_command((*words)[1]) : NULL;
+        command = command && command->trains ? command : NULL;
+    }
+    if (!command || !has_own_flags(command)) {
         return ND_OK;
     }
-    *count -= command->find_use != NULL;
-    *words += command->find_use != NULL;
+    *use = command;
+    *count -= checks;
+    *words += checks;
     ND_TRY(nd_config_check_flags(*count, *words));
     if (nd_command_wants_help(*count, *words)) {
         return ND_OK;
     }
-    ND_TRY(nd_command_flags_read(use->id, *count, *words, line));
-    return use->check_flags ? use->check_flags(line) : ND_OK;
+    ND_TRY(nd_command_flags_read(command->id, *count, *words, line));
+    return command->check_flags ? command->check_flags(line) : ND_OK;
 }
 
 int main(int argc, char **argv)
@@ -268,12 +273,13 @@ int main(int argc, char **argv)
     if (!command) {
         return usage(name);
     }
-    nd_command_call call = {&config, &cli, &worker, &line, argc, argv};
-    nd_status status = command->begin(&worker);
+    nd_command_call call = {&config, &cli, &worker, &line, argc, argv, NULL, false};
+    nd_status status =
+        command->begin ? command->begin(&worker) : nd_identity_read(&worker.identity);
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    status = status == ND_OK ? take_own_flags(command, &count, &words, &line) : status;
+    status = status == ND_OK ? take_own_flags(command, &count, &words, &call.use, &line) : status;
     status =
         status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
     status = status == ND_OK ? run_command(command, &call) : status;

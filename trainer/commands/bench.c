@@ -154,11 +154,8 @@ static void print_cpu(const nd_rank *r)
 static nd_status print_product(const bench *o, nd_linear_extents e, const nd_linear_times *t)
 {
     if (o->jsonl) {
-        json_t *row = json_object();
-        nd_json_set(&row, "m", json_integer(e.m));
-        nd_json_set(&row, "k", json_integer(e.k));
-        nd_json_set(&row, "n", json_integer(e.n));
-        nd_json_set(&row, "bf16_seconds", json_real(t->bf16));
+        json_t *row = json_pack("{s:I, s:I, s:I, s:f}", "m", (json_int_t)e.m, "k", (json_int_t)e.k,
+                                "n", (json_int_t)e.n, "bf16_seconds", t->bf16);
         for (int i = 0; i < RECIPES; i++) {
             char key[64];
             snprintf(key, sizeof key, "%s_seconds", nd_fp8_recipe_name((nd_fp8_recipe)i));
@@ -175,36 +172,31 @@ static nd_status print_product(const bench *o, nd_linear_extents e, const nd_lin
     return nd_process_flush_output();
 }
 
-static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
-{
-    char text[128];
-    if (mesh && nd_mesh_world_size(mesh) > 1) {
-        printf("the linears that a rank of mesh %s has, timed by one worker alone\n",
-               nd_mesh_format(mesh, text, sizeof text));
-    }
-    print_cpu(r);
-    printf("one linear, forward and backward, on %s with %d thread%s; milliseconds, and BF16's "
-           "time over FP8's\n%7s %7s %7s %10s %9s",
-           nd_ops_machine(r->device), r->device->threads, r->device->threads == 1 ? "" : "s", "M",
-           "K", "N", "bf16", "GFLOP/s");
-    for (int i = 0; i < RECIPES; i++) {
-        printf(" %11.11s %6s",
-               i == ND_FP8_ROWWISE_GW_HP ? "rowwise_gw" : nd_fp8_recipe_name((nd_fp8_recipe)i),
-               "x");
-    }
-    printf("\n");
-}
-
 /* mesh: one of its ranks has the sizes; NULL: they were given. */
 static nd_status products(nd_worker *worker, const bench *o, const nd_mesh *mesh)
 {
+    const nd_rank *r = &worker->rank;
+    const nd_timing timing = timing_of(worker, &worker->rank, ROUNDS);
     nd_fp8_recipe list[RECIPES];
+    char text[128];
+    if (!o->jsonl && mesh && nd_mesh_world_size(mesh) > 1) {
+        printf("the linears that a rank of mesh %s has, timed by one worker alone\n",
+               nd_mesh_format(mesh, text, sizeof text));
+    }
+    if (!o->jsonl) {
+        print_cpu(r);
+        printf("one linear, forward and backward, on %s with %d thread%s; milliseconds, and BF16's "
+               "time over FP8's\n%7s %7s %7s %10s %9s",
+               nd_ops_machine(r->device), r->device->threads, r->device->threads == 1 ? "" : "s",
+               "M", "K", "N", "bf16", "GFLOP/s");
+    }
     for (int i = 0; i < RECIPES; i++) {
         list[i] = (nd_fp8_recipe)i;
-    }
-    const nd_timing timing = timing_of(worker, &worker->rank, ROUNDS);
-    if (!o->jsonl) {
-        print_products_head(&worker->rank, mesh);
+        if (!o->jsonl) {
+            const bool is_long = list[i] == ND_FP8_ROWWISE_GW_HP;
+            printf(" %11.11s %6s%s", is_long ? "rowwise_gw" : nd_fp8_recipe_name(list[i]), "x",
+                   i == RECIPES - 1 ? "\n" : "");
+        }
     }
     for (int i = 0; i < o->size_count; i++) {
         nd_linear_times times;
@@ -224,12 +216,9 @@ static nd_status print_layer(const bench *o, const char *name, const nd_layer_ti
 {
     const double both = t->forward + t->backward;
     if (o->jsonl) {
-        json_t *row = json_object();
-        nd_json_set(&row, "precision", nd_json_string(name));
-        nd_json_set(&row, "forward_seconds", json_real(t->forward));
-        nd_json_set(&row, "backward_seconds", json_real(t->backward));
-        nd_json_set(&row, "tokens", json_real(tokens));
-        return nd_print_row(row);
+        return nd_print_row(json_pack("{s:s, s:f, s:f, s:f}", "precision", name, "forward_seconds",
+                                      t->forward, "backward_seconds", t->backward, "tokens",
+                                      tokens));
     }
     printf("%-22s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
            1e3 * both, usual / both, tokens / both);
@@ -263,14 +252,15 @@ static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
     return config;
 }
 
-/* Whether the layer can run in FP8 on this mesh. */
-static nd_status check_recipes(const nd_config *config, const nd_shape *shape)
+/* Whether the layer can run on this mesh, and, unless it is in F32, in FP8. */
+static nd_status check_layer(const nd_config *config, const nd_shape *shape)
 {
     for (int i = 0; i < RECIPES && config->train.precision != ND_PRECISION_FP32; i++) {
         const nd_config with = config_with(config, (nd_fp8_recipe)i);
         ND_TRY(nd_trainer_check_precision(&with, shape));
     }
-    return ND_OK;
+    return nd_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
+                               config->train.sequence_length);
 }
 
 static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
@@ -286,7 +276,7 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
     const double tokens = sequences * (double)config.train.sequence_length;
     const bool speaks = r->rank == 0;
     const int repeats = (int)o->flags[ND_BENCH_REPEATS].whole;
-    ND_TRY(check_recipes(from, &r->shape));
+    ND_TRY(check_layer(from, &r->shape));
     if (speaks && !o->jsonl) {
         print_cpu(r);
         printf("one layer on %s, mesh %s, %.0f tokens; milliseconds of the slowest rank\n"
@@ -315,13 +305,6 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
 
 /* The command. */
 
-/* The mesh has given the sizes of --products; one worker times them, without its peers. */
-static void leave_mesh(nd_config *config)
-{
-    config->resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
-    config->launch.workers = config->launch.nproc_per_node = config->launch.nnodes = 1;
-}
-
 /* ndlaunch's workers are counted in the configuration: what asks before they start is alone. */
 static nd_status check_alone(const nd_command_call *call)
 {
@@ -336,48 +319,36 @@ static nd_status check_alone(const nd_command_call *call)
                          (long long)workers);
 }
 
-/* ndlaunch asks for it before workers start. */
-static nd_status check(const nd_command_call *call)
-{
-    nd_config *config = call->config;
-    bench o;
-    ND_TRY(read_flags(call->line, &o));
-    ND_TRY(o.flags[ND_BENCH_LAYER].given ? ND_OK : check_alone(call));
-    ND_TRY(open_shape(config, &o));
-    if (o.flags[ND_BENCH_LAYER].given) {
-        ND_TRY(check_recipes(config, &o.shape));
-        ND_TRY(nd_shape_check_mesh(&o.shape, &config->resolved_mesh, config->train.micro_batch_size,
-                                   config->train.sequence_length));
-    } else {
-        leave_mesh(config);
-    }
-    return nd_job_check_room(call);
-}
-
 static nd_status run(const nd_command_call *call)
 {
+    nd_config *config = call->config;
     nd_worker *worker = call->worker;
-    const nd_mesh mesh = call->config->resolved_mesh;
+    const nd_mesh mesh = config->resolved_mesh;
+    const bool is_layer = call->line->values[ND_BENCH_LAYER].given;
     bench o;
     ND_TRY(read_flags(call->line, &o));
-    if (o.flags[ND_BENCH_LAYER].given) {
-        ND_TRY(nd_job_check(call->config, &worker->identity));
-        ND_TRY(nd_worker_meet(worker, call->config));
-        ND_TRY(open_shape(call->config, &o));
-        ND_TRY(nd_worker_join(worker, call->config, &o.shape));
-        return layer(worker, call->config, &o);
+    ND_TRY(is_layer ? ND_OK : check_alone(call));
+    if (is_layer && !call->checks) {
+        ND_TRY(nd_job_check(config, &worker->identity));
+        ND_TRY(nd_worker_meet(worker, config));
     }
-    ND_TRY(check_alone(call));
-    ND_TRY(open_shape(call->config, &o));
-    leave_mesh(call->config);
-    ND_TRY(nd_worker_meet(worker, call->config));
-    ND_TRY(nd_worker_join(worker, call->config, &o.shape));
-    return products(worker, &o, o.flags[ND_BENCH_SIZES].given ? NULL : &mesh);
+    ND_TRY(open_shape(config, &o));
+    if (!is_layer) { /* the mesh has given the sizes; one worker times them, without its peers */
+        config->resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+        config->launch.workers = config->launch.nproc_per_node = config->launch.nnodes = 1;
+    }
+    if (call->checks) {
+        ND_TRY(is_layer ? check_layer(config, &o.shape) : ND_OK);
+        return nd_job_check_room(call);
+    }
+    ND_TRY(is_layer ? ND_OK : nd_worker_meet(worker, config));
+    ND_TRY(nd_worker_join(worker, config, &o.shape));
+    return is_layer ? layer(worker, config, &o)
+                    : products(worker, &o, o.flags[ND_BENCH_SIZES].given ? NULL : &mesh);
 }
 
 const nd_command nd_command_bench = {.id = ND_COMMAND_BENCH,
                                      .trains = true,
                                      .begin = nd_session_begin,
                                      .run = run,
-                                     .check_flags = check_flags,
-                                     .check = check};
+                                     .check_flags = check_flags};

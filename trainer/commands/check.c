@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/command.h"
+#include "trainer/commands/plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,38 +66,18 @@ static nd_status check_device(const nd_config *config, bool *gpu)
     return nd_gpu_is_wanted(config, gpu);
 }
 
-/* A record of autotune that cannot be replayed is an error before workers start. */
-static nd_status check_autotune(const nd_config *config, const nd_shape *shape, bool gpu)
-{
-    nd_tuning *tuning = NULL;
-    ND_TRY(nd_tuning_check(config, shape, gpu, &tuning));
-    nd_tuning_destroy(tuning);
-    return ND_OK;
-}
-
-/* The command whose use is checked, the word behind "check"; NULL: a run. */
-static const nd_command *find_use(int argc, char **argv)
-{
-    static const nd_command *const uses[] = {&nd_command_generate, &nd_command_eval,
-                                             &nd_command_bench};
-    for (size_t i = 0; argc > 1 && i < sizeof uses / sizeof *uses; i++) {
-        if (strcmp(nd_command_name(uses[i]->id), argv[1]) == 0) {
-            return uses[i];
-        }
-    }
-    return NULL;
-}
-
 static nd_status check(const nd_command_call *call)
 {
-    const nd_command *use = find_use(call->argc - 1, call->argv + 1);
     nd_config *config = call->config;
     nd_inputs inputs = {0};
     nd_run_samples *samples = NULL;
+    nd_tuning *tuning = NULL;
     nd_status status = ND_OK;
     bool gpu = false;
-    if (use) {
-        ND_TRY(use->check(call));
+    if (call->use) {
+        nd_command_call checking = *call;
+        checking.checks = true;
+        ND_TRY(call->use->run(&checking));
         printf("flags and files are good\n");
         return ND_OK;
     }
@@ -107,13 +87,13 @@ static nd_status check(const nd_command_call *call)
     ND_TRY_OUT(nd_dump_check(config, &inputs.shape));
     ND_TRY_OUT(nd_run_samples_open(config, &inputs, NULL, &samples));
     ND_TRY_OUT(check_device(config, &gpu));
-    ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));
+    ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, gpu, &tuning)); /* can it be replayed? */
     if (gpu) { /* each worker checks its own device's memory */
         nd_ops ops = nd_ops_cuda_planner(config->train.deterministic);
         ND_TRY_OUT(nd_trainer_check_limits(&ops, config, &config->resolved_mesh, &inputs.shape));
     } else {
         ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
-        ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
+        ND_TRY_OUT(nd_plan_check_memory(&(nd_planner){config, &inputs, call->worker, 0}));
     }
     ND_TRY_OUT(nd_resume_preflight(config, &inputs));
     if (config->launch.nnodes > 1) {
@@ -125,10 +105,10 @@ static nd_status check(const nd_command_call *call)
     }
     print_good(config, &inputs);
 out:
+    nd_tuning_destroy(tuning);
     nd_run_samples_close(samples);
     nd_inputs_close(&inputs);
     return status;
 }
 
-const nd_command nd_command_check = {
-    .id = ND_COMMAND_CHECK, .begin = begin, .run = check, .find_use = find_use};
+const nd_command nd_command_check = {.id = ND_COMMAND_CHECK, .begin = begin, .run = check};

@@ -40,7 +40,6 @@ static nd_status check_settings(const nd_session *s)
                        "%lld; use a shorter --sequence-length",
                        (long long)config->train.sequence_length, (long long)shape->max_positions);
     }
-    ND_TRY(nd_trainer_check_precision(config, shape));
     return nd_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
                                config->train.sequence_length);
 }
@@ -59,49 +58,51 @@ static nd_status check_there(const char *path)
     return there ? ND_OK : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
 }
 
-static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
+/* One of the data. */
+typedef struct data_file {
+    nd_session *session;
+    const char *path;
+    nd_dataset *data;    /* owned */
+    bool ids_are_bytes;  /* each label is a byte of the text */
+    int64_t done, calls; /* of the model */
+} data_file;
+
+static nd_status open_data(data_file *f)
 {
+    const nd_session *s = f->session;
     nd_config config = s->config; /* borrows its strings */
     nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
     bool ids = false;
-    *bytes = false;
-    ND_TRY(check_there(path));
-    ND_TRY(nd_inputs_hold_ids(&config, path, &ids));
+    ND_TRY(check_there(f->path));
+    ND_TRY(nd_inputs_hold_ids(&config, f->path, &ids));
     /* Where ids are bytes, the byte tokenizer that a saved model has is not needed. */
-    *bytes = !ids && s->tokenizer && s->model.shape.vocab == 256 &&
-             nd_tokenizer_vocab_size(s->tokenizer) == 256;
-    if (ids || *bytes) {
+    f->ids_are_bytes = !ids && s->tokenizer && s->model.shape.vocab == 256 &&
+                       nd_tokenizer_vocab_size(s->tokenizer) == 256;
+    if (ids || f->ids_are_bytes) {
         config.data.tokenizer = ids ? "file" : "bytes";
         inputs.tokenizer = NULL;
     } else if (!s->tokenizer_path) {
         return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
                                     "tokens; name one with --tokenizer, or give a file of ids");
     }
-    return nd_inputs_open_data(&config, &inputs, path, out);
+    return nd_inputs_open_data(&config, &inputs, f->path, &f->data);
 }
-
-/* One file. */
-typedef struct progress {
-    nd_session *session;
-    const char *path;
-    int64_t done, calls;
-} progress;
 
 /* Asked before each call of the model. */
 static nd_status ask(void *context, bool *stop)
 {
-    progress *p = context;
-    if (nd_session_word_is_due(p->session)) {
-        nd_log_info("%s: %lld of %lld calls of the model", p->path, (long long)p->done,
-                    (long long)p->calls);
+    data_file *f = context;
+    if (nd_session_word_is_due(f->session)) {
+        nd_log_info("%s: %lld of %lld calls of the model", f->path, (long long)f->done,
+                    (long long)f->calls);
     }
-    p->done++;
-    return nd_session_ask_stop(p->session, ND_GROUP_WORLD, stop);
+    f->done++;
+    return nd_session_ask_stop(f->session, ND_GROUP_WORLD, stop);
 }
 
-static nd_status fail_stopped(const char *path)
+static nd_status fail_stopped(const data_file *f)
 {
-    return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", path);
+    return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", f->path);
 }
 
 /* Bytes of the text of some ids. */
@@ -144,12 +145,12 @@ static nd_status block_bytes(const nd_tokenizer *tokenizer, nd_decoder *decoder,
 /* Bytes of the text whose tokens are predicted. 0: there is no tokenizer to tell. Each rank counts
  * those of its blocks, so that none waits for another one's long work, and all ask after signals in
  * between. Collective. */
-static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *path,
-                             int64_t *bytes)
+static nd_status count_bytes(const data_file *f, int64_t *bytes)
 {
     enum { ROUND = 64 }; /* blocks of a rank */
+    nd_session *s = f->session;
     const nd_rank *r = &s->worker->rank;
-    const int64_t S = s->config.train.sequence_length, blocks = nd_dataset_blocks(data);
+    const int64_t S = s->config.train.sequence_length, blocks = nd_dataset_blocks(f->data);
     const int64_t round = (int64_t)ROUND * r->world_size;
     nd_decoder *decoder = NULL;
     int32_t *memory = NULL;
@@ -165,9 +166,9 @@ static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *
         int32_t *inputs = memory, *labels = memory + S;
         bool stop = false;
         ND_TRY_OUT(nd_session_ask_stop(s, ND_GROUP_WORLD, &stop));
-        ND_TRY_OUT(stop ? fail_stopped(path) : ND_OK);
+        ND_TRY_OUT(stop ? fail_stopped(f) : ND_OK);
         for (int64_t i = begin + r->rank; i < end; i += r->world_size) {
-            ND_TRY_OUT(nd_dataset_block(data, i, inputs, labels));
+            ND_TRY_OUT(nd_dataset_block(f->data, i, inputs, labels));
             ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
         }
     }
@@ -179,19 +180,18 @@ out:
 }
 
 /* bytes: of the text; 0: unknown. */
-static nd_status print_loss(const nd_session *s, const nd_dataset *data, const char *path,
-                            int64_t bytes, double loss, int64_t tokens)
+static nd_status print_loss(const data_file *f, int64_t bytes, double loss, int64_t tokens)
 {
     const double bits = bytes > 0 ? loss / M_LN2 * (double)tokens / (double)bytes : 0;
-    if (!s->flags[ND_EVAL_JSONL].given) {
+    if (!f->session->flags[ND_EVAL_JSONL].given) {
         char per_byte[64] = "";
         snprintf(per_byte, sizeof per_byte, ", %.6f bits per byte", bits);
-        printf("%s: loss %.6f, perplexity %.6g%s, %lld tokens\n", path, loss, exp(loss),
+        printf("%s: loss %.6f, perplexity %.6g%s, %lld tokens\n", f->path, loss, exp(loss),
                bytes > 0 ? per_byte : "", (long long)tokens);
         return nd_process_flush_output();
     }
     json_t *row = json_object();
-    nd_json_set(&row, "data", nd_json_string(path));
+    nd_json_set(&row, "data", nd_json_string(f->path));
     nd_json_set(&row, "loss", json_real(loss));
     nd_json_set(&row, "perplexity", isfinite(exp(loss)) ? json_real(exp(loss)) : json_null());
     if (bytes > 0) {
@@ -199,7 +199,7 @@ static nd_status print_loss(const nd_session *s, const nd_dataset *data, const c
     }
     nd_json_set(&row, "tokens", json_integer(tokens));
     nd_json_set(&row, "documents",
-                nd_json_string(nd_dataset_is_separate(data) ? "separate" : "join"));
+                nd_json_string(nd_dataset_is_separate(f->data) ? "separate" : "join"));
     return nd_print_row(row);
 }
 
@@ -207,38 +207,36 @@ static nd_status evaluate_file(nd_session *s, nd_trainer *trainer, const char *p
 {
     nd_rank *r = &s->worker->rank;
     const nd_loader_options loading = nd_loader_options_of(r, true);
-    progress p = {.session = s, .path = path};
-    const nd_stop_check check = {ask, &p};
-    nd_dataset *data = NULL;
+    data_file f = {.session = s, .path = path};
+    const nd_stop_check check = {ask, &f};
     nd_loader *loader = NULL;
-    bool bytes = false, joined = true;
     double loss = 0;
-    int64_t tokens = 0;
+    int64_t tokens = 0, bytes;
     nd_status status = ND_OK;
-    ND_TRY_OUT(open_data(s, path, &bytes, &data));
-    ND_TRY_OUT(nd_loader_open(data, &loading, &loader));
-    p.calls = nd_loader_validation_steps(data, &loading);
+    ND_TRY_OUT(open_data(&f));
+    ND_TRY_OUT(nd_loader_open(f.data, &loading, &loader));
+    f.calls = nd_loader_validation_steps(f.data, &loading);
     if (r->rank == 0) {
         nd_log_info("%s: %lld blocks of %lld tokens; documents are %s (--documents)", path,
-                    (long long)nd_dataset_blocks(data), (long long)s->config.train.sequence_length,
-                    nd_dataset_is_separate(data) ? "separate" : "joined");
+                    (long long)nd_dataset_blocks(f.data),
+                    (long long)s->config.train.sequence_length,
+                    nd_dataset_is_separate(f.data) ? "separate" : "joined");
     }
-    ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
+    ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, f.calls, &check, &loss, &tokens));
     if (tokens == 0 && isnan(loss)) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" has no label that counts", path);
     } else if (tokens == 0) {
-        status = fail_stopped(path);
+        status = fail_stopped(&f);
     } else if (!isfinite(loss)) {
         status = nd_fail(ND_ERR_NUMERIC, "the loss on \"%s\" is %g", path, nd_positive_nan(loss));
     } else {
-        int64_t of_text = tokens;
-        ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, path, &of_text));
-        status = r->rank == 0 ? print_loss(s, data, path, of_text, loss, tokens) : ND_OK;
+        bytes = tokens;
+        ND_TRY_OUT(f.ids_are_bytes ? ND_OK : count_bytes(&f, &bytes));
+        status = r->rank == 0 ? print_loss(&f, bytes, loss, tokens) : ND_OK;
     }
 out:
-    joined = !loader || nd_loader_close(loader);
-    if (joined) { /* else its thread still reads the data */
-        nd_dataset_close(data);
+    if (!loader || nd_loader_close(loader)) { /* else its thread still reads the data */
+        nd_dataset_close(f.data);
     }
     return status;
 }
@@ -248,7 +246,6 @@ static nd_status evaluate(nd_session *s)
     nd_trainer *trainer = NULL;
     const char *path;
     nd_status status = ND_OK;
-    ND_TRY_OUT(check_settings(s));
     ND_TRY_OUT(nd_trainer_create_evaluator(&s->worker->rank, &trainer));
     ND_TRY_OUT(nd_session_check_memory(s, &trainer->plan));
     ND_TRY_OUT(nd_trainer_commit(trainer));
@@ -282,36 +279,29 @@ static nd_status take_run_length(nd_session *s)
 
 static nd_status run(nd_session *s)
 {
-    const bool data = s->flags[ND_EVAL_DATA].given;
-    ND_TRY(data ? take_run_length(s) : ND_OK);
-    ND_TRY(nd_session_agree(s));
-    return data ? evaluate(s) : nd_eval_run_requests(s);
-}
-
-static nd_status check(nd_session *s)
-{
     const char *path;
     if (!s->flags[ND_EVAL_DATA].given) {
-        ND_TRY(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
-        return nd_eval_check_requests(s);
+        return nd_eval_requests(s);
     }
     ND_TRY(take_run_length(s));
+    ND_TRY(nd_session_agree(s));
     ND_TRY(check_settings(s));
+    if (!s->checks) {
+        return evaluate(s);
+    }
     for (int at = 0; (path = nd_command_flags_next(s->call->line, ND_EVAL_DATA, &at));) {
-        nd_dataset *data = NULL;
-        bool bytes = false;
-        ND_TRY(open_data(s, path, &bytes, &data));
-        nd_dataset_close(data);
+        data_file f = {.session = s, .path = path};
+        ND_TRY(open_data(&f));
+        nd_dataset_close(f.data);
     }
     return ND_OK;
 }
 
-const nd_session_use nd_eval_use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, check, run};
+const nd_session_use nd_eval_use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, run};
 
 const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .trains = true,
                                     .begin = nd_session_begin,
                                     .run = nd_session_run,
-                                    .check = nd_session_check,
                                     .decodes = true,
                                     .check_flags = check_flags};

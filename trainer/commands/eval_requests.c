@@ -20,7 +20,7 @@ static nd_status share_scores(nd_session *s, nd_question *q, int owner)
     for (int64_t i = 0; i < q->count; i++) {
         nd_choice *c = &q->choices[i];
         double values[2] = {c->score, c->greedy};
-        ND_TRY(nd_session_broadcast(s, ND_GROUP_DP_REPLICATE, values, sizeof values, owner, own));
+        ND_TRY(nd_session_broadcast(s, ND_GROUP_DP_REPLICATE, values, sizeof values, own));
         c->score = values[0];
         c->greedy = values[1] != 0;
     }
@@ -29,20 +29,19 @@ static nd_status share_scores(nd_session *s, nd_question *q, int owner)
 
 static nd_status print_question(const nd_question *q, size_t index)
 {
-    json_t *row = json_object(), *scores = json_array(), *greedy = json_array();
+    json_t *row = json_object();
     nd_json_set(&row, "index", json_integer((json_int_t)index));
     if (q->name) {
         nd_json_set(&row, "id", json_loads(q->name, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL));
     }
+    if (q->left_out) {
+        nd_json_set(&row, "left_out", nd_json_string(q->left_out));
+        return nd_print_row(row);
+    }
+    json_t *scores = json_array(), *greedy = json_array();
     for (int64_t i = 0; i < q->count; i++) {
         nd_json_append(&scores, json_real(q->choices[i].score));
         nd_json_append(&greedy, json_boolean(q->choices[i].greedy));
-    }
-    if (q->left_out) {
-        json_decref(scores);
-        json_decref(greedy);
-        nd_json_set(&row, "left_out", nd_json_string(q->left_out));
-        return nd_print_row(row);
     }
     nd_json_set(&row, "log_likelihoods", scores);
     nd_json_set(&row, "greedy", greedy);
@@ -67,13 +66,9 @@ static nd_status print_summary(const nd_session *s, const nd_questions *question
                right_norm / count, scored);
         return nd_process_flush_output();
     }
-    json_t *row = json_object();
-    nd_json_set(&row, "requests", nd_json_string(name));
-    nd_json_set(&row, "acc", json_real(right / count));
-    nd_json_set(&row, "acc_norm", json_real(right_norm / count));
-    nd_json_set(&row, "count", json_integer((json_int_t)scored));
-    nd_json_set(&row, "left_out", json_integer((json_int_t)questions->left_out));
-    return nd_print_row(row);
+    return nd_print_row(json_pack("{s:o, s:f, s:f, s:I, s:I}", "requests", nd_json_string(name),
+                                  "acc", right / count, "acc_norm", right_norm / count, "count",
+                                  (json_int_t)scored, "left_out", (json_int_t)questions->left_out));
 }
 
 /* Requests, how they are read, and what scores them. */
@@ -86,15 +81,6 @@ typedef struct scoring {
     nd_token_score *scores; /* [the longest question] */
     size_t answered;        /* of standard input */
 } scoring;
-
-static void scoring_fini(scoring *c)
-{
-    nd_questions_fini(&c->questions);
-    nd_generator_destroy(c->generator);
-    free(c->scores);
-    nd_encoder_destroy(c->plain);
-    nd_encoder_destroy(c->special);
-}
 
 static nd_status open_reader(scoring *c)
 {
@@ -163,7 +149,7 @@ static nd_status read_questions(scoring *c)
     nd_status status = s->worker->rank.rank == 0
                            ? nd_fs_read(name, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size)
                            : ND_OK;
-    ND_TRY_OUT(s->checks ? status : nd_session_share(s, status, &text, &size));
+    ND_TRY_OUT(nd_session_share(s, status, &text, &size));
     c->rules.leaves_out = true;
     ND_TRY_OUT(nd_questions_read(&c->questions, &c->rules, name, text, size));
     status = check_left_out(c, name);
@@ -240,45 +226,36 @@ static nd_status answer(void *context, const char *line, size_t size)
     return status;
 }
 
-static nd_status check_alone(const nd_session *s)
-{
-    return s->flags[ND_EVAL_SERVE].given
-               ? nd_session_check_single(s, "--serve-stdin scores one request")
-               : ND_OK;
-}
-
-nd_status nd_eval_check_requests(nd_session *s)
+nd_status nd_eval_requests(nd_session *s)
 {
     scoring c = {.session = s};
+    const bool serves = s->flags[ND_EVAL_SERVE].given;
     nd_status status = ND_OK;
-    ND_TRY_OUT(check_alone(s));
+    ND_TRY_OUT(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
+    ND_TRY_OUT(nd_session_agree(s));
+    ND_TRY_OUT(serves ? nd_session_check_single(s, "--serve-stdin scores one request") : ND_OK);
     ND_TRY_OUT(open_reader(&c));
-    if (s->flags[ND_EVAL_REQUESTS].given && s->config.launch.node_rank == 0) {
-        ND_TRY_OUT(read_questions(&c)); /* as rank 0 does */
-    }
-out:
-    scoring_fini(&c);
-    return status;
-}
-
-nd_status nd_eval_run_requests(nd_session *s)
-{
-    scoring c = {.session = s};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(check_alone(s));
-    ND_TRY_OUT(open_reader(&c));
-    if (s->flags[ND_EVAL_REQUESTS].given) {
+    if (!serves && (!s->checks || s->config.launch.node_rank == 0)) { /* rank 0 reads them */
         ND_TRY_OUT(read_questions(&c));
-        ND_TRY_OUT(score_all(&c));
-    } else {
+    }
+    if (s->checks) {
+        goto out;
+    }
+    if (serves) {
         const int64_t context =
             nd_min(s->flags[ND_EVAL_CONTEXT].whole, s->model.shape.max_positions);
         c.rules.max_tokens = context + 1;
         c.rules.any_gold = true;
         ND_TRY_OUT(open_generator(&c, context));
-        ND_TRY_OUT(nd_stdin_each_line(s, "", answer, &c));
+        status = nd_stdin_each_line(s, "", answer, &c);
+    } else {
+        status = score_all(&c);
     }
 out:
-    scoring_fini(&c);
+    nd_questions_fini(&c.questions);
+    nd_generator_destroy(c.generator);
+    free(c.scores);
+    nd_encoder_destroy(c.plain);
+    nd_encoder_destroy(c.special);
     return status;
 }

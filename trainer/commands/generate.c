@@ -192,6 +192,28 @@ out:
     return status;
 }
 
+/* All of the input, whose requests are run at once. */
+static nd_status read_requests(nd_generation *g)
+{
+    nd_session *s = g->session;
+    const bool reads = s->checks || s->worker->rank.rank == 0;
+    const bool prompt = s->flags[ND_GENERATE_PROMPT].given;
+    char *text = NULL;
+    size_t size = 0;
+    nd_status status;
+    if (prompt || prompt_file(s)) {
+        status = nd_session_share(s, reads ? read_file(s, &text, &size) : ND_OK, &text, &size);
+    } else {
+        if (reads && isatty(STDIN_FILENO)) {
+            nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
+        }
+        status = nd_stdin_read(s, &text, &size);
+    }
+    status = status == ND_OK ? encode(g, g->jsonl && !prompt, text, size) : status;
+    free(text);
+    return status;
+}
+
 /* One call: all requests at once, with a cache for the longest. */
 
 /* The counts of all replicas. The times are those of the one that took longest: replicas work at
@@ -256,26 +278,6 @@ static nd_status run_requests(nd_generation *g)
             plural(c.calls));
     }
     return ND_OK;
-}
-
-static nd_status read_and_run(nd_generation *g)
-{
-    nd_session *s = g->session;
-    const bool reads = s->worker->rank.rank == 0, prompt = s->flags[ND_GENERATE_PROMPT].given;
-    char *text = NULL;
-    size_t size = 0;
-    nd_status status;
-    if (prompt || prompt_file(s)) {
-        status = nd_session_share(s, reads ? read_file(s, &text, &size) : ND_OK, &text, &size);
-    } else {
-        if (reads && isatty(STDIN_FILENO)) {
-            nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
-        }
-        status = nd_stdin_read(s, &text, &size);
-    }
-    status = status == ND_OK ? encode(g, g->jsonl && !prompt, text, size) : status;
-    free(text);
-    return status == ND_OK && g->requests.count > 0 ? run_requests(g) : status;
 }
 
 /*
@@ -380,43 +382,34 @@ static nd_status run_lines(nd_generation *g)
 static nd_status run(nd_session *s)
 {
     nd_generation g = {.session = s};
-    ND_TRY(nd_session_agree(s));
-    nd_status status = read_flags(s->call->line, &g);
+    nd_chat chat;
+    bool has_chat;
+    const bool interactive = s->flags[ND_GENERATE_INTERACTIVE].given;
+    const bool given = s->flags[ND_GENERATE_PROMPT].given || prompt_file(s);
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
+    ND_TRY_OUT(nd_session_agree(s));
+    ND_TRY_OUT(read_flags(s->call->line, &g));
     g.sampling.seed = (uint64_t)s->config.train.seed;
-    if (status == ND_OK) {
-        status = s->flags[ND_GENERATE_INTERACTIVE].given ? run_lines(&g) : read_and_run(&g);
+    if (s->checks && (!given || s->config.launch.node_rank > 0)) { /* rank 0 reads the prompt */
+        status = find_chat(s, false, &chat, &has_chat);
+    } else if (interactive) {
+        status = run_lines(&g);
+    } else {
+        ND_TRY_OUT(read_requests(&g));
+        status = s->checks || g.requests.count == 0 ? ND_OK : run_requests(&g);
     }
+out:
     nd_generator_destroy(g.generator);
     forget_requests(&g);
     return status;
 }
 
-static nd_status check(nd_session *s)
-{
-    nd_generation g = {.session = s};
-    nd_chat chat;
-    char *text = NULL;
-    size_t size = 0;
-    bool has_chat;
-    const bool prompt = s->flags[ND_GENERATE_PROMPT].given;
-    ND_TRY(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
-    if ((!prompt && !prompt_file(s)) || s->config.launch.node_rank > 0) { /* rank 0 reads it */
-        return find_chat(s, false, &chat, &has_chat);
-    }
-    ND_TRY(read_flags(s->call->line, &g));
-    nd_status status = read_file(s, &text, &size);
-    status = status == ND_OK ? encode(&g, g.jsonl && !prompt, text, size) : status;
-    free(text);
-    forget_requests(&g);
-    return status;
-}
-
-const nd_session_use nd_generate_use = {ND_GENERATE_MODEL, ND_GENERATE_TOKENIZER, check, run};
+const nd_session_use nd_generate_use = {ND_GENERATE_MODEL, ND_GENERATE_TOKENIZER, run};
 
 const nd_command nd_command_generate = {.id = ND_COMMAND_GENERATE,
                                         .trains = true,
                                         .begin = nd_session_begin,
                                         .run = nd_session_run,
-                                        .check = nd_session_check,
                                         .decodes = true,
                                         .check_flags = check_flags};

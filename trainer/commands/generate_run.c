@@ -12,7 +12,6 @@
 enum { WAVE = 4 };
 
 typedef struct result {
-    nd_sequence sequence;
     nd_text_out text;
     size_t shown; /* bytes of the text */
     bool ended;
@@ -21,13 +20,13 @@ typedef struct result {
 typedef struct job {
     const nd_generation *generation;
     nd_session *session;
-    result *results;      /* [requests] */
-    size_t count;         /* of requests */
-    int32_t *ids;         /* of the new tokens of all */
-    size_t printed;       /* results */
-    int64_t *wave;        /* [count of the wave] numbers of requests that this replica runs */
-    nd_sequence *running; /* [count of the wave] their sequences */
-    int replicas;
+    size_t count;           /* of requests */
+    nd_sequence *sequences; /* [count] */
+    result *results;        /* [count] */
+    int32_t *ids;           /* of the new tokens of all */
+    size_t printed;         /* results */
+    size_t begin;           /* the first request of this replica's part of the wave */
+    size_t replicas;
     bool first;   /* rank 0, which prints */
     bool streams; /* one text, printed as it comes */
 } job;
@@ -38,7 +37,7 @@ static nd_status print_row(const job *j, size_t i)
 {
     const nd_request *q = &j->generation->requests.list[i];
     const result *r = &j->results[i];
-    const nd_sequence *s = &r->sequence;
+    const nd_sequence *s = &j->sequences[i];
     json_t *row = json_object(), *ids = json_array();
     nd_json_set(&row, "index", json_integer((json_int_t)i));
     if (q->name) {
@@ -72,7 +71,7 @@ static nd_status print_text(job *j, size_t i)
 
 static nd_status print_result(job *j, size_t i)
 {
-    const nd_sequence *s = &j->results[i].sequence;
+    const nd_sequence *s = &j->sequences[i];
     if (j->generation->jsonl) {
         return print_row(j, i);
     }
@@ -118,7 +117,7 @@ static nd_status finish(job *j, size_t i)
 static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
 {
     job *j = context;
-    const size_t i = (size_t)j->wave[sequence];
+    const size_t i = j->begin + (size_t)sequence;
     ND_TRY(add_token(j, i, id, stop));
     return j->streams && j->results[i].text.decoder ? print_text(j, i) : ND_OK;
 }
@@ -126,9 +125,7 @@ static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *sto
 static nd_status on_end(void *context, int64_t sequence)
 {
     job *j = context;
-    const size_t i = (size_t)j->wave[sequence];
-    j->results[i].sequence = j->running[sequence];
-    ND_TRY(finish(j, i));
+    ND_TRY(finish(j, j->begin + (size_t)sequence));
     return j->replicas == 1 ? print_ready(j) : ND_OK;
 }
 
@@ -150,8 +147,7 @@ static nd_status prepare(job *j)
     const nd_requests *requests = &j->generation->requests;
     int64_t tokens = 0;
     ND_TRY(ND_ALLOC(j->count, &j->results));
-    ND_TRY(ND_ALLOC(j->count, &j->wave));
-    ND_TRY(ND_ALLOC(j->count, &j->running));
+    ND_TRY(ND_ALLOC(j->count, &j->sequences));
     for (size_t i = 0; i < j->count; i++) {
         tokens += requests->list[i].max_new;
     }
@@ -159,11 +155,11 @@ static nd_status prepare(job *j)
     tokens = 0;
     for (size_t i = 0; i < j->count; i++) {
         const nd_request *q = &requests->list[i];
-        j->results[i].sequence = (nd_sequence){.prompt = q->ids.data,
-                                               .prompt_count = (int64_t)q->ids.count,
-                                               .max_new = q->max_new,
-                                               .request = j->generation->first + i,
-                                               .ids = j->ids + tokens};
+        j->sequences[i] = (nd_sequence){.prompt = q->ids.data,
+                                        .prompt_count = (int64_t)q->ids.count,
+                                        .max_new = q->max_new,
+                                        .request = j->generation->first + i,
+                                        .ids = j->ids + tokens};
         tokens += q->max_new;
         ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->generation->stops,
                                 &q->ids));
@@ -172,16 +168,13 @@ static nd_status prepare(job *j)
 }
 
 /* What one replica has generated reaches the others. */
-static nd_status share_result(job *j, size_t i)
+static nd_status share_result(job *j, size_t i, bool own)
 {
-    const int owner = (int)(i % (size_t)j->replicas);
-    const bool own = j->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE] == owner;
-    nd_sequence *s = &j->results[i].sequence;
+    nd_sequence *s = &j->sequences[i];
     int64_t numbers[2] = {s->count, s->finish};
-    ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, owner,
-                                own));
+    ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, own));
     ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, s->ids,
-                                numbers[0] * (int64_t)sizeof *s->ids, owner, own));
+                                numbers[0] * (int64_t)sizeof *s->ids, own));
     if (own) {
         return ND_OK;
     }
@@ -194,10 +187,13 @@ static nd_status share_result(job *j, size_t i)
     return finish(j, i);
 }
 
+/* Each replica runs an equal part of the requests [begin, end). */
 static nd_status run_wave(job *j, size_t begin, size_t end)
 {
     const nd_generation *g = j->generation;
-    const int replica = j->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE];
+    const size_t replica = (size_t)j->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE];
+    const size_t first = begin + (end - begin) * replica / j->replicas;
+    const size_t behind = begin + (end - begin) * (replica + 1) / j->replicas;
     const nd_stop_check check = {ask, j};
     const nd_generate_rules rules = {.sampling = g->sampling,
                                      .ends = g->ends.data,
@@ -206,14 +202,9 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
                                      .end = on_end,
                                      .context = j,
                                      .check = &check};
-    int64_t count = 0;
-    for (size_t i = begin; i < end; i++) {
-        if ((int)(i % (size_t)j->replicas) == replica) {
-            j->wave[count] = (int64_t)i;
-            j->running[count++] = j->results[i].sequence;
-        }
-    }
-    nd_status status = nd_generator_run(g->generator, j->running, count, &rules);
+    j->begin = first;
+    nd_status status =
+        nd_generator_run(g->generator, j->sequences + first, (int64_t)(behind - first), &rules);
     status = nd_session_end_wave(j->session, status);
     if (status == ND_ERR_PREEMPTED && j->replicas > 1) {
         /* Each replica has the numbers of its part of a wave alone, and results of a wave that was
@@ -223,7 +214,7 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
     }
     ND_TRY(status);
     for (size_t i = begin; i < end && j->replicas > 1; i++) {
-        ND_TRY(share_result(j, i));
+        ND_TRY(share_result(j, i, i >= first && i < behind));
     }
     return print_ready(j);
 }
@@ -235,8 +226,7 @@ static void warn_of_empty(const job *j)
     size_t empty = 0;
     nd_chat chat;
     for (size_t i = 0; i < j->printed; i++) {
-        const nd_sequence *q = &j->results[i].sequence;
-        empty += q->finish == ND_FINISH_EOS && q->count == 1;
+        empty += j->sequences[i].finish == ND_FINISH_EOS && j->sequences[i].count == 1;
     }
     if (empty > 0 && j->first) {
         const bool knows_turns = s->tokenizer && !s->flags[ND_GENERATE_CHAT].given &&
@@ -255,10 +245,10 @@ nd_status nd_generate_run(const nd_generation *g, nd_bytes *last)
     job j = {.generation = g,
              .session = g->session,
              .count = g->requests.count,
-             .replicas = r->mesh.size[ND_AXIS_DP_REPLICATE],
+             .replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE],
              .first = r->rank == 0,
              .streams = !g->jsonl && r->rank == 0};
-    const size_t wave = j.replicas > 1 ? (size_t)(WAVE * g->batch * j.replicas) : j.count;
+    const size_t wave = j.replicas > 1 ? WAVE * (size_t)g->batch * j.replicas : j.count;
     nd_status status = ND_OK;
     ND_TRY_OUT(prepare(&j));
     for (size_t i = 0; i < j.count; i += wave) {
@@ -274,8 +264,7 @@ out:
         nd_text_out_fini(&j.results[i].text);
     }
     free(j.results);
-    free(j.wave);
-    free(j.running);
+    free(j.sequences);
     free(j.ids);
     return status;
 }

@@ -53,16 +53,16 @@ double nd_plan_bytes(const nd_trainer *trainer)
 
 /* Before a run. */
 
-nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker)
+nd_status nd_plan_check_memory(const nd_planner *p)
 {
-    const nd_planner planner = {config, inputs, worker, 0};
+    const nd_config *config = p->config;
     nd_trainer *trainer = NULL;
     const double local = (double)config->launch.nproc_per_node;
-    ND_TRY(nd_plan_make(&planner, config, NULL, &trainer));
+    ND_TRY(nd_plan_make(p, config, NULL, &trainer));
     const double planned = nd_plan_bytes(trainer), each = planned / nd_gib, all = each * local;
     nd_trainer_destroy(trainer);
     /* The workers will have the limits of this process. */
-    ND_TRY(nd_worker_check_room(worker, planned, config->launch.workers,
+    ND_TRY(nd_worker_check_room(p->worker, planned, config->launch.workers,
                                 config->launch.nproc_per_node));
     const nd_host_memory host = nd_host_memory_read("");
     const double physical = (double)host.physical / nd_gib;
@@ -287,11 +287,6 @@ static nd_status print_longest_sequences(const nd_planner *p)
 
 /* The command. */
 
-static nd_status begin(nd_worker *worker)
-{
-    return nd_identity_read(&worker->identity);
-}
-
 /* Whether the data have prompts, so that auto is separate once they are open. */
 static bool names_rows(const nd_config *config)
 {
@@ -342,4 +337,4 @@ out:
     return status;
 }
 
-const nd_command nd_command_plan = {.id = ND_COMMAND_PLAN, .begin = begin, .run = plan};
+const nd_command nd_command_plan = {.id = ND_COMMAND_PLAN, .run = plan};

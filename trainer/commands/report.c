@@ -10,20 +10,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/view/view.h"
 
-/* Two runs with one name are told apart by their paths. */
-static void name_runs(nd_run_view *views, int count)
-{
-    bool twice[ND_PAGE_RUNS_MAX] = {false};
-    for (int i = 0; i < count; i++) {
-        for (int k = 0; k < count; k++) {
-            twice[i] |= k != i && strcmp(views[i].name, views[k].name) == 0;
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        views[i].name = twice[i] ? views[i].folder : views[i].name;
-    }
-}
-
 /* What is there must be a report. */
 static nd_status check_replaceable(const char *path)
 {
@@ -47,30 +33,32 @@ static nd_status check_replaceable(const char *path)
     return ND_OK;
 }
 
-static nd_status draw(const nd_run_view *views, int count, char **text, size_t *size)
-{
-    FILE *out = open_memstream(text, size);
-    if (!out) {
-        return nd_fail_memory("the report");
-    }
-    nd_status status = nd_page_write(views, count, (int64_t)time(NULL), out);
-    bool failed = ferror(out) != 0;
-    failed = fclose(out) != 0 || failed;
-    if (status == ND_OK && failed) {
-        status = nd_fail_memory("the report");
-    }
-    return status;
-}
-
-static nd_status write_report(const nd_run_view *views, int count, const char *output)
+static nd_status write_report(nd_run_view *views, int count, const char *output)
 {
     char *text = NULL, *path = NULL, verdict[ND_VERDICT_MAX];
+    bool twice[ND_PAGE_RUNS_MAX] = {false};
     size_t size = 0;
     nd_status status = ND_OK;
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < count; k++) {
+            twice[i] |= k != i && strcmp(views[i].name, views[k].name) == 0;
+        }
+    }
+    for (int i = 0; i < count; i++) { /* two runs with one name are told apart by their paths */
+        views[i].name = twice[i] ? views[i].folder : views[i].name;
+    }
     ND_TRY_OUT(output ? nd_fs_format(&path, "%s", output)
                       : nd_fs_format(&path, "%s/report.html", views[0].folder));
     ND_TRY_OUT(check_replaceable(path));
-    ND_TRY_OUT(draw(views, count, &text, &size));
+    FILE *out = open_memstream(&text, &size);
+    if (out) {
+        status = nd_page_write(views, count, (int64_t)time(NULL), out);
+    }
+    const bool failed = !out || ferror(out) != 0;
+    if ((out && fclose(out) != 0) || failed) {
+        status = status == ND_OK ? nd_fail_memory("the report") : status;
+    }
+    ND_TRY_OUT(status);
     ND_TRY_OUT(nd_fs_write_atomic(path, text, size));
     for (int i = 0; i < count; i++) {
         printf("%s: %s\n", views[i].name, nd_run_verdict(&views[i], verdict));
@@ -106,7 +94,6 @@ nd_status nd_report(const nd_command_flags *line, int *code)
         status = nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
         goto out;
     }
-    name_runs(views, count);
     status = write_report(views, count, output);
 out:
     for (int i = 0; i < count; i++) {

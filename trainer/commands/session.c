@@ -124,50 +124,34 @@ nd_status nd_session_end_wave(nd_session *s, nd_status status)
                               "stopped by a signal before all replicas had done their part");
 }
 
-/* Every rank returns the worst status of all; the reason, that it could not `what`, stays with the
- * rank that has it. */
-static nd_status agree_on_status(nd_session *s, nd_status status, const char *what)
+/* The greatest values of all ranks, of which values[0] becomes the worst status: that is what every
+ * rank returns. The reason, that a rank could not `what`, stays with the rank that has it. */
+static nd_status agree(nd_session *s, nd_status status, int64_t *values, int64_t count,
+                       const char *what)
 {
     const nd_error own = *nd_error_last();
-    int64_t worst = status;
-    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &worst, 1, ND_REDOP_MAX));
+    values[0] = status;
+    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, values, count, ND_REDOP_MAX));
+    const nd_status worst = (nd_status)values[0];
     if (status != ND_OK) {
-        return nd_fail((nd_status)worst, "%s", own.message);
+        return nd_fail(worst, "%s", own.message);
     }
-    return worst == ND_OK ? ND_OK
-                          : nd_fail_elsewhere((nd_status)worst, "another rank could not %s", what);
+    return worst == ND_OK ? ND_OK : nd_fail_elsewhere(worst, "another rank could not %s", what);
 }
 
-/* Bytes of one collective: of a broadcast, and of an all-reduce of a GPU's host memory. */
-enum { SHARE_BYTES = 1 << 20, REDUCE_WORDS = 512 };
-
-/* NCCL has broadcasts of device memory alone. So the bytes are a sum, to which others add 0. */
-static nd_status share_by_sums(nd_session *s, nd_group_kind group, char *data, int64_t bytes,
+/* The bytes are a sum, to which others add 0: NCCL has broadcasts of device memory alone. */
+nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
                                bool own)
 {
-    int64_t words[REDUCE_WORDS];
+    int64_t words[512]; /* what NCCL reduces of host memory at once */
     for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
-        const size_t left = (size_t)(bytes - at), n = left < sizeof words ? left : sizeof words;
+        const size_t n = (size_t)nd_min(bytes - at, sizeof words);
         memset(words, 0, sizeof words);
         if (own) {
-            memcpy(words, data + at, n);
+            memcpy(words, (char *)data + at, n);
         }
         ND_TRY(nd_session_reduce(s, group, words, nd_ceil_div((int64_t)n, 8), ND_REDOP_SUM));
-        memcpy(data + at, words, n);
-    }
-    return ND_OK;
-}
-
-nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
-                               int root, bool own)
-{
-    nd_rank *r = &s->worker->rank;
-    if (nd_rank_is_gpu(r)) {
-        return share_by_sums(s, group, data, bytes, own);
-    }
-    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
-        ND_TRY(nd_comm_broadcast(r->groups.by_kind[group], &r->stream, (char *)data + at,
-                                 nd_min(bytes - at, SHARE_BYTES), ND_DTYPE_U8, root, NULL));
+        memcpy((char *)data + at, words, n);
     }
     return ND_OK;
 }
@@ -175,49 +159,42 @@ nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, i
 nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
 {
     const bool first = s->worker->rank.rank == 0;
-    int64_t bytes = first && read == ND_OK ? (int64_t)*size : 0;
-    ND_TRY(agree_on_status(s, first ? read : ND_OK, "read the input"));
-    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &bytes, 1, ND_REDOP_MAX));
-    nd_status status = ND_OK;
-    if (!first) {
-        *text = NULL;
-        *size = (size_t)bytes;
-        status = ND_ALLOC(bytes + 1, text);
+    if (s->checks) {
+        return read;
     }
-    ND_TRY(agree_on_status(s, status, "hold the input"));
-    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, first);
+    int64_t values[2] = {0, first && read == ND_OK ? (int64_t)*size : 0};
+    ND_TRY(agree(s, first ? read : ND_OK, values, 2, "read the input"));
+    if (!first) {
+        *size = (size_t)values[1];
+        ND_TRY(ND_ALLOC(*size + 1, text));
+    }
+    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, values[1], first);
 }
 
-/* Settings, command line and all numbers of the model, for the comparison of ranks. */
-static nd_status job_text(const nd_session *s, char **out)
+/* Compares settings, command line and all numbers of the model. */
+nd_status nd_session_agree(nd_session *s)
 {
-    char *settings = NULL, hex[65] = "";
+    char *text = NULL, *settings = NULL, hex[65] = "";
     size_t size;
     nd_status status = ND_OK;
+    if (s->checks || s->worker->rank.world_size == 1) {
+        return ND_OK;
+    }
     ND_TRY(nd_config_job_text(&s->config, &settings));
-    FILE *text = open_memstream(out, &size);
-    if (text) {
-        fputs(settings, text);
+    FILE *out = open_memstream(&text, &size);
+    if (out) {
+        fputs(settings, out);
         for (int i = 1; i < s->call->argc && status == ND_OK; i++) {
             const char *word = s->call->argv[i];
             const bool is_long = strlen(word) > 1000; /* a prompt */
             status = is_long ? nd_sha256(word, strlen(word), hex) : ND_OK;
-            fprintf(text, "argument %d=%s\n", i, is_long ? hex : word);
+            fprintf(out, "argument %d=%s\n", i, is_long ? hex : word);
         }
-        nd_shape_print(&s->model.shape, text);
+        nd_shape_print(&s->model.shape, out);
     }
-    free(settings);
-    return !text || fclose(text) != 0 ? nd_fail_memory("the command line") : status;
-}
-
-nd_status nd_session_agree(nd_session *s)
-{
-    char *text = NULL;
-    if (s->worker->rank.world_size == 1) {
-        return ND_OK;
-    }
-    nd_status status = job_text(s, &text);
+    status = !out || fclose(out) != 0 ? nd_fail_memory("the command line") : status;
     status = status == ND_OK ? nd_settings_compare_text(s->worker, text) : status;
+    free(settings);
     free(text);
     return status;
 }
@@ -235,48 +212,7 @@ nd_status nd_session_check_single(const nd_session *s, const char *what)
 
 /* The model. */
 
-static nd_status open_model(nd_session *s, const nd_session_use *use)
-{
-    const char *name = s->flags[use->model].text;
-    ND_TRY(nd_model_files_open(name, &s->model));
-    return nd_model_files_tokenizer(&s->model, s->flags[use->tokenizer].text, &s->tokenizer_path,
-                                    &s->tokenizer);
-}
-
-/* A checkpoint has its own checksums, which are compared as it is loaded. */
-static nd_status verify_model(const nd_session *s)
-{
-    return s->model.kind == ND_MODEL_FOLDER ? nd_inputs_verify_folder(&s->config, s->model.folder)
-                                            : ND_OK;
-}
-
-static nd_status check(nd_session *s, const nd_session_use *use)
-{
-    ND_TRY(open_model(s, use));
-    ND_TRY(verify_model(s));
-    ND_TRY(nd_trainer_check_precision(&s->config, &s->model.shape));
-    ND_TRY(use->check(s));
-    return nd_job_check_room(s->call);
-}
-
-static nd_status join(nd_session *s, const nd_session_use *use)
-{
-    const nd_identity *id = &s->worker->identity;
-    ND_TRY(nd_job_check(&s->config, id));
-    ND_TRY(nd_worker_meet(s->worker, &s->config));
-    ND_TRY(open_model(s, use));
-    if (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0) {
-        ND_TRY(verify_model(s)); /* ndlaunch's check has done it */
-    }
-    if (s->tokenizer && nd_tokenizer_vocab_size(s->tokenizer) > s->model.shape.vocab) {
-        nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
-                       "with such a token is an error",
-                       nd_tokenizer_vocab_size(s->tokenizer) - 1, (long long)s->model.shape.vocab);
-    }
-    return nd_worker_join(s->worker, &s->config, &s->model.shape);
-}
-
-static nd_status with_session(const nd_command_call *call, bool checks)
+nd_status nd_session_run(const nd_command_call *call)
 {
     const nd_session_use *use =
         call->line->command == ND_COMMAND_EVAL ? &nd_eval_use : &nd_generate_use;
@@ -285,34 +221,46 @@ static nd_status with_session(const nd_command_call *call, bool checks)
                     .config = *call->config,
                     .worker = call->worker,
                     .next_word = nd_clock_seconds() + WORD_SECONDS,
-                    .checks = checks};
+                    .checks = call->checks};
+    const nd_identity *id = &s.worker->identity;
+    /* ndlaunch's check verifies for all of its workers. */
+    const bool verifies = s.checks || (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0);
     nd_status status = ND_OK;
     if (!s.flags[use->model].text) {
         return nd_fail(ND_ERR_CONFIG,
                        "--model is missing; it is a model's folder, a run folder, one of its "
                        "checkpoints, or ORG/NAME in the local cache");
     }
-    if (checks) {
-        status = check(&s, use);
-    } else {
-        status = join(&s, use);
-        status = status == ND_OK ? use->run(&s) : status;
+    if (!s.checks) {
+        ND_TRY_OUT(nd_job_check(&s.config, id));
+        ND_TRY_OUT(nd_worker_meet(s.worker, &s.config));
     }
+    ND_TRY_OUT(nd_model_files_open(s.flags[use->model].text, &s.model));
+    ND_TRY_OUT(nd_model_files_tokenizer(&s.model, s.flags[use->tokenizer].text, &s.tokenizer_path,
+                                        &s.tokenizer));
+    /* A checkpoint has its own checksums, which are compared as it is loaded. */
+    if (s.model.kind == ND_MODEL_FOLDER && verifies) {
+        ND_TRY_OUT(nd_inputs_verify_folder(&s.config, s.model.folder));
+    }
+    ND_TRY_OUT(nd_trainer_check_precision(&s.config, &s.model.shape));
+    if (s.checks) {
+        ND_TRY_OUT(use->run(&s));
+        status = nd_job_check_room(call);
+        goto out;
+    }
+    if (s.tokenizer && nd_tokenizer_vocab_size(s.tokenizer) > s.model.shape.vocab) {
+        nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
+                       "with such a token is an error",
+                       nd_tokenizer_vocab_size(s.tokenizer) - 1, (long long)s.model.shape.vocab);
+    }
+    ND_TRY_OUT(nd_worker_join(s.worker, &s.config, &s.model.shape));
+    status = use->run(&s);
+out:
     call->worker->rank.config = call->config;
     nd_tokenizer_close(s.tokenizer);
     free(s.tokenizer_path);
     nd_model_files_close(&s.model);
     return status;
-}
-
-nd_status nd_session_check(const nd_command_call *call)
-{
-    return with_session(call, true);
-}
-
-nd_status nd_session_run(const nd_command_call *call)
-{
-    return with_session(call, false);
 }
 
 nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
@@ -363,7 +311,6 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
 {
     nd_generator *g = NULL;
     nd_status status = ND_OK;
-    ND_TRY(nd_trainer_check_precision(&s->config, &s->model.shape));
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
     ND_TRY_OUT(nd_session_check_memory(s, nd_generator_plan(g)));
     status = nd_generator_commit(g);
@@ -433,14 +380,13 @@ static nd_status wait_for_input(stdin_state *in, nd_session *s, bool line)
     const bool first = s->worker->rank.rank == 0;
     for (;;) {
         nd_status status = first ? read_for_a_while(in, line) : ND_OK;
-        int64_t states[] = {first && is_ready(in, line), stop_signal, in->bytes.count > 0};
-        ND_TRY(agree_on_status(s, status, "read standard input"));
-        ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, states, 3, ND_REDOP_MAX));
-        if (states[1] != 0) {
+        int64_t states[] = {0, first && is_ready(in, line), stop_signal, in->bytes.count > 0};
+        ND_TRY(agree(s, status, states, 4, "read standard input"));
+        if (states[2] != 0) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal while it waited for input");
         }
-        if (states[0] != 0) {
-            in->any = states[2] != 0;
+        if (states[1] != 0) {
+            in->any = states[3] != 0;
             return ND_OK;
         }
     }

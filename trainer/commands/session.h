@@ -26,25 +26,25 @@ typedef struct nd_session {
     nd_tokenizer *tokenizer; /* NULL: the model has none */
     char *tokenizer_path;    /* NULL: bytes, or none */
     double next_word;        /* when a word on how far it is is due */
-    bool checks;             /* before workers start: says nothing but errors */
+    bool checks;             /* the call's: says nothing but errors */
 } nd_session;
 
 /* What a command does with its model. */
 typedef struct nd_session_use {
     nd_own_flag_id model, tokenizer;
-    /* Checks mesh and inputs before there are ranks. */
-    nd_status (*check)(nd_session *session);
-    /* Begins with nd_session_agree. */
+    /* Calls nd_session_agree before the first other collective. Where the session only checks,
+     * there are no ranks, and mesh and inputs are looked at. */
     nd_status (*run)(nd_session *session);
 } nd_session_use;
 extern const nd_session_use nd_generate_use, nd_eval_use;
 
-/* For the command that the flags belong to: what ndlaunch has checked before workers start. That is
- * the model's files with their checksums, what the command does with them, and the room that a
- * worker of this host needs before it knows its plan. */
-nd_status nd_session_check(const nd_command_call *call);
-/* Opens the model by its name (nd_model_files_open), joins the job, and runs the command. Where no
- * ndlaunch has done it, one rank of a host verifies the model (model.verify). */
+/*
+ * For the command that the flags belong to: opens the model by its name (nd_model_files_open),
+ * joins the job, and runs the command. Where no ndlaunch has done it, one rank of a host verifies
+ * the model (model.verify). A call that only checks does before there are ranks what ndlaunch asks
+ * for: it looks at the model's files with their checksums, what the command does with them, and the
+ * room that a worker of this host needs before it knows its plan.
+ */
 nd_status nd_session_run(const nd_command_call *call);
 
 /* Adds the ids that end a text: what the model's files name (nd_ends_read), or for a checkpoint
@@ -59,13 +59,14 @@ int32_t nd_session_beginning(nd_encoder *encoder);
 nd_status nd_session_reduce(nd_session *session, nd_group_kind group, int64_t *values,
                             int64_t count, nd_redop op);
 /* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
- * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. */
+ * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. Without
+ * ranks nothing is shared. */
 nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
-/* Host memory of the rank `root` of a group reaches the others; `own`: this rank is the root. */
+/* Host memory of one rank of a group, which `own` says to be this one, reaches the others. */
 nd_status nd_session_broadcast(nd_session *session, nd_group_kind group, void *data, int64_t bytes,
-                               int root, bool own);
+                               bool own);
 /* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
- * from those of rank 0. */
+ * from those of rank 0. Without ranks they agree. */
 nd_status nd_session_agree(nd_session *session);
 /* ND_ERR_CONFIG when the mesh has several replicas, but only `what` is done at a time. */
 nd_status nd_session_check_single(const nd_session *session, const char *what);
@@ -132,7 +133,6 @@ nd_status nd_generate_run(const nd_generation *generation, nd_bytes *last);
 
 /* The command eval: requests of a file, or of standard input, which are answered with a line
  * each. */
-nd_status nd_eval_check_requests(nd_session *session);
-nd_status nd_eval_run_requests(nd_session *session);
+nd_status nd_eval_requests(nd_session *session);
 
 #endif
