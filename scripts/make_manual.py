@@ -3,9 +3,8 @@
 """Make man pages and shell completion from the field table: make_manual.py KIND VERSION OUT [SOURCE_ROOT]
 
 KIND is ndlaunch.1, ndtrain.1, bash or zsh. Flags, keys, defaults, ranges and choices come from runtime/config/fields.def,
-runtime/mesh/mesh.def, runtime/config/flags.def and runtime/config/accelerate.def, so a new key needs no line here. The flags that
-a command has of its own come from runtime/config/commands.def, as the commands do. tests/e2e/check_manual.py compares all with what the
-programs print.
+runtime/mesh/mesh.def and runtime/config/names.def, so a new key needs no line here. The flags that a command has of its own come from
+runtime/config/commands.def, as the commands do. tests/e2e/check_manual.py compares all with what the programs print.
 """
 import dataclasses
 import pathlib
@@ -17,8 +16,6 @@ CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands 
 USES = ("generate", "eval", "bench") # those which ndlaunch starts too, and `ndtrain check` checks
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
-STRATEGIES = ["no", "steps", "epoch"]
-CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES, "evaluation-strategy": STRATEGIES}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
 CODES = [(0, "the run ended well"), (1, "an internal error; from ndtrain plan and ndtrain ckpt diff: the answer is no"),
          (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not finite"),
@@ -140,30 +137,24 @@ def verbs_of(table):
     return {name.split()[1]: flags for name, flags in table[3].items() if name.startswith("ckpt ")}
 
 
-def words(text):
-    """The values among "theirs|theirs=ours"."""
-    return [value.split("=")[0] for value in string(text).split("|")]
+def values_of(text):
+    """The values among "theirs|theirs=ours"; none where they are lists, or mean that nothing is given."""
+    return [] if "[" in text or text == "-1=" else [value.split("=")[0] for value in text.split("|")]
 
 
 def other_flags(root, axes):
-    """(flag, its values) of flags.def but for those that are always refused, and of accelerate's keys."""
-    table = (root / "runtime/config/flags.def").read_text()
-    flags = [(name, ["true", "false"] if switch == "true" else CHOICES.get(name, []))
-             for names, switch, _, _ in calls(table, "ND_FLAG_CALL") for name in string(names).split()]
-    only = [(names, values) for names, values, _ in calls(table, "ND_FLAG_ONLY")]
-    only += [(names, values) for names, _, _, values, _ in calls(table, "ND_FLAG_WORDS")]
-    only += [(names, '"1"') for _, _, _, names, _ in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS_RESERVED")]
-    flags += [(name, words(values)) for names, values in only for name in string(names).split()]
-    table = (root / "runtime/config/accelerate.def").read_text()
-    values = {key: words(v) if "[" not in v else [] for _, key, v, _ in calls(table, "ND_KEY_ONLY")}
-    values |= {key: words(v) for _, key, _, _, v, _ in calls(table, "ND_KEY_WORDS") if v != '"-1="'}
-    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_WORDS", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_HINT", "ND_KEY_CALL") for c in calls(table, macro)
-            if "##" not in c[1]]  # that of a macro for each axis
-    keys += [f"parallelism_config_{axis}_size" for axis in axes]
-    refused = {name for names, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_REFUSE")
-               for name in string(names).split()}
-    keys = [key for key in keys if key.replace("_", "-") not in refused]
-    return list(dict((name.replace("_", "-"), v) for name, v in [*((k, values.get(k, [])) for k in keys), *flags]).items())
+    """(flag, its values) of names.def, but for those that are always refused."""
+    table = (root / "runtime/config/names.def").read_text()
+    kinds = {"FIELD": None, "IGNORED": None, "CALL": None, "WORDS": 4, "STATE": 5, "ONLY": 2} # the argument that has the values
+    found = [("TOP", f"parallelism-config-{axis.replace('_', '-')}-size", []) for axis in axes]
+    for kind, at in kinds.items():
+        for row in (r for r in calls(table, f"ND_NAME_{kind}") if r[1].startswith('"') and "#" not in r[1]):
+            values = values_of(string(row[at])) if at else ["true", "false"] if row[2] == "true" else []
+            found += [(row[0], name.replace("_", "-"), values) for name in string(row[1]).split()]
+    found += [("FLAGS", name, ["1"]) for _, _, _, names, _ in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS_RESERVED")
+              for name in string(names).split()]
+    refused = {name for _, names, _ in calls(table, "ND_NAME_REFUSE") for name in string(names or "").split()}
+    return list({name: values for _, name, values in sorted(found, key=lambda row: row[0] == "FLAGS") if name not in refused}.items())
 
 
 def roff(text):
@@ -236,7 +227,7 @@ def worker_page(version, table):
 
 
 def all_flags(table):
-    """flag -> its values, for flags of the table and of flags.def."""
+    """flag -> its values, for flags of the table and of names.def."""
     _, fields, more, _ = table
     found = {f: field.values for field in fields for f in field.flags}
     found.update({name: values for name, values in more if name not in found})

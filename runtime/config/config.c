@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The configuration: defaults, the layers over them (a file, then the command line), and what
+ * follows from the values of a layer once it is read as a whole.
+ */
 #include "runtime/config/config.h"
 
 #include <stdlib.h>
@@ -6,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
 
@@ -40,33 +45,374 @@ void nd_config_fini(nd_config *config)
     config->source = NULL;
 }
 
+/* Values of a layer. */
+
+static void begin_layer(nd_reader *reader, nd_layer layer)
+{
+    reader->layer = layer;
+    memset(reader->state, 0, sizeof reader->state);
+    reader->parallelism = reader->mixed_fp8 = false;
+    reader->sp_size = 0;
+    reader->main_ip[0] = reader->notices[0] = '\0';
+    reader->main_port = -1;
+}
+
+nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting)
+{
+    ND_TRY(nd_field_set(reader->config, id, setting));
+    if (reader->notes_origins) {
+        ND_TRY(nd_path_note_origin(reader->config, id, setting));
+    }
+    reader->set_by[id] = (uint8_t)reader->layer;
+    if (id == ND_FIELD_train_precision) {
+        reader->no_fp16[0] = '\0';
+    }
+    return ND_OK;
+}
+
+nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
+{
+    return nd_reader_set(reader, id, &(nd_setting){"", nd_fields[id].key, text, false});
+}
+
+void nd_reader_notice(nd_reader *reader, const char *key, const char *hint)
+{
+    size_t used = strlen(reader->notices);
+    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s", used ? ", " : "",
+             key, hint ? " (" : "", hint ? hint : "", hint ? ")" : "");
+}
+
+nd_status nd_reader_switch(const nd_setting *setting, bool *out)
+{
+    return nd_bool_parse(setting->text, true, out)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", setting->where,
+                         setting->name, setting->text);
+}
+
+nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence)
+{
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", setting->where, setting->name, setting->text,
+                   sentence);
+}
+
+/* What follows from a layer. */
+
+/* The newest layer has the key. */
+static bool is_given(const nd_reader *r, nd_field_id field)
+{
+    return r->set_by[field] == r->layer;
+}
+
+/* Keeps the one of model.path, config and name that the newest layer gives; two in one layer
+ * contradict each other. */
+static nd_status derive_model(nd_reader *r, const char *where)
+{
+    static const nd_field_id ids[] = {ND_FIELD_model_path, ND_FIELD_model_config,
+                                      ND_FIELD_model_name};
+    char **const members[] = {&r->config->model.path, &r->config->model.config,
+                              &r->config->model.name};
+    int chosen = -1;
+    for (int i = 0; i < 3; i++) {
+        if (!is_given(r, ids[i]) || !**members[i]) {
+            continue;
+        }
+        if (chosen >= 0) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, "
+                           "model.config and model.name",
+                           where, nd_fields[ids[chosen]].key, *members[chosen],
+                           nd_fields[ids[i]].key, *members[i]);
+        }
+        chosen = i;
+    }
+    for (int i = 0; i < 3 && chosen >= 0; i++) {
+        ND_TRY(i != chosen ? nd_text_replace(members[i], "") : ND_OK);
+    }
+    return ND_OK;
+}
+
+/* Drops the default validation file when the newest layer names other training data. */
+static nd_status derive_validation(nd_reader *r)
+{
+    char **path = &r->config->data.validation_path;
+    const bool newer =
+        is_given(r, ND_FIELD_data_path) && !is_given(r, ND_FIELD_data_validation_path);
+    const bool usual = strcmp(*path, nd_fields[ND_FIELD_data_validation_path].initial) == 0;
+    return newer && usual &&
+                   strcmp(r->config->data.path, nd_fields[ND_FIELD_data_path].initial) != 0
+               ? nd_text_replace(path, "")
+               : ND_OK;
+}
+
+/* The Trainer's meaning of a strategy, which counts more than the steps beside it. Steps that have
+ * no effect are said. The order of flags has no effect. */
+static nd_status derive_strategy(nd_reader *r, nd_state state, nd_field_id field, int64_t interval,
+                                 const char *flag, const char *steps_flag)
+{
+    static const char *const values[] = {
+        [ND_STRATEGY_NO] = "0", [ND_STRATEGY_STEPS] = "500", [ND_STRATEGY_EPOCH] = "-1"};
+    const int strategy = r->state[state];
+    const bool given = is_given(r, field);
+    if (strategy == 0 || (strategy == ND_STRATEGY_STEPS && (given || interval > 0))) {
+        return ND_OK;
+    }
+    if (given && interval > 0) {
+        nd_log_info("%s is %s, so %s %lld has no effect", flag,
+                    strategy == ND_STRATEGY_NO ? "no" : "epoch", steps_flag, nd_ll(interval));
+    }
+    return nd_reader_put(r, field, values[strategy]);
+}
+
+static nd_status derive_strategies(nd_reader *r)
+{
+    const nd_config *c = r->config;
+    ND_TRY(derive_strategy(r, ND_STATE_SAVE, ND_FIELD_checkpoint_interval, c->checkpoint.interval,
+                           "--save-strategy", "--save-steps"));
+    ND_TRY(derive_strategy(r, ND_STATE_EVAL, ND_FIELD_train_validation_interval,
+                           c->train.validation_interval, "--eval-strategy", "--eval-steps"));
+    return r->state[ND_STATE_EVAL] == ND_STRATEGY_NO
+               ? nd_reader_put(r, ND_FIELD_data_validation_path, "")
+               : ND_OK;
+}
+
+/* The newest of train.steps and train.epochs counts. Two in one layer must agree, which
+ * nd_config_take_epochs finds. */
+static void derive_steps(nd_reader *r)
+{
+    nd_config *c = r->config;
+    const bool steps = is_given(r, ND_FIELD_train_steps);
+    const bool epochs = is_given(r, ND_FIELD_train_epochs);
+    if (epochs && !steps && c->train.epochs > 0) {
+        c->train.steps = 0;
+    }
+    if (steps && !epochs && c->train.steps > 0) {
+        c->train.epochs = 0;
+    }
+}
+
+/* Joins the address that accelerate and torchrun give in two parts; their default port is 29500. */
+static nd_status derive_endpoint(nd_reader *r)
+{
+    char endpoint[300];
+    if (!r->main_ip[0] && r->main_port < 0) {
+        return ND_OK;
+    }
+    const char *ip = r->main_ip[0] ? r->main_ip : "127.0.0.1";
+    const bool v6 = strchr(ip, ':') && ip[0] != '[';
+    snprintf(endpoint, sizeof endpoint, "%s%s%s:%lld", v6 ? "[" : "", ip, v6 ? "]" : "",
+             nd_ll(r->main_port < 0 ? 29500 : r->main_port));
+    return nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, endpoint);
+}
+
+static nd_status set_mesh(nd_reader *r, int64_t dp_replicate, int64_t dp_shard)
+{
+    char size[32];
+    snprintf(size, sizeof size, "%lld", nd_ll(dp_replicate));
+    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, size));
+    snprintf(size, sizeof size, "%lld", nd_ll(dp_shard));
+    return nd_reader_put(r, ND_FIELD_mesh_dp_shard, size);
+}
+
+/* accelerate has an axis of its own for ranks that exchange heads, and refuses it beside cp. */
+static nd_status derive_ulysses(nd_reader *r, const char *where)
+{
+    char size[32];
+    const nd_config *c = r->config;
+    const bool chosen = is_given(r, ND_FIELD_parallel_cp_comm); /* beside it */
+    const bool heads = c->parallel.cp_comm == ND_CP_ULYSSES;
+    if (r->sp_size == 0 || (r->sp_size == 1 && (!heads || chosen))) {
+        return ND_OK;
+    }
+    if (r->layer == ND_LAYER_FLAGS && chosen && !heads) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for "
+                       "another one; leave one of them out, or give --cp-size and --ulysses for "
+                       "both exchanges",
+                       nd_ll(r->sp_size));
+    }
+    if (is_given(r, ND_FIELD_mesh_cp) && c->mesh.cp > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give "
+                       "mesh.cp %lld (--cp-size) and parallel.ulysses %lld (--ulysses)",
+                       where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
+                       nd_ll(r->sp_size));
+    }
+    snprintf(size, sizeof size, "%lld", nd_ll(r->sp_size));
+    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_cp, size));
+    return nd_reader_put(r, ND_FIELD_parallel_cp_comm, "ulysses");
+}
+
+/* Shards over the nodes, or replicates between them, as FSDP1's strategies say. */
+static nd_status set_mesh_of_strategy(nd_reader *r)
+{
+    const int sharding = r->state[ND_STATE_SHARDING];
+    const int64_t nodes = sharding >= ND_SHARDING_HYBRID ? r->config->launch.nnodes : 1;
+    return sharding == ND_SHARDING_NONE ? set_mesh(r, -1, 1) : set_mesh(r, nodes, -1);
+}
+
+/* Sets the axes after accelerate's file: from the sizes in parallelism_config (those not given are
+ * 1), else from the kind of job. */
+static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
+{
+    const int distributed = r->state[ND_STATE_DISTRIBUTED];
+    bool all_one = true;
+    if (!r->parallelism) {
+        return distributed == ND_DISTRIBUTED_NO ? set_mesh(r, 1, 1)
+               : distributed == ND_DISTRIBUTED_MULTI_GPU || distributed == ND_DISTRIBUTED_MULTI_CPU
+                   ? set_mesh(r, -1, 1)
+                   : set_mesh_of_strategy(r);
+    }
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        const nd_field_id field = nd_axis_field(a);
+        if (field != ND_FIELD_COUNT) {
+            ND_TRY(is_given(r, field) ? ND_OK : nd_reader_put(r, field, "1"));
+            all_one &= *nd_axis_size(r->config, a) == 1;
+        }
+    }
+    if (all_one && r->config->launch.workers != 1) {
+        nd_log_info("%sall parallelism sizes are 1; dp_replicate gets all workers", where);
+        return set_mesh(r, -1, 1);
+    }
+    return ND_OK;
+}
+
+/* Divides the workers as FSDP1's strategy says when it is a flag, unless flags give sizes. */
+static nd_status derive_mesh_of_flags(nd_reader *r)
+{
+    const int sharding = r->state[ND_STATE_SHARDING];
+    const nd_layer replicate_by = r->set_by[ND_FIELD_mesh_dp_replicate],
+                   shard_by = r->set_by[ND_FIELD_mesh_dp_shard];
+    const int64_t replicate = r->config->mesh.dp_replicate, shard = r->config->mesh.dp_shard;
+    if (sharding < ND_SHARDING_NONE || replicate_by == ND_LAYER_FLAGS ||
+        shard_by == ND_LAYER_FLAGS) {
+        return ND_OK;
+    }
+    ND_TRY(set_mesh_of_strategy(r));
+    if ((replicate_by == ND_LAYER_FILE || shard_by == ND_LAYER_FILE) &&
+        (replicate != r->config->mesh.dp_replicate || shard != r->config->mesh.dp_shard)) {
+        nd_log_info("--fsdp-sharding-strategy %s replaces the mesh of the file: mesh.dp_replicate "
+                    "was %lld and is %lld, mesh.dp_shard was %lld and is %lld (-1: what is left)",
+                    sharding == ND_SHARDING_NONE ? "NO_SHARD" : "HYBRID_SHARD", nd_ll(replicate),
+                    nd_ll(r->config->mesh.dp_replicate), nd_ll(shard),
+                    nd_ll(r->config->mesh.dp_shard));
+    }
+    return ND_OK;
+}
+
+/* Refuses keys of the other FP8 backend, which accelerate ignores silently. */
+static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *where)
+{
+    static const struct {
+        nd_field_id field;
+        const char *key;
+    } delayed[] = {
+        {ND_FIELD_fp8_format, "fp8_format"},
+        {ND_FIELD_fp8_amax_history_length, "amax_history_len"},
+        {ND_FIELD_fp8_amax_compute, "amax_compute_algo"},
+        {ND_FIELD_fp8_margin, "margin"},
+    };
+    for (size_t i = 0; backend == ND_FP8_BACKEND_AO && i < sizeof delayed / sizeof *delayed; i++) {
+        if (is_given(r, delayed[i].field)) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
+                           "AO; leave it out, or use backend: TE (--fp8-backend TE)",
+                           where, delayed[i].key);
+        }
+    }
+    return backend == ND_FP8_BACKEND_TE && is_given(r, ND_FIELD_fp8_all_gather) &&
+                   r->config->fp8.all_gather
+               ? nd_fail(ND_ERR_CONFIG,
+                         "%senable_fsdp_float8_all_gather belongs to FP8 backend AO, but the "
+                         "backend is TE; leave it out, or use backend: AO (--fp8-backend AO), or "
+                         "recipe delayed (--fp8-recipe), which can gather codes",
+                         where)
+               : ND_OK;
+}
+
+/*
+ * Applies the recipe of accelerate's FP8 backend, unless the same layer names a recipe. Without a
+ * backend mixed_precision fp8 means AO, as in accelerate, in a file and as a flag; a backend or a
+ * recipe of an earlier layer stays.
+ */
+static nd_status derive_fp8(nd_reader *r, const char *where)
+{
+    nd_config *c = r->config;
+    const int named = r->state[ND_STATE_FP8_BACKEND];
+    const bool gathers = named ? is_given(r, ND_FIELD_fp8_all_gather)
+                               : r->set_by[ND_FIELD_fp8_all_gather] != ND_LAYER_DEFAULT;
+    const bool means_ao = r->set_by[ND_FIELD_fp8_recipe] == ND_LAYER_DEFAULT && r->mixed_fp8 &&
+                          c->train.precision == ND_PRECISION_FP8;
+    const int backend = named ? named : means_ao ? ND_FP8_BACKEND_AO : 0;
+    if (backend == 0 || is_given(r, ND_FIELD_fp8_recipe)) {
+        return ND_OK;
+    }
+    ND_TRY(check_fp8_backend(r, backend, where));
+    if (backend == ND_FP8_BACKEND_TE) {
+        c->fp8.all_gather = false;
+        return nd_reader_put(r, ND_FIELD_fp8_recipe, "delayed");
+    }
+    c->fp8.all_gather = !gathers || c->fp8.all_gather; /* accelerate's default is true */
+    return nd_reader_put(r, ND_FIELD_fp8_recipe, "tensorwise");
+}
+
+/* `where` is the beginning of messages. */
+static nd_status end_layer(nd_reader *r, const char *where)
+{
+    ND_TRY(derive_model(r, where));
+    ND_TRY(derive_validation(r));
+    ND_TRY(derive_strategies(r));
+    derive_steps(r);
+    ND_TRY(derive_ulysses(r, where));
+    if (r->layer == ND_LAYER_FLAGS) {
+        ND_TRY(derive_mesh_of_flags(r));
+    } else if (r->config->from_accelerate) {
+        ND_TRY(derive_mesh_of_file(r, where));
+    }
+    ND_TRY(derive_endpoint(r));
+    ND_TRY(derive_fp8(r, where));
+    if (r->notices[0]) {
+        nd_log_info("%swithout a meaning here, ignored: %s", where, r->notices);
+    }
+    return ND_OK;
+}
+
+/* After the last layer: refuses what no later value has replaced. Token files hold ids, so a
+ * tokenizer that no layer names is "file" for them. */
+static nd_status end_layers(nd_reader *r)
+{
+    nd_config *c = r->config;
+    const bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
+    c->sequence_given = r->set_by[ND_FIELD_train_sequence_length] != ND_LAYER_DEFAULT;
+    if (r->no_fp16[0]) {
+        return nd_fail(ND_ERR_CONFIG, "%s", r->no_fp16);
+    }
+    return ids && r->set_by[ND_FIELD_data_tokenizer] == ND_LAYER_DEFAULT
+               ? nd_text_replace(&c->data.tokenizer, "file")
+               : ND_OK;
+}
+
+/* Layers. */
+
 static nd_status read_root(nd_reader *reader, const nd_yaml_node *root, const char *name)
 {
     char where[600];
     snprintf(where, sizeof where, "%.500s: ", name);
-    nd_reader_begin(reader, ND_LAYER_FILE);
+    begin_layer(reader, ND_LAYER_FILE);
     reader->config->from_accelerate = false;
     ND_TRY(nd_read_yaml(reader, root, name));
-    ND_TRY(nd_reader_end(reader, where));
+    ND_TRY(end_layer(reader, where));
     return nd_text_replace(&reader->config->source, name);
-}
-
-static void note_sequence(const nd_reader *reader)
-{
-    reader->config->sequence_given =
-        reader->set_by[ND_FIELD_train_sequence_length] != ND_LAYER_DEFAULT;
 }
 
 nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name)
 {
-    nd_reader reader;
+    nd_reader reader = {.config = config};
     nd_yaml_node *root = NULL;
-    nd_reader_init(&reader, config);
     ND_TRY(nd_yaml_parse(text, bytes, name, &root));
     nd_status status = read_root(&reader, root, name);
     nd_yaml_destroy(root);
-    note_sequence(&reader);
-    return status == ND_OK ? nd_reader_finish(&reader) : status;
+    return status == ND_OK ? end_layers(&reader) : status;
 }
 
 static nd_status read_file(nd_reader *reader, const char *path)
@@ -106,22 +452,17 @@ static nd_status drop_unnamed_validation(nd_reader *reader)
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
 {
     const char *config_file = NULL;
-    nd_reader reader;
-    nd_reader_init(&reader, config);
-    reader.notes_origins = true;
+    nd_reader reader = {.config = config, .notes_origins = true};
     *cli = (nd_cli){.help_topic = ""};
     ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
     if (cli->help || cli->version) {
         return ND_OK;
     }
-    if (config_file) {
-        ND_TRY(read_file(&reader, config_file));
-    }
-    nd_reader_begin(&reader, ND_LAYER_FLAGS);
+    ND_TRY(config_file ? read_file(&reader, config_file) : ND_OK);
+    begin_layer(&reader, ND_LAYER_FLAGS);
     ND_TRY(nd_flags_apply(&reader, argc, argv));
-    ND_TRY(nd_reader_end(&reader, ""));
-    ND_TRY(nd_reader_finish(&reader));
-    note_sequence(&reader);
+    ND_TRY(end_layer(&reader, ""));
+    ND_TRY(end_layers(&reader));
     return drop_unnamed_validation(&reader);
 }
 

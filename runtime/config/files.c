@@ -206,7 +206,7 @@ static nd_map_id find_map(const char *key)
 
 static bool is_accelerates(const char *key)
 {
-    return nd_name_find_key(ND_MAP_TOP, key) || find_map(key) != ND_MAP_TOP || is_foreign_map(key);
+    return nd_name_find(ND_MAP_TOP, key) || find_map(key) != ND_MAP_TOP || is_foreign_map(key);
 }
 
 static nd_status fail_foreign_key(nd_map_id map, const char *where, const char *name)
@@ -215,7 +215,7 @@ static nd_status fail_foreign_key(nd_map_id map, const char *where, const char *
     nd_suggest_init(&search, name);
     nd_names_offer(map, &search);
     for (int m = ND_MAP_FSDP; map == ND_MAP_TOP && m < ND_MAP_COUNT; m++) {
-        if (nd_name_find_key((nd_map_id)m, name)) {
+        if (nd_name_find((nd_map_id)m, name)) {
             return nd_fail(ND_ERR_CONFIG,
                            "%s%.80s is a key of %s; indent it, and the keys like it, below %s:",
                            where, name, nd_maps[m].key, nd_maps[m].key);
@@ -232,26 +232,26 @@ static nd_status read_foreign_key(nd_reader *reader, nd_map_id map, const nd_yam
                                   const char *file)
 {
     char where[WHERE_MAX], *text = NULL;
-    const nd_name *name = nd_name_find_key(map, node->key);
+    const nd_name *name = nd_name_find(map, node->key);
     format_where(where, file, node);
     if (!name) {
         return fail_foreign_key(map, where, node->key);
     }
-    if (nd_name_is_ignored(name)) {
+    if (name->kind == ND_NAME_IGNORED) {
         nd_reader_notice(reader, node->key, name->sentence);
         return ND_OK;
     }
     if (nd_yaml_is_null(node)) {
         return ND_OK; /* accelerate's value for "not given" */
     }
-    if (nd_name_is_of_field(name) && reader->set_by[name->field] == reader->layer) {
+    if (name->kind == ND_NAME_SETS && reader->set_by[name->field] == reader->layer) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s%s: the file gives this key under its other name too; keep one of them",
                        where, node->key);
     }
     ND_TRY(flatten(node, where, node->key, &text));
     nd_setting setting = {where, node->key, text, false};
-    nd_status status = name->apply(reader, name, &setting);
+    nd_status status = nd_name_apply(reader, name, &setting);
     free(text);
     return status;
 }
@@ -276,19 +276,20 @@ static nd_status read_map(nd_reader *reader, nd_map_id map, const nd_yaml_node *
 static nd_status complete_accelerate(nd_reader *reader, const char *file)
 {
     const int64_t workers = reader->config->launch.workers;
-    if (reader->distributed == ND_DISTRIBUTED_UNSET) {
+    const int distributed = reader->state[ND_STATE_DISTRIBUTED];
+    if (distributed == 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, "
                        "MULTI_CPU and FSDP",
                        file);
     }
-    if (reader->distributed == ND_DISTRIBUTED_NO && workers > 1) {
+    if (distributed == ND_DISTRIBUTED_NO && workers > 1) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or "
                        "FSDP, or one process",
                        file, nd_ll(workers));
     }
-    if (reader->distributed == ND_DISTRIBUTED_NO) {
+    if (distributed == ND_DISTRIBUTED_NO) {
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
     if (reader->set_by[ND_FIELD_train_precision] != reader->layer && !reader->no_fp16[0]) {

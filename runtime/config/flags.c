@@ -336,7 +336,7 @@ typedef struct target {
 
 static target find_target(const char *name)
 {
-    const nd_name *foreign = nd_name_find_flag(name);
+    const nd_name *foreign = nd_name_find(ND_MAP_FLAGS, name);
     const int field = nd_flag_find_field(name);
     const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
     return (target){nd_flag_list_holds(run_flags, name), both ? NULL : foreign, field};
@@ -507,7 +507,7 @@ static nd_status apply_flag(nd_reader *reader, const part *p, const target *t)
     if (t->of_run) {
         return strcmp(p->name, "set") == 0 ? apply_set(reader, p->value) : ND_OK;
     }
-    return t->foreign ? t->foreign->apply(reader, t->foreign, &setting)
+    return t->foreign ? nd_name_apply(reader, t->foreign, &setting)
                       : nd_reader_set(reader, (nd_field_id)t->field, &setting);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Applies the flags of other programs (flags.def) and accelerate's keys (accelerate.def). */
+/* Applies the flags of other programs and accelerate's keys (names.def). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,78 +9,54 @@
 #include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 
-/* The value among "a|b=c" that is the text, in upper or lower case; NULL: none. */
-static const char *find_value(const char *values, const char *text)
+/* Finds the value among "a|b=c" that is the text, in upper or lower case: *ours is what stands
+ * behind "=", or the value itself where there is none. Returns its place; -1: none. */
+static int find_value(const char *values, const char *text, char ours[64])
 {
-    while (values) {
-        const size_t n = strcspn(values, "=|");
+    for (int i = 0; values; i++) {
+        const size_t n = strcspn(values, "=|"), from = values[n] == '=' ? n + 1 : 0;
         if (n == strlen(text) && strncasecmp(values, text, n) == 0) {
-            return values;
+            snprintf(ours, 64, "%.*s", (int)strcspn(values + from, "|"), values + from);
+            return i;
         }
         const char *next = strchr(values, '|');
         values = next ? next + 1 : NULL;
     }
-    return NULL;
+    return -1;
 }
 
 /* The row lists true or false, which may be written in other words too. */
 static bool lists_switch(const nd_name *row)
 {
-    return find_value(row->values, "true") || find_value(row->values, "false");
-}
-
-static nd_status apply_field(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    return nd_reader_set(r, row->field, setting);
+    char ours[64];
+    return find_value(row->values, "true", ours) >= 0 ||
+           find_value(row->values, "false", ours) >= 0;
 }
 
 /* Takes one of the values of the row: "theirs" as it is, "theirs=ours" for its field. */
 static nd_status apply_words(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     bool on = false;
+    char ours[64] = "";
     const bool is_switch = lists_switch(row) && nd_bool_parse(setting->text, true, &on);
-    const char *found = find_value(row->values, !is_switch ? setting->text : on ? "true" : "false");
-    char ours[64];
-    if (!found) {
+    const char *text = !is_switch ? setting->text : on ? "true" : "false";
+    if (find_value(row->values, text, ours) < 0) {
         return row->sentence ? nd_reader_refuse(setting, row->sentence)
-                             : apply_field(r, row, setting);
+                             : nd_reader_set(r, row->field, setting);
     }
-    found += strcspn(found, "=|");
-    found += *found == '=';
-    snprintf(ours, sizeof ours, "%.*s", (int)strcspn(found, "|"), found);
-    return *ours ? nd_reader_put(r, row->field, ours) : ND_OK;
+    return row->field != ND_FIELD_COUNT && *ours ? nd_reader_put(r, row->field, ours) : ND_OK;
 }
 
-static nd_status apply_refused(nd_reader *r, const nd_name *row, const nd_setting *setting)
+/* Keeps which value was given. */
+static nd_status apply_state(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
-    return nd_fail(ND_ERR_CONFIG, "%s: %s", setting->name, row->sentence);
-}
-
-/* For what sets a thing that does not exist here and changes no result: a notice. */
-static nd_status apply_ignored(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    nd_reader_notice(r, setting->name, row->sentence);
-    return ND_OK;
-}
-
-static nd_status apply_distributed_type(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    static const struct {
-        const char *name;
-        nd_distributed kind;
-    } kinds[] = {{"NO", ND_DISTRIBUTED_NO},
-                 {"MULTI_GPU", ND_DISTRIBUTED_REPLICATE},
-                 {"MULTI_CPU", ND_DISTRIBUTED_REPLICATE},
-                 {"FSDP", ND_DISTRIBUTED_FSDP}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (strcasecmp(setting->text, kinds[i].name) == 0) {
-            r->distributed = kinds[i].kind;
-            return i == 2 ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
-        }
+    char ours[64];
+    const int index = find_value(row->values, setting->text, ours);
+    if (index < 0) {
+        return nd_reader_refuse(setting, row->sentence);
     }
-    return nd_reader_refuse(
-        setting, "supported are NO, MULTI_GPU, MULTI_CPU and FSDP; for DeepSpeed's or Megatron's "
-                 "sharding use FSDP with a parallelism_config");
+    r->state[row->state] = index + 1;
+    return strcasecmp(ours, setting->text) == 0 ? ND_OK : nd_reader_put(r, row->field, ours);
 }
 
 /* Notes why FP16 is refused. A later value may still replace it, so nd_reader_finish fails. */
@@ -132,28 +108,22 @@ static nd_status apply_main_port(nd_reader *r, const nd_name *row, const nd_sett
     return ND_OK;
 }
 
-/* A boolean (FSDP2) or the name or number of an FSDP1 strategy. */
-static nd_status apply_reshard(nd_reader *r, const nd_name *row, const nd_setting *setting)
+/* A boolean (FSDP2), or the name or number of an FSDP1 strategy. */
+static nd_status apply_sharding(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
-    static const char *const names[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
-                                        "HYBRID_SHARD_ZERO2"};
+    static const char names[] = "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD|HYBRID_SHARD_ZERO2";
     bool reshard = false;
-    int64_t number = 0; /* 1 to 5 */
+    char ours[64];
     if (!nd_bool_parse(setting->text, false, &reshard)) {
-        (void)nd_int_parse(setting->text, &number);
-        for (int i = 0; i < 5; i++) {
-            number = strcasecmp(setting->text, names[i]) == 0 ? i + 1 : number;
+        int64_t number = find_value(names, setting->text, ours) + 1;
+        if (number == 0 && (!nd_int_parse(setting->text, &number) || number < 1 ||
+                            number > ND_SHARDING_HYBRID_ZERO2)) {
+            return nd_reader_refuse(setting, row->sentence);
         }
-        if (number < 1 || number > 5) {
-            return nd_reader_refuse(
-                setting, "it must be true, false, or FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
-                         "HYBRID_SHARD or HYBRID_SHARD_ZERO2");
-        }
-        reshard = number == 1 || number == 4;
-        r->hybrid_shard = number >= 4;
-        r->no_shard = number == 3;
+        r->state[ND_STATE_SHARDING] = (int)number;
+        reshard = number == ND_SHARDING_FULL || number == ND_SHARDING_HYBRID;
     }
-    return nd_reader_put(r, ND_FIELD_parallel_reshard_after_forward, reshard ? "true" : "false");
+    return nd_reader_put(r, row->field, reshard ? "true" : "false");
 }
 
 static nd_status parse_size(nd_reader *r, const nd_setting *setting, int64_t *out)
@@ -178,16 +148,6 @@ static nd_status apply_sp_size(nd_reader *r, const nd_name *row, const nd_settin
     return parse_size(r, setting, &r->sp_size);
 }
 
-static nd_status apply_fp8_backend(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    r->fp8_ao = strcasecmp(setting->text, "AO") == 0;
-    r->fp8_te = strcasecmp(setting->text, "TE") == 0;
-    return r->fp8_ao || r->fp8_te
-               ? ND_OK
-               : nd_reader_refuse(setting,
-                                  "supported are AO (recipe tensorwise) and TE (recipe delayed)");
-}
-
 static nd_status apply_beta(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     const bool second = setting->name[strlen(setting->name) - 1] == '2';
@@ -202,27 +162,19 @@ static nd_status apply_beta(nd_reader *r, const nd_name *row, const nd_setting *
                          &(nd_setting){"", setting->name, pair, false});
 }
 
-/* The axis gets the workers that are left, in place of the one that would, unless sizes were
+/* The row's axis gets the workers that are left, in place of the one that would, unless sizes were
  * given. */
-static nd_status leave_rest(nd_reader *r, const nd_setting *setting, nd_axis to, nd_axis from)
+static nd_status apply_rest(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
+    const bool to_shard = row->field == ND_FIELD_mesh_dp_shard;
     bool on = false;
     ND_TRY(nd_reader_switch(setting, &on));
-    if (on && *nd_axis_size(r->config, from) == -1) {
-        ND_TRY(nd_reader_put(r, nd_axis_field(from), "1"));
-        return nd_reader_put(r, nd_axis_field(to), "-1");
+    if (on && (to_shard ? r->config->mesh.dp_replicate : r->config->mesh.dp_shard) == -1) {
+        ND_TRY(
+            nd_reader_put(r, to_shard ? ND_FIELD_mesh_dp_replicate : ND_FIELD_mesh_dp_shard, "1"));
+        return nd_reader_put(r, row->field, "-1");
     }
     return ND_OK;
-}
-
-static nd_status apply_use_fsdp(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    return leave_rest(r, setting, ND_AXIS_DP_SHARD, ND_AXIS_DP_REPLICATE);
-}
-
-static nd_status apply_multi_gpu(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    return leave_rest(r, setting, ND_AXIS_DP_REPLICATE, ND_AXIS_DP_SHARD);
 }
 
 static nd_status apply_standalone(nd_reader *r, const nd_name *row, const nd_setting *setting)
@@ -235,31 +187,6 @@ static nd_status apply_standalone(nd_reader *r, const nd_name *row, const nd_set
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, ""));
     }
     return ND_OK;
-}
-
-/* The strategies of transformers' Trainer: steps, which the interval says, epoch, or no. What they
- * mean is found when all flags are read (derive_strategies), so that their order has no effect. */
-static nd_status read_strategy(const nd_name *row, const nd_setting *setting, nd_strategy *out)
-{
-    static const char *const names[] = {
-        [ND_STRATEGY_NO] = "no", [ND_STRATEGY_STEPS] = "steps", [ND_STRATEGY_EPOCH] = "epoch"};
-    for (nd_strategy s = ND_STRATEGY_NO; s <= ND_STRATEGY_EPOCH; s++) {
-        if (strcmp(setting->text, names[s]) == 0) {
-            *out = s;
-            return ND_OK;
-        }
-    }
-    return nd_reader_refuse(setting, row->sentence);
-}
-
-static nd_status apply_save_strategy(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    return read_strategy(row, setting, &r->save_strategy);
-}
-
-static nd_status apply_eval_strategy(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    return read_strategy(row, setting, &r->eval_strategy);
 }
 
 /* The flag of transformers names a folder or a model of the hub. What exists as a folder, or is
@@ -346,29 +273,23 @@ static nd_status apply_nnodes(nd_reader *r, const nd_name *row, const nd_setting
     return nd_reader_set(r, ND_FIELD_launch_nnodes, &one);
 }
 
-#define NONE ND_FIELD_COUNT
 static const nd_name names[] = {
-#define ND_FLAG_CALL(names, is_switch, function, sentence)                                         \
-    {ND_MAP_FLAGS, names, NONE, function, NULL, sentence, is_switch},
-#define ND_FLAG_WORDS(names, section, name, values, sentence)                                      \
-    {ND_MAP_FLAGS, names, ND_FIELD_##section##_##name, apply_words, values, sentence, false},
-#define ND_FLAG_ONLY(names, values, sentence)                                                      \
-    {ND_MAP_FLAGS, names, NONE, apply_words, values, sentence, false},
-#define ND_FLAG_REFUSE(names, sentence)                                                            \
-    {ND_MAP_FLAGS, names, NONE, apply_refused, NULL, sentence, true},
-#include "runtime/config/flags.def"
-#define ND_KEY_FIELD(map, key, section, name)                                                      \
-    {ND_MAP_##map, #key, ND_FIELD_##section##_##name, apply_field, NULL, NULL, false},
-#define ND_KEY_WORDS(map, key, section, name, values, sentence)                                    \
-    {ND_MAP_##map, #key, ND_FIELD_##section##_##name, apply_words, values, sentence, false},
-#define ND_KEY_ONLY(map, key, values, sentence)                                                    \
-    {ND_MAP_##map, #key, NONE, apply_words, values, sentence, false},
-#define ND_KEY_IGNORED(map, key) {ND_MAP_##map, #key, NONE, apply_ignored, NULL, NULL, true},
-#define ND_KEY_HINT(map, key, sentence)                                                            \
-    {ND_MAP_##map, #key, NONE, apply_ignored, NULL, sentence, true},
-#define ND_KEY_CALL(map, key, function, section, name)                                             \
-    {ND_MAP_##map, #key, ND_FIELD_##section##_##name, function, NULL, NULL, false},
-#include "runtime/config/accelerate.def"
+#define ROW(kind, map, names, field, ...)                                                          \
+    {ND_NAME_##kind, ND_MAP_##map, names, ND_FIELD_##field, __VA_ARGS__},
+#define ND_NAME_FIELD(map, names, section, key) ROW(SETS, map, names, section##_##key, NULL)
+#define ND_NAME_WORDS(map, names, section, key, values, sentence)                                  \
+    ROW(CALLS, map, names, section##_##key, apply_words, values, sentence)
+#define ND_NAME_STATE(map, names, state, section, key, values, sentence)                           \
+    ROW(CALLS, map, names, section##_##key, apply_state, values, sentence, false, ND_STATE_##state)
+#define ND_NAME_ONLY(map, names, values, sentence)                                                 \
+    ROW(CALLS, map, names, COUNT, apply_words, values, sentence)
+#define ND_NAME_CALL(map, names, is_switch, function, section, key, sentence)                      \
+    ROW(CALLS, map, names, section##_##key, function, NULL, sentence, is_switch)
+#define ND_NAME_REFUSE(map, names, sentence)                                                       \
+    ROW(REFUSED, map, names, COUNT, NULL, NULL, sentence, true)
+#define ND_NAME_IGNORED(map, names, sentence)                                                      \
+    ROW(IGNORED, map, names, COUNT, NULL, NULL, sentence, ND_MAP_##map != ND_MAP_FLAGS)
+#include "runtime/config/names.def"
 };
 enum { NAME_COUNT = sizeof names / sizeof *names };
 
@@ -382,39 +303,41 @@ const nd_map nd_maps[ND_MAP_COUNT] = {
     [ND_MAP_DYNAMO] = {"dynamo_config", "dynamo_"},
 };
 
-bool nd_name_is_ignored(const nd_name *name)
+nd_status nd_name_apply(nd_reader *reader, const nd_name *name, const nd_setting *setting)
 {
-    return name->apply == apply_ignored;
-}
-
-bool nd_name_is_of_field(const nd_name *name)
-{
-    return name->apply == apply_field;
+    switch (name->kind) {
+    case ND_NAME_SETS:
+        return nd_reader_set(reader, name->field, setting);
+    case ND_NAME_REFUSED:
+        return nd_fail(ND_ERR_CONFIG, "%s: %s", setting->name, name->sentence);
+    case ND_NAME_IGNORED:
+        nd_reader_notice(reader, setting->name, name->sentence);
+        return ND_OK;
+    default:
+        return name->apply(reader, name, setting);
+    }
 }
 
 bool nd_name_is_switch(const nd_name *name)
 {
     return name->is_switch || lists_switch(name) ||
-           (name->apply == apply_field && nd_fields[name->field].type == ND_FIELD_TYPE_BOOL);
+           (name->kind == ND_NAME_SETS && nd_fields[name->field].type == ND_FIELD_TYPE_BOOL);
 }
 
-const nd_name *nd_name_find_flag(const char *flag)
+const nd_name *nd_name_find(nd_map_id map, const char *key)
 {
-    for (int i = 0; i < NAME_COUNT; i++) {
-        if (nd_flag_list_holds(names[i].names, flag)) {
-            return &names[i];
-        }
-    }
-    return NULL;
-}
-
-const nd_name *nd_name_find_key(nd_map_id map, const char *key)
-{
+    char word[ND_FLAG_NAME_MAX];
     const size_t prefix = strlen(nd_maps[map].prefix);
     for (int i = 0; i < NAME_COUNT; i++) {
-        if (names[i].map == map &&
-            (strcmp(names[i].names, key) == 0 || strcmp(names[i].names + prefix, key) == 0)) {
+        if (map == ND_MAP_FLAGS && nd_flag_list_holds(names[i].names, key)) {
             return &names[i];
+        }
+        for (int w = 0; map != ND_MAP_FLAGS && names[i].map == map &&
+                        nd_flag_list_word(names[i].names, w, word, sizeof word);
+             w++) {
+            if (strcmp(word, key) == 0 || strcmp(word + prefix, key) == 0) {
+                return &names[i];
+            }
         }
     }
     return NULL;

@@ -149,20 +149,19 @@ nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_settin
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
-typedef enum nd_distributed {
-    ND_DISTRIBUTED_UNSET = 0,
-    ND_DISTRIBUTED_NO,
-    ND_DISTRIBUTED_REPLICATE, /* MULTI_GPU, MULTI_CPU */
-    ND_DISTRIBUTED_FSDP
-} nd_distributed;
-
-/* transformers' --save-strategy and --eval-strategy. */
-typedef enum nd_strategy {
-    ND_STRATEGY_UNSET = 0,
-    ND_STRATEGY_NO,
-    ND_STRATEGY_STEPS,
-    ND_STRATEGY_EPOCH
-} nd_strategy;
+/* Which of a row's values (names.def) was given, from 1; 0: none. */
+typedef enum nd_state {
+    ND_STATE_DISTRIBUTED,
+    ND_STATE_SHARDING,
+    ND_STATE_FP8_BACKEND,
+    ND_STATE_SAVE,
+    ND_STATE_EVAL,
+    ND_STATE_COUNT
+} nd_state;
+enum { ND_DISTRIBUTED_NO = 1, ND_DISTRIBUTED_MULTI_GPU, ND_DISTRIBUTED_MULTI_CPU };
+enum { ND_SHARDING_FULL = 1, ND_SHARDING_NONE = 3, ND_SHARDING_HYBRID, ND_SHARDING_HYBRID_ZERO2 };
+enum { ND_FP8_BACKEND_AO = 1, ND_FP8_BACKEND_TE };
+enum { ND_STRATEGY_NO = 1, ND_STRATEGY_STEPS, ND_STRATEGY_EPOCH };
 
 typedef struct nd_reader {
     nd_config *config;  /* borrowed */
@@ -170,31 +169,17 @@ typedef struct nd_reader {
     nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
-    /* What accelerate's keys gave in this layer; nd_reader_end applies it. */
-    nd_distributed distributed;
-    bool no_shard, hybrid_shard; /* fsdp_sharding_strategy */
-    bool parallelism;            /* a parallelism_config with a size */
-    int64_t sp_size;             /* ranks of Ulysses, 0 unless given */
-    bool fp8_ao, fp8_te;         /* fp8_config.backend */
-    bool mixed_fp8;              /* mixed_precision: fp8 */
-    char main_ip[256];           /* "" unless given */
-    int64_t main_port;           /* -1 unless given */
-    char notices[1024];          /* keys without a meaning here, comma-separated */
-
-    nd_strategy save_strategy, eval_strategy; /* flags alone have them */
+    /* What other programs' names gave in this layer; nd_reader_end applies it. */
+    int state[ND_STATE_COUNT];
+    bool parallelism;   /* a parallelism_config with a size */
+    int64_t sp_size;    /* ranks of Ulysses, 0 unless given */
+    bool mixed_fp8;     /* mixed_precision: fp8 */
+    char main_ip[256];  /* "" unless given */
+    int64_t main_port;  /* -1 unless given */
+    char notices[1024]; /* keys without a meaning here, comma-separated */
 
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
-
-void nd_reader_init(nd_reader *reader, nd_config *config);
-void nd_reader_begin(nd_reader *reader, nd_layer layer);
-/* Derives what needs the complete layer: which model, main address, notices. `where` is the
- * beginning of messages. */
-nd_status nd_reader_end(nd_reader *reader, const char *where);
-
-/* After the last layer: refuses what no later value has replaced, and sets what follows from other
- * keys. */
-nd_status nd_reader_finish(const nd_reader *reader);
 
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
 /* The same with a value chosen by the program; messages name the key. */
@@ -224,25 +209,30 @@ typedef struct nd_map {
 } nd_map;
 extern const nd_map nd_maps[ND_MAP_COUNT];
 
-/* A name that accelerate, torchrun, Finetrainers or the Trainer know and that is not simply a
- * key's. */
+/* A row of names.def. */
+typedef enum nd_name_kind {
+    ND_NAME_CALLS,
+    ND_NAME_SETS,
+    ND_NAME_REFUSED,
+    ND_NAME_IGNORED
+} nd_name_kind;
 typedef struct nd_name nd_name;
 struct nd_name {
+    nd_name_kind kind;
     nd_map_id map;
-    const char *names; /* of a flag: separated by spaces. Each key is a flag, too */
+    const char *names; /* separated by spaces. Each key is a flag, too */
     nd_field_id field; /* ND_FIELD_COUNT: none */
     nd_status (*apply)(nd_reader *reader, const nd_name *name, const nd_setting *setting);
     const char *values;   /* the only ones that are taken, or NULL */
     const char *sentence; /* why others are refused, or what to do in place of an ignored name */
     bool is_switch;
+    nd_state state;
 };
 
-/* NULL: there is none. */
-const nd_name *nd_name_find_flag(const char *flag);
-const nd_name *nd_name_find_key(nd_map_id map, const char *key);
-bool nd_name_is_switch(const nd_name *name);   /* as a flag, it may stand without a value */
-bool nd_name_is_ignored(const nd_name *name);  /* it has no meaning here; a notice names it */
-bool nd_name_is_of_field(const nd_name *name); /* another name of a key, and no more */
+/* NULL: there is none. Keys of all maps are flags. */
+const nd_name *nd_name_find(nd_map_id map, const char *name);
+nd_status nd_name_apply(nd_reader *reader, const nd_name *name, const nd_setting *setting);
+bool nd_name_is_switch(const nd_name *name); /* as a flag, it may stand without a value */
 /* Offers the names of a map, or all as flags, for "did you mean". */
 void nd_names_offer(nd_map_id map, nd_suggest *search);
 

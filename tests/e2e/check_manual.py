@@ -41,14 +41,12 @@ def strings(text):
 
 
 def flags_of_tables(root):
-    """Every flag that the tables of the configuration take: all but those which are always refused."""
-    config, names = root / "runtime/config", []
-    code = {name: re.sub(r"/\*.*?\*/", "", (config / name).read_text(), flags=re.S) for name in ("flags.def", "accelerate.def")}
-    for macro in ("ND_FLAG_CALL", "ND_FLAG_WORDS", "ND_FLAG_ONLY"):
-        names += [w for first in re.findall(rf'^{macro}\(((?:\s*"[^"]*")+)', code["flags.def"], re.M) for w in strings(first).split()]
-    names += re.findall(r"^ND_KEY_\w+\(\w+, (\w+)[,)]", code["accelerate.def"], re.M)
+    """Every flag that names.def has: all but those which are always refused."""
+    table = re.sub(r"/\*.*?\*/", "", (root / "runtime/config/names.def").read_text(), flags=re.S)
+    rows = re.findall(r'^ND_NAME_(\w+)\(\w+,((?:\s*"[^"]*")+)', table, re.M)
+    names = [name for kind, text in rows if kind != "REFUSE" for name in strings(text).split()]
     names += [f"parallelism_config_{axis}_size" for axis in ("tp", "cp", "dp_shard", "dp_replicate")]
-    refused = [w for first in re.findall(r'^ND_FLAG_REFUSE\(((?:\s*"[^"]*")+)', code["flags.def"], re.M) for w in strings(first).split()]
+    refused = [name for kind, text in rows if kind == "REFUSE" for name in strings(text).split()]
     check(len(names) > 80 and len(refused) > 40, f"the tables have {len(names)} flags and refuse {len(refused)}")
     return {"--" + name.replace("_", "-") for name in names} - {"--" + name for name in refused}
 
