@@ -114,17 +114,6 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
     };
 }
 
-/* The answer depends on dtypes, head counts, rows and whether there is a window. Parts of blocks
- * have the rows of one chunk or of two; two leave no single row behind tiles, so one chunk answers
- * for all. With first keys it is always read. */
-bool nd_cp_uses_delta(const nd_cp *cp)
-{
-    const int64_t chunk = cp->dims.chunk;
-    const nd_attention a = nd_cp_attention_of(cp, &(nd_attention_block){0, chunk, 0, chunk, 0});
-    const nd_ops *ops = cp->rank->ops;
-    return cp->sight.first_keys || ops->attention_uses_delta(cp->rank->device, &a, cp->dims.act);
-}
-
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, const nd_attention_block *block)
 {
     nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, block->q_count, d->H, d->D);
@@ -249,39 +238,6 @@ nd_status nd_cp_blocks_backward(nd_cp *cp, int step, const nd_cp_backward *b,
     const int count = nd_cp_blocks_of(cp, step, kv->rows, blocks);
     for (int i = 0; i < count; i++) {
         ND_TRY(block_backward(cp, &blocks[i], b, kv, to));
-    }
-    return ND_OK;
-}
-
-static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
-{
-    const nd_dims *d = &cp->dims;
-    const int64_t rows = cp->sight.first_keys ? d->s : d->chunk;
-    for (int64_t at = 0; at < d->s && nd_cp_uses_delta(cp); at += rows) {
-        const nd_attention_block all = {at, rows, 0, rows, 0};
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta,
-              .attention = nd_cp_attention_of(cp, &all),
-              .delta = nd_cp_row_view(d, cp->delta, &all), .out = nd_cp_q_view(d, o, &all),
-              .dout = nd_cp_q_view(d, dout, &all));
-    }
-    return ND_OK;
-}
-
-nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b)
-{
-    ND_TRY(make_delta(cp, b->o, b->dout));
-    return cp->method->backward(cp, b);
-}
-
-nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv)
-{
-    const nd_dims *d = &cp->dims;
-    const int64_t kv = 2 * d->K * d->D;
-    ND_TRY(nd_exchange_finish(cp->rank, &cp->arriving));
-    ND_TRY(cp->method->finish ? cp->method->finish(cp) : ND_OK);
-    if (!cp->method->in_place) {
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
-              .x = nd_tensor_2d(cp->arrived, ND_DTYPE_F32, d->T, kv));
     }
     return ND_OK;
 }

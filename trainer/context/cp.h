@@ -114,18 +114,14 @@ int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
 int64_t nd_cp_sent_count(const nd_rank *rank);
 size_t nd_cp_first_keys_bytes(const nd_dims *dims);
 
-/* Tokens of separate documents, of all ranks (B, S): for each, in the order of the text, the place
- * of the first one of its document; and what nd_deal made of these. */
-typedef struct nd_dealt {
-    const int32_t *first_keys, *places;
-} nd_dealt;
-
-/* On the host: which keys this rank's queries see, and where they come from. sent: elements of keys
- * and values that all ranks together send, then those that this one sends to each rank of cp / u,
- * then those that it receives from each, then the rounds (nd_attention) of each step; the first is
- * -1 where all of them are gathered, or travel. */
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const nd_dealt *dealt,
-                      void *scratch, int32_t *out, int64_t *sent);
+/* On the host: which keys this rank's queries see, and where they come from. first_keys (B, S): for
+ * each token of all ranks, in the order of the text, the place of the first one of its document;
+ * places: what nd_deal made of these. sent: elements of keys and values that all ranks together
+ * send, then those that this one sends to each rank of cp / u, then those that it receives from
+ * each, then the rounds (nd_attention) of each step; the first is -1 where all of them are
+ * gathered, or travel. */
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *first_keys,
+                      const int32_t *places, void *scratch, int32_t *out, int64_t *sent);
 
 /* qkv (T, QKV), roped; o (T, H D) of the rank's tokens and lse F32 (chunks, B, H, chunk) of its
  * heads, which has T H elements of either, are written. */

@@ -20,17 +20,15 @@ typedef struct deal {
     int32_t *parents;        /* (2 ranks): owners of the longest */
 } deal;
 
-/* Of one query, in all layers, that is `seen` keys behind the first one of its document. */
-static int64_t pairs_at(const nd_deal_windows *w, int64_t seen)
-{
-    return seen * (nd_max(w->layers, 1) - w->windowed) + nd_min(seen, w->window) * w->windowed;
-}
-
+/* Of the queries [begin, end), in all layers. */
 static int64_t pairs_of(const deal *d, int64_t begin, int64_t end)
 {
+    const nd_deal_windows *w = &d->windows;
     int64_t pairs = 0;
     for (int64_t i = begin; i < end; i++) {
-        pairs += pairs_at(&d->windows, i - (d->first_keys ? d->first_keys[i] : 0) + 1);
+        const int64_t seen = i - (d->first_keys ? d->first_keys[i] : 0) + 1;
+        pairs +=
+            seen * (nd_max(w->layers, 1) - w->windowed) + nd_min(seen, w->window) * w->windowed;
     }
     return pairs;
 }
@@ -171,13 +169,14 @@ static bool is_balanced(const deal *d, int64_t all)
 /* Shorter tiles begin where the longest ones were dealt, and are exchanged one by one. */
 static void exchange_tiles(deal *d, int64_t length, int64_t all)
 {
+    int64_t swaps = 0;
     cut_tiles(d, length);
     for (int64_t t = 0; t < d->count; t++) {
         give(d, t, d->parents[t / d->cuts]);
     }
-    for (int64_t swaps = 0; swaps < d->count && !is_balanced(d, all) &&
-                            swap_tiles(d, rank_with(d, true), rank_with(d, false));
-         swaps++) {
+    while (swaps < d->count && !is_balanced(d, all) &&
+           swap_tiles(d, rank_with(d, true), rank_with(d, false))) {
+        swaps++;
     }
 }
 

@@ -11,8 +11,8 @@
 typedef struct keys_of_ranks {
     nd_dims d; /* of the rank's heads */
     int size, index;
-    int64_t window; /* of some layers; 0: of none */
-    nd_dealt dealt;
+    int64_t window;                     /* of some layers; 0: of none */
+    const int32_t *first_keys, *places; /* nd_cp_first_keys */
     int32_t *rows;   /* (B, S): the row of each place's key among those that attention reads;
                         -1: it is not there */
     int32_t *tokens; /* (T) some of a rank's */
@@ -22,7 +22,7 @@ typedef struct keys_of_ranks {
 /* The places of a rank's tokens of a sample, ascending. */
 static const int32_t *places_of(const keys_of_ranks *k, int64_t b, int rank)
 {
-    return k->dealt.places + b * k->d.S + rank * k->d.s;
+    return k->places + b * k->d.S + rank * k->d.s;
 }
 
 /* The keys of some tokens of a rank, or of its first `count` ones, are in these rows. */
@@ -43,7 +43,7 @@ static void number_keys(const keys_of_ranks *k, int32_t *bounds, nd_cp_key_lists
     const nd_dims *d = &k->d;
     for (int64_t b = 0; b < d->B; b++) {
         const int32_t *places = places_of(k, b, k->index);
-        const int32_t *first_keys = k->dealt.first_keys + b * d->S;
+        const int32_t *first_keys = k->first_keys + b * d->S;
         k->before[0] = 0;
         for (int64_t place = 0; place < d->S; place++) {
             const int32_t row = k->rows[b * d->S + place], key = k->before[place];
@@ -71,7 +71,7 @@ static int64_t find_seen(const keys_of_ranks *k, int from, int to, int32_t *toke
     const int64_t s = k->d.s;
     int64_t count = 0;
     for (int64_t b = 0; b < k->d.B && from != to; b++) {
-        const int32_t *first_keys = k->dealt.first_keys + b * k->d.S;
+        const int32_t *first_keys = k->first_keys + b * k->d.S;
         const int32_t *keys = places_of(k, b, from), *queries = places_of(k, b, to);
         for (int64_t i = 0, next = 0; i < s; i++) {
             while (next < s && queries[next] < keys[i]) {
@@ -139,6 +139,20 @@ bool nd_cp_gathers(const nd_rank *rank)
            !nd_cp_exchange_of(&rank->shape, rank->config).ring;
 }
 
+nd_dims nd_cp_dims_of_heads(const nd_rank *rank, const nd_dims *tokens)
+{
+    const int members = nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES);
+    nd_dims d = *tokens;
+    d.s *= members;
+    d.T *= members;
+    d.H /= members;
+    d.K = nd_max(d.K / members, 1);
+    d.QKV = (d.H + 2 * d.K) * d.D;
+    d.chunks = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) > 1 ? 2 : 1;
+    d.chunk = d.s / d.chunks;
+    return d;
+}
+
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
 {
     const nd_dims d = nd_cp_dims_of_heads(rank, tokens);
@@ -169,14 +183,15 @@ static int64_t rounds_of(const nd_dims *d, const int32_t *bounds, int more)
     return most;
 }
 
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt *dealt,
-                      void *scratch, int32_t *out, int64_t *elements)
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const int32_t *first_keys,
+                      const int32_t *places, void *scratch, int32_t *out, int64_t *elements)
 {
     keys_of_ranks k = {.d = nd_cp_dims_of_heads(rank, tokens),
                        .size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP),
                        .index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank),
                        .window = rank->shape.window,
-                       .dealt = *dealt,
+                       .first_keys = first_keys,
+                       .places = places,
                        .rows = scratch};
     const size_t bytes = (size_t)(k.d.B * k.d.S) * sizeof *k.rows;
     k.tokens = k.rows + k.d.B * k.d.S;

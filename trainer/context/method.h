@@ -27,6 +27,9 @@ extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_l
 /* Whether all keys, or those that are seen, are there at once; else they travel, or stay. */
 bool nd_cp_gathers(const nd_rank *rank);
 
+/* dims of the rank's heads, with the tokens of all ranks of the group ulysses. */
+nd_dims nd_cp_dims_of_heads(const nd_rank *rank, const nd_dims *tokens);
+
 /* What nd_cp_first_keys makes: of each query of the rank the first key, the first one within the
  * window, and the end (ND_CP_BOUNDS, T), among the keys of a sample that are there, in the order of
  * the text; once for each step of an exchange in steps. */
@@ -46,31 +49,12 @@ static inline nd_cp_key_lists nd_cp_key_lists_of(const nd_dims *d, int32_t *numb
     return (nd_cp_key_lists){order, back, back + d->T + d->B * d->S};
 }
 
-/* ulysses.c */
-
-/* dims of the rank's heads, with the tokens of all its group. */
-nd_dims nd_cp_dims_of_heads(const nd_rank *rank, const nd_dims *tokens);
-/* Wants the buffers. */
-void nd_cp_ulysses_plan(nd_cp *cp, nd_memplan *plan);
-/* Those of the heads between two exchanges, with the rank's tokens. */
-nd_status nd_cp_ulysses_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
-/* Begins cp->arriving, which the finish awaits. */
-nd_status nd_cp_ulysses_backward(nd_cp *cp, const nd_cp_backward *b);
-nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
-
 /* blocks.c */
-
-/* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
-nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
-nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv);
 
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block);
 /* The blocks of a step, for what cp->sight says; keys: how many rows of them there are. Returns
  * their number. */
 int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS]);
-/* Whether the backend's backward reads delta, for what cp->sight says. */
-bool nd_cp_uses_delta(const nd_cp *cp);
-
 /* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */
 typedef struct nd_kv_source {
     void *data;

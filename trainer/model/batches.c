@@ -145,7 +145,7 @@ static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batc
     memcpy(staged + POSITIONS * b->stride, from->positions, bytes);
     if (from->first_keys) {
         int64_t *sent = b->sent + out->slot * nd_cp_sent_count(b->rank);
-        nd_cp_first_keys(b->rank, b->dims, &(nd_dealt){from->first_keys, from->places}, b->dealing,
+        nd_cp_first_keys(b->rank, b->dims, from->first_keys, from->places, b->dealing,
                          staged + ARRAYS * b->stride, sent);
         out->sent = sent;
     }

@@ -220,7 +220,7 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     if (of_sequence) {
         void *scratch = malloc(nd_cp_first_keys_bytes(d));
         cr_assert_leq(nd_cp_sent_count(rank), sizeof sent / sizeof *sent);
-        nd_cp_first_keys(rank, d, &(nd_dealt){of_sequence, places}, scratch, keys, sent);
+        nd_cp_first_keys(rank, d, of_sequence, places, scratch, keys, sent);
         free(scratch);
     }
     job->out->sent = sent[0]; /* of any rank, the same */
