@@ -1,7 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Lists of calls, and the ops that make them. */
 #include "trainer/dry/dry.h"
 
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
 enum { ALIGN_MAX = 256 };
+
+nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call)
+{
+    for (int i = 0; i < calls->count; i++) {
+        if (memcmp(&calls->entries[i].call, call, sizeof *call) == 0) {
+            return &calls->entries[i];
+        }
+    }
+    return NULL;
+}
+
+nd_status nd_calls_add(nd_calls *calls, const nd_call *call)
+{
+    nd_call_entry *entry = nd_calls_find(calls, call);
+    if (entry) {
+        entry->times += calls->weight;
+        return ND_OK;
+    }
+    if (calls->count == calls->capacity) {
+        int capacity = calls->capacity > 0 ? 2 * calls->capacity : 64;
+        void *grown = realloc(calls->entries, (size_t)capacity * sizeof *calls->entries);
+        if (!grown) {
+            return nd_fail_memory("the calls of a step");
+        }
+        calls->entries = grown;
+        calls->capacity = capacity;
+    }
+    calls->entries[calls->count++] = (nd_call_entry){.call = *call, .times = calls->weight};
+    return ND_OK;
+}
+
+nd_status nd_calls_add_all(nd_calls *calls, const nd_calls *from)
+{
+    for (int i = 0; i < from->count; i++) {
+        calls->weight = from->entries[i].times;
+        ND_TRY(nd_calls_add(calls, &from->entries[i].call));
+    }
+    return ND_OK;
+}
+
+static int64_t times_in(const nd_calls *step, const nd_call *call)
+{
+    const nd_call_entry *entry = nd_calls_find(step, call);
+    return entry ? entry->times : 0;
+}
+
+double nd_calls_difference(const nd_calls *timed, const nd_calls *step, const nd_calls *other,
+                           bool only_more)
+{
+    double seconds = 0.0;
+    for (int i = 0; i < timed->count; i++) {
+        const nd_call_entry *entry = &timed->entries[i];
+        int64_t more = times_in(step, &entry->call) - times_in(other, &entry->call);
+        if (more != 0 && entry->seconds < 0.0) {
+            return NAN;
+        }
+        seconds += more > 0 || !only_more ? (double)more * entry->seconds : 0.0;
+    }
+    return seconds;
+}
+
+void nd_calls_free(nd_calls *calls)
+{
+    free(calls->entries);
+    *calls = (nd_calls){0};
+}
 
 static nd_call_matrix matrix(nd_tensor t)
 {
@@ -26,16 +97,6 @@ static nd_call_matrix operand(const nd_matrix *x)
     return m;
 }
 
-static nd_status note(nd_stream *stream, const nd_call *call)
-{
-    return nd_calls_add(stream->native, call);
-}
-
-static bool is_empty(nd_tensor c)
-{
-    return c.shape[0] == 0 || c.shape[1] == 0;
-}
-
 static nd_status note_product(nd_stream *s, const nd_product_args *x)
 {
     const bool fp8 = nd_matrix_is_fp8(&x->a);
@@ -47,21 +108,21 @@ static nd_status note_product(nd_stream *s, const nd_product_args *x)
                     .c = matrix(x->c),
                     .a = operand(&x->a),
                     .b = operand(&x->b)};
-    return is_empty(x->c) ? ND_OK : note(s, &call);
+    return nd_tensor_count(x->c) == 0 ? ND_OK : nd_calls_add(s->native, &call);
 }
 
 static nd_status note_amax(nd_stream *s, const nd_amax_args *x)
 {
     nd_call call = {.kind = ND_CALL_AMAX, .merges = x->merge, .a = matrix(x->x)};
     call.a.along = (int32_t)x->granularity;
-    return note(s, &call);
+    return nd_calls_add(s->native, &call);
 }
 
 static nd_status note_fp8_scale(nd_stream *s, const nd_fp8_scale_args *x)
 {
     nd_call call = {.kind = ND_CALL_FP8_SCALE,
                     .a = matrix(nd_tensor_1d(x->scale, ND_DTYPE_F32, x->count))};
-    return note(s, &call);
+    return nd_calls_add(s->native, &call);
 }
 
 static nd_status note_make_form(nd_stream *s, const nd_make_form_args *x)
@@ -73,14 +134,14 @@ static nd_status note_make_form(nd_stream *s, const nd_make_form_args *x)
                     .a = matrix(x->x),
                     .b = matrix(codes ? (nd_tensor){0} : x->transposed)};
     call.a.along = (int32_t)x->out.granularity;
-    return note(s, &call);
+    return nd_calls_add(s->native, &call);
 }
 
 /* Casts of matrices and vectors; casts of other views are the same in BF16 and FP8. */
 static nd_status note_cast(nd_stream *s, const nd_cast_args *x)
 {
     nd_call call = {.kind = ND_CALL_CAST, .c = matrix(x->out), .a = matrix(x->x)};
-    return x->x.axes > 2 || x->out.axes > 2 ? ND_OK : note(s, &call);
+    return x->x.axes > 2 || x->out.axes > 2 ? ND_OK : nd_calls_add(s->native, &call);
 }
 
 #define SKIP(op, prefix)                                                                           \

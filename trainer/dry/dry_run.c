@@ -64,17 +64,8 @@ static nd_status nothing(void *operation)
     return ND_OK;
 }
 
-/* In a group of several ranks the caller waits for an event; this one is complete. */
-static nd_status done_at_once(nd_event *done)
-{
-    if (done) {
-        *done = (nd_event){.finish = nothing};
-    }
-    return ND_OK;
-}
-
 /* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
- * an all-gather. */
+ * an all-gather. In a group of several ranks the caller waits for an event; this one is complete. */
 static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype, nd_event *done)
 {
     nd_step_work *work = comm->transport->native;
@@ -85,7 +76,10 @@ static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype
         *(host ? &work->host_bytes : &work->wire_bytes) += bytes;
         work->exposed_bytes += done ? 0.0 : bytes;
     }
-    return done_at_once(done);
+    if (done) {
+        *done = (nd_event){.finish = nothing};
+    }
+    return ND_OK;
 }
 
 /* To each of the others: all_gather, reduce_scatter, all_to_all. */
@@ -110,7 +104,7 @@ static nd_status dry_to_one(nd_comm *comm, nd_stream *stream, const nd_comm_args
 
 static nd_status dry_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
 {
-    return done_at_once(done);
+    return count_sent(comm, 0, ND_DTYPE_U8, done);
 }
 
 static const nd_comm_backend dry_backend = {
@@ -126,23 +120,18 @@ static const nd_comm_backend dry_backend = {
     .barrier = dry_barrier,
 };
 
-/* Runs one micro-batch, which a step has `times` of; no op reads its tokens. */
-static nd_status micro_batch(nd_model *m, nd_activation_set *set, nd_calls *calls, int64_t times)
-{
-    calls->weight = times;
-    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
-    return nd_model_backward(m, set);
-}
-
 static nd_status run_step(nd_model *m, nd_calls *calls)
 {
-    int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     for (int s = 0; s < m->set_count && !m->forward_only; s++) { /* each has graphs of its own */
-        /* No op reads them, but some are other calls where there are any. */
+        /* No op reads tokens and first keys, but some are other calls where there are any. */
         m->sets[s].batch.first_keys = m->batches.first_keys > 0 ? m->batches.memory : NULL;
         nd_fsdp_begin_step(&m->fsdp, 0);
-        ND_TRY(micro_batch(m, &m->sets[s], calls, s == 0));
-        ND_TRY(micros > 1 ? micro_batch(m, &m->sets[s], calls, s == 0 ? micros - 1 : 0) : ND_OK);
+        for (int i = 0; i < (micros > 1 ? 2 : 1); i++) { /* all but the first are alike */
+            calls->weight = s > 0 ? 0 : i == 0 ? 1 : micros - 1;
+            ND_TRY(nd_model_forward(m, &m->sets[s], ND_PASS_TRAIN));
+            ND_TRY(nd_model_backward(m, &m->sets[s]));
+        }
     }
     calls->weight = 0;
     return nd_model_forward(m, m->sets, ND_PASS_EVAL);
@@ -156,20 +145,6 @@ typedef struct dry_step {
     void *native;       /* stream.native that these ops get */
     nd_step_work *work; /* what communication adds to; NULL: nothing */
 } dry_step;
-
-static nd_status run_model(nd_model *m, const dry_step *step)
-{
-    nd_graphs *graphs = NULL;
-    if (!step->graphs) {
-        return run_step(m, step->calls);
-    }
-    ND_TRY(nd_graphs_create_dry(&m->rank->stream, &graphs));
-    m->graphs = graphs;
-    nd_status status = run_step(m, step->calls);
-    *step->graphs = nd_graphs_count(graphs);
-    nd_graphs_destroy(graphs);
-    return status;
-}
 
 static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
@@ -187,6 +162,7 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     };
     nd_memplan plan;
     nd_model *model = NULL;
+    nd_graphs *graphs = NULL;
     nd_status status = ND_OK;
     nd_memplan_init(&plan);
     ND_TRY(nd_ops_check(&step->ops));
@@ -204,8 +180,16 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     ND_TRY_OUT(nd_model_plan_weights(model, false, &plan));
     ND_TRY_OUT(nd_memplan_commit(&plan, device));
     ND_TRY_OUT(nd_model_start(model));
-    status = run_model(model, step);
+    if (step->graphs) {
+        ND_TRY_OUT(nd_graphs_create_dry(&r.stream, &graphs));
+        model->graphs = graphs;
+    }
+    ND_TRY_OUT(run_step(model, step->calls));
+    if (step->graphs) {
+        *step->graphs = nd_graphs_count(graphs);
+    }
 out:
+    nd_graphs_destroy(graphs);
     nd_model_destroy(model);
     nd_memplan_fini(&plan);
     nd_groups_destroy(&r.groups);
@@ -213,15 +197,12 @@ out:
     return status;
 }
 
-static dry_step recorded(const nd_rank *rank, const nd_model_options *options, nd_calls *calls)
-{
-    return (dry_step){
-        .options = *options, .calls = calls, .ops = nd_dry_ops(rank->ops), .native = calls};
-}
-
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
 {
-    dry_step step = recorded(rank, &(nd_model_options){.linears = linears}, calls);
+    const dry_step step = {.options = {.linears = linears},
+                           .calls = calls,
+                           .ops = nd_dry_ops(rank->ops),
+                           .native = calls};
     return run_rank(rank, &step);
 }
 
@@ -255,29 +236,25 @@ nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *option
 {
     nd_calls calls = {0};
     prepare_target target = {rank->ops->prepare, rank->device};
-    dry_step step = {
+    const dry_step step = {
         .options = *options, .calls = &calls, .ops = prepare_ops(rank->ops), .native = &target};
-    bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
-    nd_status status = needed ? run_rank(rank, &step) : ND_OK;
-    nd_calls_free(&calls);
-    return status;
+    const bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
+    return needed ? run_rank(rank, &step) : ND_OK;
 }
 
 nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
                             nd_graph_counts *out)
 {
     nd_calls calls = {0};
-    dry_step step = recorded(rank, options, &calls);
-    step.graphs = out;
-    nd_status status = run_rank(rank, &step);
-    nd_calls_free(&calls);
-    return status;
+    const dry_step step = {
+        .options = *options, .calls = &calls, .graphs = out, .ops = nd_dry_idle_ops(rank->ops)};
+    return run_rank(rank, &step);
 }
 
 nd_status nd_dry_run_work(const nd_rank *rank, int host_ranks, nd_step_work *out)
 {
     nd_step_work work = {.host_ranks = host_ranks};
-    dry_step step = {
+    const dry_step step = {
         .calls = &work.calls, .ops = nd_dry_work_ops(rank->ops), .native = &work, .work = &work};
     ND_TRY(run_rank(rank, &step));
     *out = work;

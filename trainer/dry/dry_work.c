@@ -26,20 +26,16 @@ static double bytes_of_result(nd_tensor t, const nd_fuse *fuse)
     return bytes_of(t) + bytes_of(fuse->codes);
 }
 
-static double product_flops(nd_tensor c, int64_t k)
-{
-    return 2.0 * (double)c.shape[0] * (double)c.shape[1] * (double)k;
-}
-
 static nd_status work_product(nd_stream *s, const nd_product_args *x)
 {
     nd_step_work *w = work_of(s);
     const nd_matrix *a = &x->a;
+    const int64_t k = a->stored.shape[a->transposed == x->a_transposed ? 1 : 0];
     add(s,
         nd_matrix_is_fp8(a)               ? &w->flops_fp8
         : a->stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
                                           : &w->flops_bf16,
-        product_flops(x->c, a->stored.shape[a->transposed == x->a_transposed ? 1 : 0]));
+        2.0 * (double)nd_tensor_count(x->c) * (double)k);
     return ND_OK;
 }
 
