@@ -65,7 +65,7 @@ static nd_status nothing(void *operation)
 }
 
 /* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
- * an all-gather. In a group of several ranks the caller waits for an event; this one is complete. */
+ * an all-gather. In a group of several ranks the caller waits for an event, which is complete. */
 static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype, nd_event *done)
 {
     nd_step_work *work = comm->transport->native;

@@ -10,17 +10,6 @@
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
 typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_D, DIM_QD, DIM_KD, DIM_COUNT } dim;
-typedef enum when {
-    WHEN_ALWAYS = 0,
-    WHEN_QKV_BIAS,
-    WHEN_O_BIAS,
-    WHEN_MLP_BIAS,
-    WHEN_QK_NORM,
-    WHEN_QK_NORM_ALL,
-    WHEN_PRE_NORM,
-    WHEN_POST_NORM
-} when;
-
 static const struct {
     const char *name;
     nd_unit_kind unit;
@@ -28,12 +17,11 @@ static const struct {
     nd_split split;
     nd_init init;
     bool decay;
-    when when;
 } table[ND_PARAM_COUNT] = {
 #define ND_PARAM(id, unit_, name_, rows_, cols_, split_, init_, decay_, when_)                     \
     [ND_PARAM_##id] = {name_,       ND_UNIT_##unit_,   DIM_##rows_,                                \
                        DIM_##cols_, ND_SPLIT_##split_, ND_INIT_##init_,                            \
-                       decay_,      WHEN_##when_},
+                       decay_},
 #include "trainer/layout/params.def"
 };
 
@@ -68,15 +56,20 @@ static void extents_of(const nd_shape *shape, nd_param_id id, int64_t *rows, int
 
 bool nd_shape_has(const nd_shape *shape, nd_param_id id)
 {
-    const int64_t on[] = {[WHEN_ALWAYS] = 1,
-                          [WHEN_QKV_BIAS] = shape->qkv_bias,
-                          [WHEN_O_BIAS] = shape->o_bias,
-                          [WHEN_MLP_BIAS] = shape->mlp_bias,
-                          [WHEN_QK_NORM] = shape->qk_norm == 1,
-                          [WHEN_QK_NORM_ALL] = shape->qk_norm == 2,
-                          [WHEN_PRE_NORM] = shape->post_norm != 1,
-                          [WHEN_POST_NORM] = shape->post_norm};
-    return on[table[id].when] && !(shape->tied && id == ND_PARAM_HEAD);
+#define WHEN_ALWAYS      true
+#define WHEN_QKV_BIAS    shape->qkv_bias
+#define WHEN_O_BIAS      shape->o_bias
+#define WHEN_MLP_BIAS    shape->mlp_bias
+#define WHEN_QK_NORM     shape->qk_norm == 1
+#define WHEN_QK_NORM_ALL shape->qk_norm == 2
+#define WHEN_PRE_NORM    shape->post_norm != 1
+#define WHEN_POST_NORM   shape->post_norm
+    const bool has[] = {
+#define ND_PARAM(id, unit, name, rows, cols, split, init, decay, when)                             \
+    [ND_PARAM_##id] = WHEN_##when,
+#include "trainer/layout/params.def"
+    };
+    return has[id] && !(shape->tied && id == ND_PARAM_HEAD);
 }
 
 int64_t nd_shape_parameters(const nd_shape *s)
@@ -105,6 +98,45 @@ void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, in
     extents_of(s, id, out, in);
     *out /= table[id].split == ND_SPLIT_ROWS ? tp / copies_of(s, id, tp) : 1;
     *in /= table[id].split == ND_SPLIT_COLS ? tp : 1;
+}
+
+/* Linears. */
+
+const nd_linear_row nd_linears[ND_LINEAR_COUNT] = {
+#define ND_LINEAR(id, module, rows, cols, split, input)                                            \
+    [ND_LINEAR_##id] = {ND_PARAM_##id, ND_PARAM_##id##_BIAS, ND_INPUT_##input, module},
+#include "trainer/layout/params.def"
+};
+
+const char *nd_input_name(nd_input input)
+{
+    static const char *const names[] = {[ND_INPUT_QKV] = "self_attn.qkv_proj",
+                                        [ND_INPUT_O] = "self_attn.o_proj",
+                                        [ND_INPUT_GATE_UP] = "mlp.gate_up_proj",
+                                        [ND_INPUT_DOWN] = "mlp.down_proj"};
+    return names[input];
+}
+
+int nd_input_linears(nd_input input, int *first)
+{
+    int count = 0;
+    for (int i = ND_LINEAR_COUNT - 1; i >= 0; i--) {
+        if (nd_linears[i].input == input) {
+            *first = i;
+            count++;
+        }
+    }
+    return count;
+}
+
+int nd_linear_of_param(nd_param_id id)
+{
+    for (int i = 0; i < ND_LINEAR_COUNT; i++) {
+        if (nd_linears[i].param == id) {
+            return i;
+        }
+    }
+    return -1;
 }
 
 /* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
@@ -199,12 +231,6 @@ static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
     segment->used = p->offset + p->local_rows * p->local_cols;
 }
 
-static bool belongs(const nd_shape *shape, nd_param_id id, nd_unit_kind kind)
-{
-    nd_unit_kind home = shape->tied && id == ND_PARAM_EMBED ? ND_UNIT_HEAD : table[id].unit;
-    return home == kind && nd_shape_has(shape, id);
-}
-
 static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind kind, int64_t layer)
 {
     nd_unit *unit = &layout->units[layout->unit_count];
@@ -214,7 +240,9 @@ static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind 
                       .first_param = layout->param_count,
                       .shard_offset = layout->shard_total};
     for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
-        if (!belongs(o->shape, id, kind)) {
+        const bool table_in_head = layout->tied && id == ND_PARAM_EMBED;
+        if ((table_in_head ? ND_UNIT_HEAD : table[id].unit) != kind ||
+            !nd_shape_has(o->shape, id)) {
             continue;
         }
         nd_param *p = &layout->params[layout->param_count++];
@@ -410,20 +438,4 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
         return (nd_flat_range){0};
     }
     return (nd_flat_range){segment->shard_offset + begin, segment->shard_offset + end, p->decay};
-}
-
-nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
-{
-    nd_flat_range *ranges = NULL;
-    int n = 0;
-    ND_TRY(ND_ALLOC(layout->param_count, &ranges));
-    for (int i = 0; i < layout->param_count; i++) {
-        nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
-        if (range.begin < range.end) {
-            ranges[n++] = range;
-        }
-    }
-    *out = ranges;
-    *count = n;
-    return ND_OK;
 }

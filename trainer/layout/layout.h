@@ -253,10 +253,6 @@ int64_t nd_param_adjacent(const nd_param *param, int64_t element);
  * begin == end: none. */
 nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *param);
 
-/* Ranges of the flat state arrays with their weight decay, for the optimizer; owned by the
- * caller. */
-nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
-
 /* linears: those of a block, in module order */
 
 typedef enum nd_linear {

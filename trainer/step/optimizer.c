@@ -38,12 +38,16 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
 
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
 {
+    const nd_layout *layout = fsdp->layout;
     *optimizer = (nd_optimizer){.fsdp = fsdp};
-    ND_TRY(nd_layout_decay_ranges(fsdp->layout, &optimizer->ranges, &optimizer->range_count));
-    for (int i = 0; i < optimizer->range_count; i++) {
-        nd_flat_range *range = &optimizer->ranges[i];
-        range->copy = nd_fsdp_resident(fsdp, range->begin);
-        range->amax = nd_scales_updated_amax(fsdp->scales, range->begin);
+    ND_TRY(ND_ALLOC(layout->param_count, &optimizer->ranges));
+    for (int i = 0; i < layout->param_count; i++) {
+        nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
+        if (range.begin < range.end) {
+            range.copy = nd_fsdp_resident(fsdp, range.begin);
+            range.amax = nd_scales_updated_amax(fsdp->scales, range.begin);
+            optimizer->ranges[optimizer->range_count++] = range;
+        }
     }
     return ND_OK;
 }
