@@ -1,19 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/step/parts.h"
+
 #include <math.h>
 #include <stdlib.h>
 
-static double wsd(const nd_config *config, int64_t done)
-{
-    int64_t steps = config->train.steps;
-    int64_t decay =
-        config->optimizer.decay_steps ? config->optimizer.decay_steps : (steps + 9) / 10;
-    double lr = config->optimizer.lr;
-    if (done <= steps - decay) {
-        return lr;
-    }
-    return lr + (config->optimizer.min_lr - lr) * (double)(done - (steps - decay)) / (double)decay;
-}
+#include "runtime/base/math.h"
 
 double nd_schedule_lr(const nd_config *config, int64_t step)
 {
@@ -33,7 +24,10 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
     case ND_SCHEDULE_WSD:
         break;
     }
-    return wsd(config, step - 1);
+    const int64_t steps = config->train.steps, given = config->optimizer.decay_steps;
+    const int64_t decay = given ? given : (steps + 9) / 10;
+    const double decayed = (double)nd_max(0, step - 1 - (steps - decay));
+    return lr + (min_lr - lr) * decayed / (double)decay;
 }
 
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
@@ -56,24 +50,6 @@ void nd_optimizer_fini(nd_optimizer *optimizer)
 {
     free(optimizer->ranges);
     optimizer->ranges = NULL;
-}
-
-static double clip_factor(double max_norm, double norm)
-{
-    if (max_norm <= 0.0) {
-        return 1.0;
-    }
-    double factor = max_norm / (norm + 1e-6);
-    return factor < 1.0 ? factor : 1.0;
-}
-
-/* The first range from `first` on that begins at `end` of the shard or behind it. */
-static int range_at(const nd_optimizer *optimizer, int first, int64_t end)
-{
-    while (first < optimizer->range_count && optimizer->ranges[first].begin < end) {
-        first++;
-    }
-    return first;
 }
 
 /* Ranges [first, last). */
@@ -100,13 +76,14 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
 {
     nd_fsdp *fsdp = optimizer->fsdp;
     const nd_config *config = fsdp->rank->config;
+    const double max_norm = config->optimizer.max_grad_norm;
     nd_adamw hyper = {
         .lr = (float)lr,
         .beta1 = (float)config->optimizer.betas[0],
         .beta2 = (float)config->optimizer.betas[1],
         .eps = (float)config->optimizer.eps,
         .weight_decay = (float)config->optimizer.weight_decay,
-        .grad_scale = (float)clip_factor(config->optimizer.max_grad_norm, grad_norm),
+        .grad_scale = max_norm > 0 ? (float)fmin(1, max_norm / (grad_norm + 1e-6)) : 1,
         .bias1 = (float)(1.0 - pow(config->optimizer.betas[0], (double)step)),
         .bias2 = (float)(1.0 - pow(config->optimizer.betas[1], (double)step)),
     };
@@ -116,9 +93,12 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
         ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
     }
     int first = 0;
-    for (int u = 0, last; gated && u < fsdp->layout->unit_count; u++, first = last) {
+    for (int u = 0, last = 0; gated && u < fsdp->layout->unit_count; u++, first = last) {
         const nd_unit *unit = &fsdp->layout->units[u];
-        last = range_at(optimizer, first, unit->shard_offset + unit->shard_count);
+        const int64_t end = unit->shard_offset + unit->shard_count;
+        while (last < optimizer->range_count && optimizer->ranges[last].begin < end) {
+            last++;
+        }
         ND_TRY(gate->wait(gate->context, u));
         ND_TRY(update_ranges(optimizer, hyper, first, last));
     }

@@ -75,25 +75,10 @@ nd_work nd_work_of(int64_t most, int64_t least)
                      .slowest_rank = (int)(last_rank - (most & last_rank))};
 }
 
-/* Clocks of this rank when its work of a step began. */
-typedef struct work_begin {
-    int64_t ns, communication_ns;
-} work_begin;
-
-static work_begin begin_work(const nd_rank *r)
+/* The time of this rank so far without that of communication. */
+static int64_t busy_ns(const nd_rank *r)
 {
-    return (work_begin){nd_clock_ns(), r->trace.ns[ND_TRACE_COMMUNICATION]};
-}
-
-static void send_work(nd_trainer *t, const work_begin *begin, double waited_for_data)
-{
-    const nd_rank *r = t->rank;
-    const int64_t all = nd_clock_ns() - begin->ns;
-    const int64_t communication = r->trace.ns[ND_TRACE_COMMUNICATION] - begin->communication_ns;
-    const double seconds = (double)(all - communication) * 1e-9 + waited_for_data;
-    bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
-    t->sent->most = known ? nd_work_most(seconds, r->rank) : 0;
-    t->sent->least = known ? nd_work_least(seconds) : 0;
+    return nd_clock_ns() - r->trace.ns[ND_TRACE_COMMUNICATION];
 }
 
 /* A signal that reached one rank stops all of them at the same boundary, and all learn at the same
@@ -156,11 +141,12 @@ static nd_status end_dump(nd_trainer *t)
 
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
+    const nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
     ND_TRY(begin_dump(t, batch));
     /* Ops leave plain rows in such a step: graphs have recorded others. */
     const bool plain = t->model->scales.counting || t->model->dump;
-    const work_begin begin = begin_work(t->rank);
+    const int64_t begin = busy_ns(r);
     /* The first step loads kernels, which a capture does not allow. */
     t->model->graphs = t->steps_recordable > 0 && !plain ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->position.step + 1);
@@ -171,7 +157,10 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_fsdp_grad_squares(&t->model->fsdp, &numbers->squares));
     ND_TRY(end_dump(t));
-    send_work(t, &begin, batch->wait_seconds);
+    const double seconds = (double)(busy_ns(r) - begin) * 1e-9 + batch->wait_seconds;
+    const bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
+    t->sent->most = known ? nd_work_most(seconds, r->rank) : 0;
+    t->sent->least = known ? nd_work_least(seconds) : 0;
     ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
     t->steps_recordable += !plain;
