@@ -22,7 +22,7 @@
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/parts.h" /* made by meson.build: what this program was built with */
-#include "trainer/run/run_folder.h"
+#include "trainer/run/run.h"
 #include "trainer/worker/worker.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)

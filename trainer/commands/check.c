@@ -8,7 +8,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
-#include "trainer/run/resume.h"
+#include "trainer/run/run.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"

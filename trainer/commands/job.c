@@ -131,8 +131,6 @@ static nd_status train(const nd_command_call *call)
     nd_config *config = call->config;
     nd_worker *worker = call->worker;
     nd_inputs inputs = {.stop = nd_train_stop_flag()};
-    nd_run_context context = {
-        .worker = worker, .inputs = &inputs, .argc = call->argc, .argv = call->argv};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_job_check(config, &worker->identity));
     ND_TRY_OUT(nd_worker_meet(worker, config));
@@ -143,7 +141,7 @@ static nd_status train(const nd_command_call *call)
     }
     ND_TRY_OUT(nd_settings_compare(worker, config, &inputs));
     ND_TRY_OUT(nd_worker_join(worker, config, &inputs.shape));
-    ND_TRY_OUT(nd_train(&context));
+    ND_TRY_OUT(nd_train(worker, &inputs, call->argc, call->argv));
 out:
     nd_inputs_close(&inputs);
     return status;

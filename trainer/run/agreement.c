@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run.h"
-
+/* What the ranks of a job tell each other through its store. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +7,40 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/run/state.h"
+
+nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status status,
+                          const char *fault, void *value, size_t bytes)
+{
+    const nd_error error = *nd_error_last();
+    const size_t size = sizeof(int64_t) + bytes;
+    size_t got = size;
+    int64_t told = status;
+    char *message = NULL;
+    ND_TRY(nd_alloc(size, 1, (void **)&message));
+    value = value ? value : message; /* of no bytes */
+    if (worker->identity.rank == 0) {
+        memcpy(message, &told, sizeof told);
+        memcpy(message + sizeof told, value, bytes);
+        nd_status sent = nd_store_set(worker->store, key, message, size);
+        free(message);
+        if (status != ND_OK) {
+            nd_error_restore(&error);
+        }
+        return status != ND_OK ? status : sent;
+    }
+    nd_status read = nd_store_get(worker->store, key, message, &got);
+    if (read == ND_OK && got != size) {
+        read = nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
+    }
+    if (read == ND_OK) {
+        memcpy(&told, message, sizeof told);
+        memcpy(value, message + sizeof told, bytes);
+    }
+    free(message);
+    ND_TRY(read);
+    return told == ND_OK ? ND_OK : nd_fail_elsewhere((nd_status)told, "rank 0 %s", fault);
+}
 
 enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
 

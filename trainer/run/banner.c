@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run_folder.h"
-
+/* What a run shows at its start. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +8,7 @@
 #include "runtime/base/math.h"
 #include "trainer/context/deal.h"
 #include "trainer/precision/precision.h"
-#include "trainer/tune/tune.h"
-#include "trainer/worker/worker.h"
+#include "trainer/run/state.h"
 
 /* Prints keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct settings_printer {
@@ -70,11 +68,11 @@ static void print_cpus(const nd_worker *worker)
 
 /* Threads of different workers that share a CPU wait for each other at the end of every parallel
  * region. */
-static void warn_of_threads(const nd_run_context *run, const nd_config *config)
+static void warn_of_threads(const nd_run *run)
 {
     const nd_affinity *a = &run->worker->affinity;
     int workers = run->worker->peers.sharers, threads = a->threads * workers;
-    if (config->launch.threads_per_worker > 1 && threads > a->allowed) {
+    if (run->config->launch.threads_per_worker > 1 && threads > a->allowed) {
         nd_log_warning(
             "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s, so steps "
             "may take many times as long; leave it out, or use %d",
@@ -241,9 +239,9 @@ out:
 }
 
 /* Prints how often the run reads its data, and warns when one step reads all of them. */
-static nd_status print_data(const nd_run_context *run, const nd_rank *r)
+static nd_status print_data(const nd_run *run)
 {
-    const nd_config *config = r->config;
+    const nd_config *config = run->config;
     int64_t blocks = nd_dataset_blocks(run->inputs->data);
     int64_t step_blocks = nd_step_blocks(config);
     double passes = (double)config->train.steps * (double)step_blocks / (double)blocks;
@@ -261,7 +259,7 @@ static nd_status print_data(const nd_run_context *run, const nd_rank *r)
         print_documents("validation data", run->inputs->validation, config);
         ND_TRY(print_counted("validation data", run->inputs->validation));
     }
-    ND_TRY(print_balance(run->inputs->data, r));
+    ND_TRY(print_balance(run->inputs->data, run->rank));
     ND_TRY(print_sources(run->inputs->data, config));
     if (step_blocks > blocks) {
         nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "
@@ -331,15 +329,15 @@ void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape,
     }
 }
 
-nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
+nd_status nd_banner_print(const nd_run *run)
 {
-    const nd_worker *worker = run->worker;
-    const nd_rank *r = trainer->rank;
+    const nd_trainer *trainer = run->trainer;
+    const nd_rank *r = run->rank;
     const bool gpu = nd_rank_is_gpu(r);
     char mesh[128];
     print_settings(r->config);
     (void)nd_config_each_warning(r->config, warn_line, NULL);
-    nd_log_info("run folder: %s", dir);
+    nd_log_info("run folder: %s", run->dir);
     nd_log_info("mesh: %s on %s%s%s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, gpu ? ", " : "", gpu ? nd_device_machine(r->device) : "",
                 r->transport->backend->name);
@@ -352,8 +350,8 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
         nd_log_info("instruction set: %s; %s", nd_ops_machine(r->device),
                     nd_ops_products(r->device));
     }
-    print_cpus(worker);
-    warn_of_threads(run, r->config);
+    print_cpus(run->worker);
+    warn_of_threads(run);
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",
                 (double)nd_shape_parameters(&r->shape) * 1e-6,
@@ -385,5 +383,5 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
                     "collectives, embedding, head, update, validation and steps that "
                     "fp8.health_interval reports run outside of them");
     }
-    return print_data(run, r);
+    return print_data(run);
 }

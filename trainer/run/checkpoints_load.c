@@ -4,105 +4,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
-#include "trainer/run/checkpoints.h"
-#include "trainer/view/metrics.h"
-#include "trainer/weights/weights.h"
+#include "trainer/run/state.h"
 
-/* The source. */
-
-/* Rank 0: the checkpoint fits the run. */
-static nd_status check_source(const nd_run_checkpoints *c)
-{
-    const nd_config *config = c->context->worker->rank.config;
-    nd_manifest manifest = {0};
-    if (!c->resume.found) {
-        return ND_OK;
-    }
-    ND_TRY(nd_manifest_read(c->resume.source, &manifest));
-    nd_status status =
-        nd_resume_check(config, c->context->inputs, c->resume.source, &manifest, true);
-    nd_manifest_fini(&manifest);
-    return status;
-}
-
-/* The key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
+/* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
+ * key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
  * thread has the error of; the search fails with it. */
-static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, const char *key,
+static nd_status find(nd_run *s, const nd_resume_search *search, const char *key,
                       nd_status prepared)
 {
-    const nd_worker *worker = c->context->worker;
     nd_status status = prepared;
-    if (worker->identity.rank == 0 && status == ND_OK) {
-        const nd_resume before = c->resume;
-        status = nd_resume_find(search, &c->resume);
-        bool same = strcmp(before.source, c->resume.source) == 0;
-        if (status == ND_OK && search->below >= 0 && !c->resume.found) {
+    if (s->rank->rank == 0 && status == ND_OK) {
+        const nd_resume before = s->resume;
+        nd_manifest manifest = {0};
+        status = nd_resume_find(search, &s->resume);
+        if (status == ND_OK && search->below >= 0 && !s->resume.found) {
             status = nd_fail(ND_ERR_DATA,
                              "no checkpoint of %s can be used: %s is damaged, and there is none "
                              "before it",
                              before.run, before.source);
         }
-        status = status == ND_OK && !same ? check_source(c) : status;
+        if (status == ND_OK && s->resume.found && strcmp(before.source, s->resume.source) != 0) {
+            status = nd_manifest_read(s->resume.source, &manifest);
+            status = status == ND_OK
+                         ? nd_resume_check(s->config, s->inputs, s->resume.source, &manifest, true)
+                         : status;
+            nd_manifest_fini(&manifest);
+        }
     }
-    return nd_run_tell_all(worker, key, status, "found nothing to go on from", &c->resume,
-                           sizeof c->resume);
+    return nd_run_tell_all(s->worker, key, status, "found nothing to go on from", &s->resume,
+                           sizeof s->resume);
 }
 
-nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
+nd_status nd_run_find_source(nd_run *s)
 {
-    const nd_resume_search search = {.config = context->worker->rank.config,
-                                     .run_folder = context->worker->identity.run_folder,
-                                     .below = -1};
-    c->context = context;
-    return find(c, &search, "resume", ND_OK);
-}
-
-/* The first search came before the lock of the run folder: what another process has saved, renamed
- * or deleted there meanwhile counts. A checkpoint that was named stays the one. */
-static nd_status find_again(nd_run_checkpoints *c)
-{
-    const nd_resume before = c->resume;
-    const nd_resume_search search = {.config = c->context->worker->rank.config,
-                                     .run_folder = before.run,
-                                     .below = -1,
-                                     .sets_aside = true};
-    bool named = before.found && !before.searched;
-    return before.continues && !named ? find(c, &search, "resume under the lock", ND_OK) : ND_OK;
+    const nd_resume_search search = {
+        .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
+    return find(s, &search, "resume", ND_OK);
 }
 
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
  * run. */
-static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
+static nd_status fall_back(nd_run *s, const nd_error *error)
 {
-    const nd_worker *worker = c->context->worker;
-    const nd_resume before = c->resume;
-    const nd_resume_search search = {.config = worker->rank.config,
-                                     .run_folder = before.continues ? before.run
-                                                                    : worker->identity.run_folder,
-                                     .below = before.step,
-                                     .sets_aside = true};
+    const nd_resume before = s->resume;
+    const nd_resume_search search = {
+        .config = s->config,
+        .run_folder = before.continues ? before.run : s->worker->identity.run_folder,
+        .below = before.step,
+        .sets_aside = true};
     char key[64];
     nd_status status = ND_OK;
     if (error->cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error->message);
     }
-    if (worker->identity.rank == 0 && !nd_resume_is_own(&c->resume)) {
+    if (s->dir && !nd_resume_is_own(&before)) {
         nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
                        "since this run goes on in another folder",
-                       c->resume.source);
-    } else if (worker->identity.rank == 0) {
-        status = nd_run_set_damaged_aside(c->resume.run, c->resume.step);
+                       before.source);
+    } else if (s->dir) {
+        status = nd_resume_set_damaged_aside(before.run, before.step);
     }
-    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, c->rewinds);
-    return find(c, &search, key, status);
+    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, s->rewinds);
+    return find(s, &search, key, status);
 }
 
-static void log_restored(const nd_run_checkpoints *c, const nd_restored *restored)
+static void log_restored(const nd_run *s, const nd_restored *restored)
 {
-    const nd_config *config = c->trainer->rank->config;
-    if (c->trainer->rank->rank != 0) {
+    const nd_config *config = s->config;
+    if (s->rank->rank != 0) {
         return;
     }
     if (restored->scales_differ && restored->scales) {
@@ -113,148 +83,155 @@ static void log_restored(const nd_run_checkpoints *c, const nd_restored *restore
     }
     if (restored->leaves) {
         nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
-                       c->resume.source);
+                       s->resume.source);
     }
-    if (c->resume.found && !config->checkpoint.verify) {
+    if (s->resume.found && !config->checkpoint.verify) {
         nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
-                       c->resume.source);
+                       s->resume.source);
     }
     if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
-        nd_log_warning("%s has no moments of AdamW, so these begin at zero", c->resume.source);
+        nd_log_warning("%s has no moments of AdamW, so these begin at zero", s->resume.source);
     }
 }
 
-static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, nd_mesh *saved)
+static nd_status load_checkpoint(nd_run *s, nd_restored *restored, nd_mesh *saved)
 {
-    const bool verify = c->trainer->rank->config->checkpoint.verify;
+    const bool verify = s->config->checkpoint.verify;
     for (;;) {
         nd_manifest manifest = {0};
         nd_status status =
-            nd_restore_checkpoint(c->trainer, c->resume.source, &manifest, verify, restored);
+            nd_restore_checkpoint(s->trainer, s->resume.source, &manifest, verify, restored);
         if (status == ND_OK) {
             /* The data go on behind the samples that were seen, whatever number a step had; after a
              * rewind the caller knows better. */
-            nd_run_position *position = &c->trainer->position;
+            nd_run_position *position = &s->trainer->position;
             position->samples_ahead =
-                manifest.samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
+                manifest.samples_seen - position->step * nd_step_blocks(s->config);
             *saved = manifest.mesh;
         }
         nd_manifest_fini(&manifest);
-        if (status != ND_ERR_DATA || !c->resume.searched) {
+        if (status != ND_ERR_DATA || !s->resume.searched) {
             return status;
         }
         const nd_error error = *nd_error_last();
-        ND_TRY(fall_back(c, &error));
+        ND_TRY(fall_back(s, &error));
     }
 }
 
-static nd_status load_fresh(nd_run_checkpoints *c)
+static nd_status load_fresh(nd_run *s)
 {
-    nd_fsdp *fsdp = &c->trainer->model->fsdp;
-    const nd_rank *r = c->trainer->rank;
-    if (c->context->inputs->weights) {
-        return nd_weights_load(fsdp, c->context->inputs->weights);
-    }
-    return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
+    nd_fsdp *fsdp = &s->trainer->model->fsdp;
+    return s->inputs->weights
+               ? nd_weights_load(fsdp, s->inputs->weights)
+               : nd_weights_init(fsdp, s->rank->shape.init_std, (uint64_t)s->config->model.seed);
 }
 
-nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files,
-                                  nd_status opened)
+/* Rank 0 sets aside what is later than the checkpoint, and first the model, which may be that of a
+ * later step: a start that is killed here leaves no model whose checkpoint is gone. */
+static nd_status set_later_aside(nd_run *s)
+{
+    nd_status status = s->resume.searched ? ND_OK : nd_run_set_aside(s, "model");
+    status = status == ND_OK && s->dir ? nd_resume_set_later_aside(&s->resume) : status;
+    return nd_run_tell_all(s->worker, "later checkpoints", status,
+                           "could not set what is later aside", NULL, 0);
+}
+
+nd_status nd_run_load_source(nd_run *s)
 {
     nd_restored restored = {.moments = true};
-    nd_mesh saved = trainer->rank->mesh;
+    nd_mesh saved = s->rank->mesh;
     double begin = nd_clock_seconds();
-    c->trainer = trainer;
-    c->files = files;
-    ND_TRY(nd_run_folder_share(c, opened));
-    ND_TRY(find_again(c));
-    ND_TRY(c->resume.found ? load_checkpoint(c, &restored, &saved) : load_fresh(c));
-    c->held_step = c->good_step = trainer->position.step;
-    if (c->resume.found) {
-        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
-    }
-    log_restored(c, &restored);
-    if (c->resume.found) { /* by rank 0 alone; all ranks learn how it ended */
-        /* First the model, which may be that of a later step: a start that is killed here leaves no
-         * model whose checkpoint is gone. */
-        nd_status aside = c->resume.searched ? ND_OK : nd_run_files_set_aside(files, "model");
-        aside = aside == ND_OK && trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume)
-                                                           : aside;
-        ND_TRY(nd_run_tell_all(c->context->worker, "later checkpoints", aside,
-                               "could not set what is later aside", NULL, 0));
-    }
-    if (!c->resume.found && !c->resume.continues) {
+    /* The first search came before the lock of the run folder: what another process has saved,
+     * renamed or deleted there meanwhile counts. A checkpoint that was named stays the one. */
+    const nd_resume before = s->resume;
+    const nd_resume_search again = {
+        .config = s->config, .run_folder = before.run, .below = -1, .sets_aside = true};
+    ND_TRY(before.continues && (before.searched || !before.found)
+               ? find(s, &again, "resume under the lock", ND_OK)
+               : ND_OK);
+    const nd_resume *source = &s->resume;
+    ND_TRY(source->found ? load_checkpoint(s, &restored, &saved) : load_fresh(s));
+    s->held_step = s->good_step = s->trainer->position.step;
+    snprintf(s->good, sizeof s->good, "%s", source->source);
+    log_restored(s, &restored);
+    ND_TRY(source->found ? set_later_aside(s) : ND_OK);
+    if (!source->found && !source->continues) {
         return ND_OK;
     }
-    const nd_mesh *mesh = &trainer->rank->mesh;
+    const nd_mesh *mesh = &s->rank->mesh;
     bool other_mesh = memcmp(saved.size, mesh->size, sizeof saved.size) != 0;
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED,
         .mesh = other_mesh ? mesh : NULL,
         .mesh_was = other_mesh ? &saved : NULL,
-        .step = trainer->position.step,
-        .path = c->resume.found ? c->resume.source : "the start",
+        .step = s->trainer->position.step,
+        .path = source->found ? source->source : "the start",
         .seconds = nd_clock_seconds() - begin,
-        .restart = c->context->worker->identity.restart_epoch,
+        .restart = s->worker->identity.restart_epoch,
     };
-    ND_TRY(nd_sinks_event(&files->sinks, &event));
-    return nd_run_best_find(c);
+    ND_TRY(nd_sinks_event(&s->sinks, &event));
+    return nd_run_best_find(s);
 }
 
-/* *out is true when the metrics.jsonl of the run has no validation of this step. A file that is
- * missing or damaged has none, so that it is made again. */
-static nd_status lacks_validation(const char *run, int64_t step, bool *out)
-{
-    char path[ND_RESUME_PATH_MAX + 32];
-    nd_metrics metrics = {0};
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    nd_status status = nd_metrics_read(path, &metrics);
-    const nd_column *losses = nd_metrics_column(&metrics, "validation_loss");
-    *out = true;
-    for (size_t i = 0; i < losses->count; i++) {
-        *out &= losses->points[i].step != (double)step;
-    }
-    nd_metrics_fini(&metrics);
-    if (status == ND_ERR_DATA) {
-        nd_error_clear();
-        return ND_OK;
-    }
-    return status;
-}
-
-nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
-{
-    const nd_worker *worker = c->context->worker;
-    nd_status status = ND_OK;
-    bool lacks = false;
-    *out = false;
-    if (!c->resume.found || !c->resume.continues) {
-        return ND_OK;
-    }
-    if (worker->identity.rank == 0) {
-        status = lacks_validation(c->resume.run, c->trainer->position.step, &lacks);
-    }
-    ND_TRY(nd_run_tell_all(worker, "validation owed", status, "cannot read metrics.jsonl", &lacks,
-                           sizeof lacks));
-    *out = lacks;
-    return ND_OK;
-}
-
-nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c)
+/* State and position of the newest good checkpoint. */
+static nd_status load_good(nd_run *s)
 {
     nd_restored restored;
     nd_mesh saved;
-    if (strcmp(c->good, c->resume.source) != 0) { /* saved by this start */
-        c->resume =
-            (nd_resume){.found = true, .continues = true, .searched = true, .step = c->good_step};
-        snprintf(c->resume.run, sizeof c->resume.run, "%s", c->run);
-        snprintf(c->resume.source, sizeof c->resume.source, "%s", c->good);
+    if (strcmp(s->good, s->resume.source) != 0) { /* saved by this start */
+        s->resume =
+            (nd_resume){.found = true, .continues = true, .searched = true, .step = s->good_step};
+        snprintf(s->resume.run, sizeof s->resume.run, "%s", s->place.path);
+        snprintf(s->resume.source, sizeof s->resume.source, "%s", s->good);
     }
-    ND_TRY(load_checkpoint(c, &restored, &saved));
-    c->good_step = c->resume.step;
-    snprintf(c->good, sizeof c->good, "%s", c->resume.source);
-    if (c->trainer->rank->rank == 0 && nd_resume_is_own(&c->resume)) {
-        nd_progress_set_durable_step(&c->context->worker->progress, c->good_step);
+    ND_TRY(load_checkpoint(s, &restored, &saved));
+    s->good_step = s->resume.step;
+    snprintf(s->good, sizeof s->good, "%s", s->resume.source);
+    if (s->dir && nd_resume_is_own(&s->resume)) {
+        nd_progress_set_durable_step(&s->worker->progress, s->good_step);
     }
     return ND_OK;
+}
+
+enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
+
+/* The state of the checkpoint, in a trainer whose last step was the one before `failed`. */
+static nd_status go_back(nd_run *s, int64_t failed, const char *why)
+{
+    nd_run_position *position = &s->trainer->position;
+    int64_t samples = nd_step_blocks(s->config);
+    int64_t seen = failed * samples + position->samples_ahead;
+    double begin = nd_clock_seconds();
+    ND_TRY(load_good(s));
+    position->samples_ahead = seen - position->step * samples;
+    s->held_step = position->step;
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .step = position->step,
+        .path = s->good,
+        .seconds = nd_clock_seconds() - begin,
+        .restart = s->worker->identity.restart_epoch,
+        .rewound_from = failed,
+        .reason = why,
+        .samples = (failed - position->step) * samples,
+    };
+    ND_TRY(nd_sinks_event(&s->sinks, &event));
+    return nd_run_best_rewound(s);
+}
+
+nd_status nd_run_rewind(nd_run *s)
+{
+    const nd_error error = *nd_error_last();
+    int64_t failed = s->trainer->position.step + 1;
+    ND_TRY(nd_run_saving_wait(s));
+    s->rewinds++;
+    if (!s->good[0] || s->rewinds > REWINDS_MAX) {
+        return nd_fail(ND_ERR_NUMERIC, "%s; %s", error.message,
+                       s->good[0] ? "the run has gone back ten times already"
+                                  : "there is no checkpoint yet to go back to");
+    }
+    if (s->rank->rank == 0) {
+        nd_log_warning("%s", error.message);
+    }
+    return go_back(s, failed, error.message);
 }

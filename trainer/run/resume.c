@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/resume.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -11,24 +9,24 @@
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/run/run_folder.h"
+#include "trainer/run/state.h"
 
 static nd_status fail_long(const char *path)
 {
     return nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes", path,
-                   ND_RESUME_PATH_MAX);
+                   ND_RUN_PATH_MAX);
 }
 
 /* An absolute path without links, which all nodes see alike. */
-static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
+static nd_status absolute(const char *path, char out[ND_RUN_PATH_MAX])
 {
     char *real = realpath(path, NULL);
     if (!real) {
         return nd_fail(nd_fs_blame(errno, ND_ERR_DATA), "the folder %s cannot be opened: %s", path,
                        strerror(errno));
     }
-    bool fits = strlen(real) < ND_RESUME_PATH_MAX;
-    snprintf(out, ND_RESUME_PATH_MAX, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+    bool fits = strlen(real) < ND_RUN_PATH_MAX;
+    snprintf(out, ND_RUN_PATH_MAX, "%.*s", ND_RUN_PATH_MAX - 1, real);
     free(real);
     return fits ? ND_OK : fail_long(path);
 }
@@ -153,18 +151,18 @@ static nd_status take(nd_resume *out, const char *run, int64_t step)
 }
 
 /* The run folder that latest, auto and steps refer to; "" when there is none. */
-static nd_status find_run(const nd_resume_search *search, char out[ND_RESUME_PATH_MAX])
+static nd_status find_run(const nd_resume_search *search, char out[ND_RUN_PATH_MAX])
 {
     const nd_config *config = search->config;
     char *newest = NULL;
     out[0] = '\0';
     if (search->run_folder && search->run_folder[0]) {
-        snprintf(out, ND_RESUME_PATH_MAX, "%s", search->run_folder);
+        snprintf(out, ND_RUN_PATH_MAX, "%s", search->run_folder);
     } else if (config->output.dir[0]) {
-        snprintf(out, ND_RESUME_PATH_MAX, "%s", config->output.dir);
+        snprintf(out, ND_RUN_PATH_MAX, "%s", config->output.dir);
     } else {
         ND_TRY(nd_run_folder_newest(config, &newest));
-        snprintf(out, ND_RESUME_PATH_MAX, "%s", newest ? newest : "");
+        snprintf(out, ND_RUN_PATH_MAX, "%s", newest ? newest : "");
         free(newest);
     }
     return ND_OK;
@@ -195,7 +193,7 @@ static nd_status check_run(const nd_config *config, const char *run)
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400], others[400];
+    char run[ND_RUN_PATH_MAX], names[400], others[400];
     const passing how = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
     int64_t step = -1;
     bool holds = false;
@@ -241,7 +239,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400];
+    char run[ND_RUN_PATH_MAX], names[400];
     char *path = NULL;
     ND_TRY(find_run(search, run));
     if (!run[0]) {
@@ -278,7 +276,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 /* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
 static nd_status is_continued(const nd_config *config, const char *run, bool *out)
 {
-    char given[ND_RESUME_PATH_MAX] = "";
+    char given[ND_RUN_PATH_MAX] = "";
     bool there = false;
     ND_TRY(nd_fs_is_folder(config->output.dir, &there));
     ND_TRY(there ? absolute(config->output.dir, given) : ND_OK);
@@ -341,7 +339,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     const passing own = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
     ND_TRY(find_newest(search, out->source, continues ? own : PASS_SAYING, &step));
     if (step >= 0) { /* a run folder */
-        char run[ND_RESUME_PATH_MAX];
+        char run[ND_RUN_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
         out->searched = true;
         ND_TRY(take(out, run, step));
@@ -444,4 +442,13 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume)
     }
     free(list);
     return status;
+}
+
+nd_status nd_resume_set_damaged_aside(const char *run, int64_t step)
+{
+    char *aside = NULL;
+    ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
+    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
+    free(aside);
+    return ND_OK;
 }

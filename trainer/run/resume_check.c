@@ -9,7 +9,7 @@
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
-#include "trainer/run/resume.h"
+#include "trainer/run/state.h"
 
 /* Pairs of a manifest's identity that are no settings, or are not compared as such. */
 typedef struct identity_rule {

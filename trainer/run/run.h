@@ -86,12 +86,19 @@ nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inp
 nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
                               const char *continued);
 
-typedef struct nd_run_context {
-    nd_worker *worker; /* joined */
-    nd_inputs *inputs; /* open */
-    int argc;          /* the command line, for run.json */
-    char **argv;
-} nd_run_context;
+/* Before any worker starts: the source that checkpoint.resume names is there and fits the run, and
+ * checkpoint.allow names only keys that are compared (else ND_ERR_CONFIG). */
+nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs);
+
+enum { ND_LIBRARY_COUNT = 5 };
+
+typedef struct nd_run_text {
+    const char *key, *value;
+} nd_run_text;
+
+/* Fills name and version of the libraries that a run's bits may depend on; returns their number.
+ * Strings are static. `open`: also that of UCX where it is not in use, which is opened for it. */
+int nd_library_versions(bool open, nd_run_text out[ND_LIBRARY_COUNT]);
 
 /*
  * Sample texts (train.sample_prompt): at each validation the model in training continues prompts,
@@ -115,7 +122,8 @@ nd_status nd_run_samples_write(nd_run_samples *s, const nd_stop_check *check, nd
                                bool *stopped);
 void nd_run_samples_close(nd_run_samples *s); /* NULL is legal, as above */
 
-nd_status nd_train(const nd_run_context *run);
+/* The worker is joined, and the inputs are open. The command line is for run.json. */
+nd_status nd_train(nd_worker *worker, nd_inputs *inputs, int argc, char *const *argv);
 
 /* Asks the run to end at the next step boundary, alike on all ranks (ND_ERR_PREEMPTED).
  * Async-signal-safe. */

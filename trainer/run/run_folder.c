@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run_folder.h"
-
+/* The folder of a run: whether it can be used, what rank 0 makes there, and what all ranks see. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
-#include "trainer/worker/worker.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/run/state.h"
+#include "trainer/weights/weights.h"
 
 static const char *const advice = "give another folder with --save-dir";
-
-static nd_status make_path(const char *path)
-{
-    return nd_fs_make_folders(path, "the run folder", advice);
-}
 
 /* A folder that files can be put into. */
 static nd_status check_writable(const char *dir)
@@ -47,21 +44,13 @@ static nd_status fail_holds_run(const char *dir, const char *mark)
                    dir, mark);
 }
 
-/* A restart of a fresh run would take a checkpoint of ours that is there already. */
-static nd_status check_no_checkpoint(const char *dir)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    ND_TRY(nd_folder_list(dir, ND_FOLDER_WHOLE | ND_FOLDER_OURS, &list, &count));
-    nd_status status = count > 0 ? fail_holds_run(dir, list[count - 1].name) : ND_OK;
-    free(list);
-    return status;
-}
-
-/* A folder that is there, and holds no run yet. */
+/* A folder that is there, and holds no run yet. A restart of a fresh run would take a checkpoint of
+ * ours that is there already. */
 static nd_status check_fresh(const char *dir)
 {
     static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
+    nd_folder *list = NULL;
+    int count = 0;
     ND_TRY(check_writable(dir));
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         bool there = false;
@@ -70,7 +59,10 @@ static nd_status check_fresh(const char *dir)
             return fail_holds_run(dir, marks[i]);
         }
     }
-    return check_no_checkpoint(dir);
+    ND_TRY(nd_folder_list(dir, ND_FOLDER_WHOLE | ND_FOLDER_OURS, &list, &count));
+    nd_status status = count > 0 ? fail_holds_run(dir, list[count - 1].name) : ND_OK;
+    free(list);
+    return status;
 }
 
 /* File name of the configuration without folder and suffix; "run" when there was no file. */
@@ -87,31 +79,10 @@ static void name_of(const nd_config *config, char name[128])
 
 enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
 
-/* The largest file of a model, which is sharded above ND_HF_FILE_BYTES, against ulimit -f. */
-static nd_status check_file_limit(uint64_t model_bytes)
-{
-    struct rlimit limit;
-    uint64_t bytes = model_bytes < ND_HF_FILE_BYTES ? model_bytes : ND_HF_FILE_BYTES;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        bytes <= limit.rlim_cur) {
-        return ND_OK;
-    }
-    return nd_fail(ND_ERR_CANTCREATE,
-                   "the trained model needs a file of %llu bytes, but files of at most %llu may be "
-                   "written (ulimit -f); raise this limit, or set output.save_model: false",
-                   (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
-}
-
 static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
 {
     const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
     return (uint64_t)nd_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
-}
-
-/* About what the model takes that the run saves as a Hugging Face folder, side files included. */
-static uint64_t model_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    return weights_bytes(config, inputs) + inputs->side_bytes;
 }
 
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -119,18 +90,31 @@ uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *input
     const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
     const uint64_t heads = (uint64_t)nd_mesh_world_size(&config->resolved_mesh) * 65536;
     return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + heads + SMALL_FILES_BYTES +
-           (config->checkpoint.export_model ? model_bytes(config, inputs) : 0);
+           (config->checkpoint.export_model ? weights_bytes(config, inputs) + inputs->side_bytes
+                                            : 0);
 }
 
-/* A disk that is too full for the model is an error before training, not after it. */
+/* A disk that is too full for the model and its side files is an error before training, not after
+ * it, as is a limit of ulimit -f: the largest file of a model, which is sharded above
+ * ND_HF_FILE_BYTES. */
 static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
                                       const char *dir)
 {
+    struct rlimit limit;
+    const uint64_t all = weights_bytes(config, inputs);
+    const uint64_t file = all < ND_HF_FILE_BYTES ? all : ND_HF_FILE_BYTES;
     if (!config->output.save_model) {
         return ND_OK;
     }
-    ND_TRY(check_file_limit(weights_bytes(config, inputs)));
-    return nd_fs_check_space(dir, model_bytes(config, inputs), "the trained model");
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        file > limit.rlim_cur) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "the trained model needs a file of %llu bytes, but files of at most %llu "
+                       "may be written (ulimit -f); raise this limit, or set output.save_model: "
+                       "false",
+                       (unsigned long long)file, (unsigned long long)limit.rlim_cur);
+    }
+    return nd_fs_check_space(dir, all + inputs->side_bytes, "the trained model");
 }
 
 nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
@@ -139,21 +123,21 @@ nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
     const char *dir = config->output.dir[0] ? config->output.dir : "runs";
     char *existing = NULL;
     bool there = false;
+    nd_status status = ND_OK;
     if (continued) {
         return check_writable(continued);
     }
     ND_TRY(nd_fs_check_folders(dir, "the run folder", advice, &existing));
-    nd_status status = nd_fs_exists(dir, &there);
-    if (status == ND_OK && there) {
-        status = config->output.dir[0] ? check_fresh(dir) : check_writable(dir);
-    }
+    ND_TRY_OUT(nd_fs_exists(dir, &there));
+    ND_TRY_OUT(!there ? ND_OK : config->output.dir[0] ? check_fresh(dir) : check_writable(dir));
     /* A disk that is too full is an error before the folder is made. */
-    status = status == ND_OK ? nd_fs_check_space(existing, 1, "the run folder") : status;
-    status = status == ND_OK ? check_room_for_model(config, inputs, existing) : status;
-    if (status == ND_OK && config->checkpoint.interval > 0) {
+    ND_TRY_OUT(nd_fs_check_space(existing, 1, "the run folder"));
+    ND_TRY_OUT(check_room_for_model(config, inputs, existing));
+    if (config->checkpoint.interval > 0) {
         status =
             nd_fs_check_space(existing, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
     }
+out:
     free(existing);
     return status;
 }
@@ -161,13 +145,13 @@ nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
 nd_status nd_run_folder_create(const nd_config *config, char **out)
 {
     if (config->output.dir && config->output.dir[0]) {
-        ND_TRY(make_path(config->output.dir));
+        ND_TRY(nd_fs_make_folders(config->output.dir, "the run folder", advice));
         ND_TRY(check_fresh(config->output.dir));
         return nd_fs_format(out, "%s", config->output.dir);
     }
     char name[128], path[192];
     name_of(config, name);
-    ND_TRY(make_path("runs"));
+    ND_TRY(nd_fs_make_folders("runs", "the run folder", advice));
     /* mkdir fails for the later of two runs that start together, so each gets its own folder. */
     for (int n = 1; n < 1000000; n++) {
         snprintf(path, sizeof path, "runs/%s-%d", name, n);
@@ -195,19 +179,6 @@ static int64_t run_number(const char *folder, const char *name)
     return atoll(digits);
 }
 
-/* Also where all of them are damaged: the search then says so, and takes no other run. */
-static nd_status has_checkpoints(const char *run, bool *out)
-{
-    nd_folder *list = NULL;
-    int whole = 0, bad = 0;
-    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &whole));
-    free(list);
-    ND_TRY(nd_folder_list(run, ND_FOLDER_BAD | ND_FOLDER_OURS, &list, &bad));
-    free(list);
-    *out = whole + bad > 0;
-    return ND_OK;
-}
-
 nd_status nd_run_folder_newest(const nd_config *config, char **out)
 {
     char name[128];
@@ -220,7 +191,9 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
     for (int i = 0; i < names.count && status == ND_OK; i++) {
         int64_t number = run_number(names.list[i], name);
         char path[300];
-        bool has = false, folder = false;
+        nd_folder *list = NULL;
+        int count = 0;
+        bool folder = false;
         snprintf(path, sizeof path, "runs/%s", names.list[i]);
         status = number > newest ? nd_fs_is_folder(path, &folder) : ND_OK;
         if (!folder) {
@@ -230,8 +203,11 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
             hidden = number > hidden ? number : hidden;
             continue;
         }
-        status = has_checkpoints(path, &has);
-        if (status == ND_OK && has) {
+        /* Also where all of them are damaged: the search then says so, and takes no other run. */
+        status =
+            nd_folder_list(path, ND_FOLDER_WHOLE | ND_FOLDER_BAD | ND_FOLDER_OURS, &list, &count);
+        free(list);
+        if (status == ND_OK && count > 0) {
             newest = number;
             free(*out);
             status = nd_fs_format(out, "%s", path);
@@ -280,46 +256,172 @@ static nd_status check_room_for_checkpoints(const nd_config *config, const nd_in
     return ND_OK;
 }
 
-nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
-                            const nd_trainer *trainer, const char *continued)
+static nd_status open_on_rank_0(nd_run *s)
 {
-    const nd_rank *r = trainer->rank;
-    const nd_config *config = r->config;
-    files->lock.fd = -1;
-    files->continues = continued[0] != '\0';
-    if (files->continues) {
-        ND_TRY(check_writable(continued));
-        ND_TRY(nd_fs_format(&files->dir, "%s", continued));
+    const nd_config *config = s->config;
+    s->lock.fd = -1;
+    s->continues = s->resume.continues;
+    if (s->continues) {
+        ND_TRY(check_writable(s->resume.run));
+        ND_TRY(nd_fs_format(&s->dir, "%s", s->resume.run));
     } else {
         bool there = false;
-        ND_TRY(nd_run_folder_check(config, run->inputs, NULL));
+        ND_TRY(nd_run_folder_check(config, s->inputs, NULL));
         ND_TRY(config->output.dir[0] ? nd_fs_exists(config->output.dir, &there) : ND_OK);
-        ND_TRY(nd_run_folder_create(config, &files->dir));
-        files->made = !there;
+        ND_TRY(nd_run_folder_create(config, &s->dir));
+        s->made = !there;
     }
-    ND_TRY(nd_run_lock_acquire(files->dir, &files->lock));
-    if (!files->lock.held) {
+    ND_TRY(nd_run_lock_acquire(s->dir, &s->lock));
+    if (!s->lock.held) {
         nd_log_warning("the file system of \"%s\" has no locks; no second run may use this folder",
-                       files->dir);
+                       s->dir);
     }
-    if (files->continues || config->checkpoint.interval > 0) {
-        ND_TRY(nd_checkpoint_sweep(files->dir));
+    if (s->continues || config->checkpoint.interval > 0) {
+        ND_TRY(nd_checkpoint_sweep(s->dir));
     }
-    ND_TRY(check_room_for_model(config, run->inputs, files->dir));
-    ND_TRY(check_room_for_checkpoints(config, run->inputs, files->dir));
-    ND_TRY(nd_run_record_make(files, run, trainer));
-    files->recorded = true;
-    ND_TRY(nd_banner_print(run, trainer, files->dir));
-    nd_report_options options = {
+    ND_TRY(check_room_for_model(config, s->inputs, s->dir));
+    ND_TRY(check_room_for_checkpoints(config, s->inputs, s->dir));
+    ND_TRY(nd_run_record(s));
+    s->recorded = true;
+    ND_TRY(nd_banner_print(s));
+    const nd_report_options options = {
         .config = config,
-        .shape = &r->shape,
-        .dir = files->dir,
-        .world_size = r->world_size,
+        .shape = &s->rank->shape,
+        .dir = s->dir,
+        .world_size = s->rank->world_size,
         .tokens_per_step = config->train.sequence_length * nd_step_blocks(config),
-        .terminal = run->worker->identity.terminal,
-        .continues = files->continues,
+        .terminal = s->worker->identity.terminal,
+        .continues = s->continues,
     };
-    return nd_sinks_open(&files->sinks, &options);
+    return nd_sinks_open(&s->sinks, &options);
+}
+
+/* The look is for what the ranks write. */
+static bool is_looked_at(const nd_run *s)
+{
+    const nd_rank *r = s->rank;
+    const nd_config *config = r->config;
+    return (config->checkpoint.interval > 0 || config->log.dump_tensors[0]) && r->world_size > 1;
+}
+
+static nd_status describe_place(nd_run *s)
+{
+    const char *id = s->worker->identity.run_id;
+    nd_run_place *place = &s->place;
+    struct timespec now;
+    if (!realpath(s->dir, place->path)) {
+        return nd_fail(ND_ERR_IO, "the run folder %s is gone: %s", s->dir, strerror(errno));
+    }
+    snprintf(place->id, sizeof place->id, "%s", id);
+    if (!id[0]) {
+        snprintf(place->id, sizeof place->id, "%lld", (long long)nd_clock_ns());
+    }
+    if (!is_looked_at(s)) {
+        return ND_OK;
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(place->mark, sizeof place->mark, "%012llx.%08lx.%016llx",
+             (unsigned long long)now.tv_sec, (unsigned long)now.tv_nsec,
+             (unsigned long long)(nd_clock_ns() ^ getpid()));
+    return nd_run_lock_mark(&s->lock, s->dir, place->mark);
+}
+
+/* A network file system may show an older state for a moment. The others wait in a collective
+ * meanwhile, whose deadline is launch.comm_timeout_seconds. */
+static bool sees_mark(const nd_run *s)
+{
+    const struct timespec pause = {0, 50000000};
+    double most = s->config->launch.comm_timeout_seconds / 8;
+    double end = nd_clock_seconds() + (most < 5 ? most : 5);
+    bool seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
+    while (!seen && nd_clock_seconds() < end) {
+        nanosleep(&pause, NULL);
+        seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
+    }
+    return seen;
+}
+
+static nd_status look(const nd_run *s)
+{
+    const nd_identity *identity = &s->worker->identity;
+    bool there = false;
+    if (sees_mark(s)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_exists(s->place.path, &there));
+    return nd_fail(
+        ND_ERR_CANTCREATE,
+        "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
+        "nodes write their part of a checkpoint or dump to it, so give a folder of a shared "
+        "file system as --save-dir (output.dir)",
+        identity->rank, identity->host, there ? "another folder is" : "nothing is", s->place.path);
+}
+
+/* Comes before all else that needs the folder, so that no rank waits for what comes behind a folder
+ * that is not opened. */
+nd_status nd_run_folder_open(nd_run *s)
+{
+    bool elsewhere = false;
+    nd_status opened = s->rank->rank == 0 ? open_on_rank_0(s) : ND_OK;
+    opened = opened == ND_OK && s->dir ? describe_place(s) : opened;
+    ND_TRY(nd_run_tell_all(s->worker, "run folder", opened, "could not open the run folder",
+                           &s->place, sizeof s->place));
+    return is_looked_at(s)
+               ? nd_shared_agree(s->rank, look(s), "the run folder of rank 0", &elsewhere)
+               : ND_OK;
+}
+
+void nd_run_folder_close(nd_run *s)
+{
+    nd_sinks_close(&s->sinks);
+    if (s->dir) {
+        nd_run_lock_release(&s->lock);
+    }
+    free(s->dir);
+}
+
+nd_status nd_run_set_aside(const nd_run *s, const char *name)
+{
+    char path[ND_RUN_PATH_MAX + 64];
+    bool there = false;
+    if (!s->continues) {
+        return ND_OK;
+    }
+    snprintf(path, sizeof path, "%s/%s", s->dir, name);
+    ND_TRY(nd_fs_exists(path, &there));
+    return there ? nd_fs_set_aside(path, "old", NULL) : ND_OK;
+}
+
+void nd_run_forget(const nd_run *s)
+{
+    static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
+    const int count = !s->recorded || s->continues ? 0 : s->made ? 4 : 2;
+    for (int i = 0; i < count; i++) {
+        char path[ND_RUN_PATH_MAX + 64];
+        snprintf(path, sizeof path, "%s/%s", s->dir, names[i]);
+        nd_fs_remove_tree(path);
+    }
+    if (s->dir && s->made) {
+        (void)rmdir(s->dir); /* stays where it holds what others have put there */
+    }
+}
+
+/* What lies in the folder beside checkpoints. */
+
+nd_status nd_run_file_next(const char *dir, const char *name, char **out)
+{
+    char number[24] = "";
+    bool there = true;
+    for (int n = 2; there; n++) {
+        ND_TRY(nd_fs_format(out, "%s/%s%s.json", dir, name, number));
+        ND_TRY(nd_fs_exists(*out, &there));
+        if (there) {
+            free(*out);
+            *out = NULL;
+        }
+        snprintf(number, sizeof number, "-%d", n);
+    }
+    return ND_OK;
 }
 
 /* Anonymous and shared memory of this process now: what the plan counts, without mapped files. */
@@ -340,79 +442,77 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-static char *trace_text(const nd_run_trace *trace, size_t *size)
+/* A full disk costs trace.json, and not the checkpoint and the model, which come after it. */
+nd_status nd_run_write_trace(const nd_run *s)
 {
-    char *text = NULL;
-    FILE *out = open_memstream(&text, size);
-    if (!out) {
-        return NULL;
-    }
-    fprintf(out,
-            "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld, "
-            "\"validation_ms\": %.3f",
-            (long long)trace->first_step, (long long)trace->steps, (long long)resident_bytes(),
-            trace->validation_seconds * 1e3);
-    for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
-        fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
-                (double)trace->trace->ns[k] * 1e-6, nd_trace_name(k),
-                (long long)trace->trace->calls[k]);
-    }
-    fprintf(out, "}\n");
-    if (fclose(out) != 0) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
-
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_run_trace *trace)
-{
-    size_t size = 0;
-    char *path = NULL, *text = trace_text(trace, &size);
-    nd_status status =
-        text ? nd_run_file_next(files->dir, "trace", &path) : nd_fail_memory("trace.json");
-    if (status == ND_OK) {
-        status = nd_fs_write_atomic(path, text, size);
-    }
-    free(path);
-    free(text);
-    return status;
-}
-
-nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
-{
-    char *path = NULL;
-    if (!files->continues) {
+    const nd_trace *trace = &s->rank->trace;
+    const int64_t steps = s->trainer->position.step - s->trace_from;
+    char text[4096], *path = NULL;
+    if (!s->dir) {
         return ND_OK;
     }
-    bool there = false;
-    ND_TRY(nd_fs_format(&path, "%s/%s", files->dir, name));
-    nd_status status = nd_fs_exists(path, &there);
-    status = status == ND_OK && there ? nd_fs_set_aside(path, "old", NULL) : status;
+    int used = snprintf(text, sizeof text,
+                        "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld, "
+                        "\"validation_ms\": %.3f",
+                        (long long)s->trace_from + 1, (long long)steps, (long long)resident_bytes(),
+                        s->validation_seconds * 1e3);
+    for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
+        used += snprintf(text + used, sizeof text - (size_t)used,
+                         ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
+                         (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
+    }
+    used += snprintf(text + used, sizeof text - (size_t)used, "}\n");
+    nd_status status = nd_run_file_next(s->dir, "trace", &path);
+    status = status == ND_OK ? nd_fs_write_atomic(path, text, (size_t)used) : status;
     free(path);
+    if (status == ND_ERR_CANTCREATE) {
+        nd_log_warning("the run leaves no trace.json, and goes on: %s", nd_error_last()->message);
+        nd_error_clear();
+        return ND_OK;
+    }
     return status;
 }
 
-void nd_run_files_forget(const nd_run_files *files)
+/* Rank 0: the first of the names that nothing has. */
+static nd_status make_dumps(const char *run, char path[ND_RUN_PATH_MAX])
 {
-    static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
-    const int count = !files->recorded || files->continues ? 0 : files->made ? 4 : 2;
-    for (int i = 0; i < count; i++) {
-        char path[4352];
-        snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);
-        nd_fs_remove_tree(path);
+    char number[24] = "";
+    bool there = true;
+    for (int i = 1; there; i++) {
+        if (snprintf(path, ND_RUN_PATH_MAX, "%s/dumps%s", run, number) >= ND_RUN_PATH_MAX) {
+            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long for dumps",
+                           run);
+        }
+        ND_TRY(nd_fs_exists(path, &there));
+        snprintf(number, sizeof number, "-%d", i + 1);
     }
-    if (files->dir && files->made) {
-        (void)rmdir(files->dir); /* stays where it holds what others have put there */
-    }
+    ND_TRY(nd_fs_make_own_folder(path));
+    return ND_OK;
 }
 
-void nd_run_files_close(nd_run_files *files)
+nd_status nd_run_dumps_open(nd_run *s)
 {
-    nd_sinks_close(&files->sinks);
-    if (files->dir) {
-        nd_run_lock_release(&files->lock);
+    nd_trainer *t = s->trainer;
+    const char *steps = s->config->log.dump_steps;
+    char path[ND_RUN_PATH_MAX] = "";
+    int64_t first, last;
+    if (!s->config->log.dump_tensors[0]) {
+        return ND_OK;
     }
-    free(files->dir);
-    files->dir = NULL;
+    ND_TRY(nd_dump_check(s->config, &s->rank->shape));
+    if (nd_config_steps(steps, &first, &last) && last <= t->position.step) {
+        if (s->dir) {
+            nd_log_warning("no tensor is dumped: log.dump_steps is %s, and the run goes on after "
+                           "step %lld",
+                           steps, (long long)t->position.step);
+        }
+        return ND_OK;
+    }
+    const nd_status made = s->dir ? make_dumps(s->place.path, path) : ND_OK;
+    ND_TRY(nd_run_tell_all(s->worker, "dumps", made, "could not make the folder of dumps", path,
+                           sizeof path));
+    if (s->dir) {
+        nd_log_info("tensors of step %s are dumped to %s", steps, path);
+    }
+    return nd_dump_create(s->rank, t->model->layout, &t->model->dims, path, &t->dump);
 }

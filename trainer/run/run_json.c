@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run_folder.h"
-
+/* run.json: what a run was. */
 #include <jansson.h>
 #include <openssl/crypto.h>
 #include <stdlib.h>
@@ -14,8 +13,7 @@
 #include "runtime/base/version.h"
 #include "runtime/comm/comm.h"
 #include "trainer/precision/precision.h"
-#include "trainer/tune/tune.h"
-#include "trainer/worker/worker.h"
+#include "trainer/run/state.h"
 
 /* A function below returns NULL when memory runs out (json.h). */
 
@@ -87,15 +85,15 @@ static json_t *mesh_object(const nd_mesh *mesh)
     return object;
 }
 
-static json_t *identity_object(const nd_run_record *record)
+static json_t *job_object(const nd_worker *worker)
 {
-    const nd_identity *id = record->identity;
+    const nd_identity *id = &worker->identity;
     json_t *object = json_object();
     nd_json_set(&object, "started_by", nd_json_string(nd_identity_source_name(id->source)));
     nd_json_set(&object, "run_id", string_or_null(id->run_id));
     nd_json_set(&object, "world_size", json_integer(id->world_size));
     nd_json_set(&object, "nnodes", json_integer(id->nnodes));
-    nd_json_set(&object, "hosts", strings(record->hosts, record->host_count));
+    nd_json_set(&object, "hosts", strings(worker->peers.hosts, worker->peers.host_count));
     const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
     nd_json_set(&object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
     nd_json_set(&object, "slurm_nodes",
@@ -103,64 +101,55 @@ static json_t *identity_object(const nd_run_record *record)
     return object;
 }
 
-static json_t *start_time(void)
+/* The command is the one that the user typed: that of ndlaunch, if it started this worker. */
+static json_t *command_array(const nd_run *s)
 {
-    char text[ND_CLOCK_UTC_MAX];
-    return nd_json_string(nd_clock_utc((int64_t)time(NULL), text));
+    const char *launcher = getenv("ND_LAUNCHER_PID");
+    const int pid = launcher ? atoi(launcher) : 0;
+    nd_command_line line = {0};
+    const bool typed = s->worker->identity.source == ND_IDENTITY_NDLAUNCH && pid > 0 &&
+                       nd_command_line_read(pid, &line) == ND_OK;
+    json_t *array = typed ? strings((const char *const *)line.argv, line.argc)
+                          : strings((const char *const *)s->argv, s->argc);
+    nd_command_line_free(&line);
+    return array;
 }
 
-static nd_status build(const nd_run_record *record, json_t **out)
+static nd_status build(const nd_run *s, json_t *sections, json_t **out)
 {
     json_t *root = json_object();
     field_list fields = {.object = json_object()};
-    nd_status status = nd_config_each(record->config, visit_field, &fields);
-    json_t *config = fields.object;
+    char time_text[ND_CLOCK_UTC_MAX];
+    nd_status status = nd_config_each(s->config, visit_field, &fields);
     if (status != ND_OK) {
-        json_decref(config);
+        json_decref(fields.object);
         json_decref(root);
         return status;
     }
     nd_json_set(&root, "program", nd_json_string("ndtrain"));
     nd_json_set(&root, "version", nd_json_string(ND_VERSION));
-    nd_json_set(&root, "start_time", start_time());
-    nd_json_set(&root, "command", strings((const char *const *)record->argv, record->argc));
-    nd_json_set(&root, "config_file", string_or_null(record->config->source));
-    nd_json_set(&root, "config", config);
-    nd_json_set(&root, "mesh", mesh_object(record->mesh));
-    nd_json_set(&root, "job", identity_object(record));
-    if (!record->sections || (root && json_object_update(root, record->sections) != 0)) {
+    nd_json_set(&root, "start_time", nd_json_string(nd_clock_utc((int64_t)time(NULL), time_text)));
+    nd_json_set(&root, "command", command_array(s));
+    nd_json_set(&root, "config_file", string_or_null(s->config->source));
+    nd_json_set(&root, "config", fields.object);
+    nd_json_set(&root, "mesh", mesh_object(&s->rank->mesh));
+    nd_json_set(&root, "job", job_object(s->worker));
+    if (!sections || (root && json_object_update(root, sections) != 0)) {
         json_decref(root);
         root = NULL;
     }
-    if (!root) {
-        return nd_fail_memory("run.json");
-    }
     *out = root;
-    return ND_OK;
+    return root ? ND_OK : nd_fail_memory("run.json");
 }
 
-nd_status nd_run_file_next(const char *dir, const char *name, char **out)
-{
-    bool there = false;
-    ND_TRY(nd_fs_format(out, "%s/%s.json", dir, name));
-    ND_TRY(nd_fs_exists(*out, &there));
-    for (int n = 2; there && n < 1000000; n++) {
-        free(*out);
-        *out = NULL;
-        ND_TRY(nd_fs_format(out, "%s/%s-%d.json", dir, name, n));
-        ND_TRY(nd_fs_exists(*out, &there));
-    }
-    return ND_OK;
-}
-
-nd_status nd_run_record_write(const char *dir, bool continues, nd_run_record *record)
+nd_status nd_run_record_write(const nd_run *s, json_t *sections)
 {
     json_t *root = NULL;
     char *path = NULL, *text = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(continues ? nd_run_file_next(dir, "run", &path)
-                         : nd_fs_format(&path, "%s/run.json", dir));
     bool there = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(s->continues ? nd_run_file_next(s->dir, "run", &path)
+                            : nd_fs_format(&path, "%s/run.json", s->dir));
     ND_TRY_OUT(nd_fs_exists(path, &there));
     if (there) {
         status = nd_fail(ND_ERR_CANTCREATE,
@@ -169,18 +158,13 @@ nd_status nd_run_record_write(const char *dir, bool continues, nd_run_record *re
                          path);
         goto out;
     }
-    ND_TRY_OUT(build(record, &root));
+    ND_TRY_OUT(build(s, sections, &root));
     text = nd_json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    if (!text) {
-        status = nd_fail_memory("run.json");
-        goto out;
-    }
-    ND_TRY_OUT(nd_fs_write_atomic(path, text, strlen(text)));
+    ND_TRY_OUT(text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("run.json"));
 out:
     free(text);
     json_decref(root);
-    json_decref(record->sections);
-    record->sections = NULL;
+    json_decref(sections);
     free(path);
     return status;
 }
@@ -276,42 +260,20 @@ static json_t *memory_json(const nd_memplan *plan)
     return object;
 }
 
-static json_t *sections_json(const nd_run_context *run, const nd_trainer *trainer)
+nd_status nd_run_record(const nd_run *s)
 {
     nd_run_text libraries[ND_LIBRARY_COUNT];
     const int count = nd_library_versions(false, libraries);
     json_t *object = json_object();
     nd_json_set(&object, "libraries", texts(libraries, count));
-    nd_json_set(&object, "machine", machine_json(trainer->rank, run->worker));
-    nd_json_set(&object, "data", data_json(run->inputs, trainer->rank->config));
-    nd_json_set(&object, "model", model_json(trainer));
-    nd_json_set(&object, "memory_plan_bytes", memory_json(&trainer->plan));
-    if (trainer->tuning && trainer->tuning->json) {
-        nd_json_set(&object, "autotune", json_loads(trainer->tuning->json, 0, NULL));
+    nd_json_set(&object, "machine", machine_json(s->rank, s->worker));
+    nd_json_set(&object, "data", data_json(s->inputs, s->config));
+    nd_json_set(&object, "model", model_json(s->trainer));
+    nd_json_set(&object, "memory_plan_bytes", memory_json(&s->trainer->plan));
+    if (s->tuning && s->tuning->json) {
+        nd_json_set(&object, "autotune", json_loads(s->tuning->json, 0, NULL));
     }
-    return object;
-}
-
-nd_status nd_run_record_make(const nd_run_files *files, const nd_run_context *run,
-                             const nd_trainer *trainer)
-{
-    const nd_worker *worker = run->worker;
-    const char *launcher = getenv("ND_LAUNCHER_PID");
-    const int pid = launcher ? atoi(launcher) : 0;
-    nd_command_line line = {0};
-    const bool typed = worker->identity.source == ND_IDENTITY_NDLAUNCH && pid > 0 &&
-                       nd_command_line_read(pid, &line) == ND_OK;
-    nd_run_record record = {.config = trainer->rank->config,
-                            .mesh = &trainer->rank->mesh,
-                            .argc = typed ? line.argc : run->argc,
-                            .argv = typed ? line.argv : run->argv,
-                            .identity = &worker->identity,
-                            .hosts = worker->peers.hosts,
-                            .host_count = worker->peers.host_count,
-                            .sections = sections_json(run, trainer)};
-    nd_status status = nd_run_record_write(files->dir, files->continues, &record);
-    nd_command_line_free(&line);
-    return status;
+    return nd_run_record_write(s, object);
 }
 
 int nd_library_versions(bool open, nd_run_text out[ND_LIBRARY_COUNT])

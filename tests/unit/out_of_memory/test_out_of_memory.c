@@ -33,7 +33,7 @@
 #include "trainer/data/data.h"
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
-#include "trainer/run/run_folder.h"
+#include "trainer/run/state.h"
 #include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/worker/worker.h"
@@ -475,18 +475,18 @@ static nd_status write_run_record(void)
 {
     static int all;
     static char *const argv[] = {(char *)"ndtrain", (char *)"train"};
-    static const char *const hosts[] = {"left", "right"};
-    static const nd_identity identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"};
-    static const nd_mesh mesh = {.size = {1, 1, 1, 1}, .ulysses = 1, .kv_copies = 1};
-    nd_run_record record = {.config = &run_config,
-                            .mesh = &mesh,
-                            .argc = 2,
-                            .argv = argv,
-                            .identity = &identity,
-                            .hosts = hosts,
-                            .host_count = 2,
-                            .sections = json_pack("{s:{s:[i, i]}}", "autotune", "linears", 1, 2)};
-    nd_status status = nd_run_record_write(dir.path, false, &record);
+    static const char *hosts[] = {"left", "right"};
+    static nd_worker worker = {.identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"},
+                               .peers = {.hosts = hosts, .host_count = 2},
+                               .rank.mesh = {.size = {1, 1, 1, 1}, .ulysses = 1, .kv_copies = 1}};
+    const nd_run run = {.worker = &worker,
+                        .rank = &worker.rank,
+                        .config = &run_config,
+                        .argc = 2,
+                        .argv = argv,
+                        .dir = dir.path};
+    nd_status status =
+        nd_run_record_write(&run, json_pack("{s:{s:[i, i]}}", "autotune", "linears", 1, 2));
     if (status == ND_OK) {
         char path[600];
         snprintf(path, sizeof path, "%s/run.json", dir.path);

@@ -6,7 +6,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/run/checkpoints.h"
+#include "trainer/run/state.h"
 
 static const nd_config config = {
     .train = {.steps = 22, .early_stopping_patience = 2, .early_stopping_threshold = 0.1},

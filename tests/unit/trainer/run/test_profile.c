@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/profile.h"
-
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/tempdir.h"
+#include "trainer/run/state.h"
 
 static nd_progress_slot slot;
 

@@ -8,8 +8,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/run/checkpoints.h"
-#include "trainer/run/resume.h"
+#include "trainer/run/state.h"
 
 static tempdir dir;
 static const nd_mesh one = {{1, 1, 1, 1, 1}};
@@ -219,18 +218,16 @@ Test(resume, a_save_that_is_wrong_three_times_ends_the_run)
     nd_config config = {.train.steps = 100};
     nd_worker worker = {.rank.config = &config};
     nd_trainer trainer = {.position.step = 9};
-    nd_run_files files = {0};
-    const nd_run_context context = {.worker = &worker};
-    nd_run_checkpoints c = {.context = &context, .trainer = &trainer, .files = &files};
+    nd_run run = {.worker = &worker, .config = &config, .trainer = &trainer};
     const nd_save_report wrong = {.ended = true, .step = 9, .is_wrong = true, .why = "they differ"};
     const nd_save_report full = {.ended = true, .step = 9, .why = "the disk is full"};
     const nd_save_report good = {.ended = true, .step = 9, .good = true};
     const nd_save_report *order[] = {&wrong, &wrong, &full, &full,  &full,
                                      &wrong, &wrong, &good, &wrong, &wrong};
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-        assert_ok(nd_run_checkpoints_report(&c, order[i]));
+        assert_ok(nd_run_saving_report(&run, order[i]));
     }
-    assert_fails(nd_run_checkpoints_report(&c, &wrong), ND_ERR_IO,
+    assert_fails(nd_run_saving_report(&run, &wrong), ND_ERR_IO,
                  "the checkpoint of step 9, the third in a row, is not saved: they differ");
 }
 

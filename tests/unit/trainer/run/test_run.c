@@ -196,7 +196,7 @@ static nd_status train(int argc, char **argv, nd_config *config)
     if (event_at('B', 0)) {
         nd_train_request_stop(SIGTERM);
     }
-    ND_TRY_OUT(nd_train(&(nd_run_context){w, &inputs, argc, argv}));
+    ND_TRY_OUT(nd_train(w, &inputs, argc, argv));
 out:
     if (here.begun) {
         write_forward('P');

@@ -7,7 +7,7 @@
 
 #include "runtime/base/fs.h"
 #include "tests/support/tempdir.h"
-#include "trainer/run/run_folder.h"
+#include "trainer/run/state.h"
 
 static tempdir dir;
 
@@ -142,27 +142,27 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
-    nd_run_files files = {.dir = (char *)"one", .made = true, .recorded = true};
+    nd_run run = {.dir = (char *)"one", .made = true, .recorded = true};
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
     assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
     assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
     assert_ok(nd_fs_write_atomic("one/mine", "", 0));
-    assert_ok(nd_run_lock_acquire("one", &files.lock));
-    files.continues = true;
-    nd_run_files_forget(&files);
+    assert_ok(nd_run_lock_acquire("one", &run.lock));
+    run.continues = true;
+    nd_run_forget(&run);
     cr_assert(tempdir_has_path("one/run.json"));
-    files.continues = false;
-    nd_run_files_forget(&files);
+    run.continues = false;
+    nd_run_forget(&run);
     cr_assert_not(tempdir_has_path("one/run.json"));
     cr_assert(tempdir_has_path("one/mine"), "a file of somebody else");
     cr_assert_eq(unlink("one/mine"), 0);
-    files.made = false;
-    nd_run_files_forget(&files);
+    run.made = false;
+    nd_run_forget(&run);
     cr_assert(is_folder("one"), "a folder that was there before");
-    files.made = true;
-    nd_run_files_forget(&files);
+    run.made = true;
+    nd_run_forget(&run);
     cr_assert_not(is_folder("one"));
-    nd_run_lock_release(&files.lock);
+    nd_run_lock_release(&run.lock);
 }
 
 /* Of two starts that make the same folder one makes run.json; the other one leaves its files, while
@@ -171,19 +171,19 @@ Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it
 {
     static const char *const names[] = {"one/run.json", "one/metrics.jsonl", "one/.lock",
                                         "one/tensorboard"};
-    nd_run_files files = {.dir = (char *)"one", .made = true};
+    nd_run run = {.dir = (char *)"one", .made = true};
     nd_run_lock winner;
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
     assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
     assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
     assert_ok(nd_run_lock_acquire("one", &winner));
     for (int ended = 0; ended < 2; ended++) {
-        cr_assert_eq(nd_run_lock_acquire("one", &files.lock), ended ? ND_OK : ND_ERR_CANTCREATE);
-        nd_run_files_forget(&files);
+        cr_assert_eq(nd_run_lock_acquire("one", &run.lock), ended ? ND_OK : ND_ERR_CANTCREATE);
+        nd_run_forget(&run);
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
             cr_expect(tempdir_has_path(names[i]), "%s, %d", names[i], ended);
         }
-        nd_run_lock_release(ended ? &files.lock : &winner);
+        nd_run_lock_release(ended ? &run.lock : &winner);
     }
 }
 

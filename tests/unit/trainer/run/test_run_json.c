@@ -6,40 +6,38 @@
 
 #include "runtime/base/version.h"
 #include "tests/support/tempdir.h"
-#include "trainer/run/run_folder.h"
+#include "trainer/run/state.h"
 
 static tempdir dir;
 static nd_config config;
-static nd_mesh mesh_of_run;
-static nd_identity identity = {
-    .source = ND_IDENTITY_NDLAUNCH, .world_size = 8, .nnodes = 2, .run_id = "abc"};
 static char *const argv[] = {(char *)"ndtrain", (char *)"train", (char *)"--x\xe4"};
-static const char *const hosts[] = {"left", "right"};
-static nd_run_record record;
+static const char *hosts[] = {"left", "right"};
+static nd_worker worker = {
+    .identity = {.source = ND_IDENTITY_NDLAUNCH, .world_size = 8, .nnodes = 2, .run_id = "abc"},
+    .peers = {.hosts = hosts, .host_count = 2}};
+static nd_run run = {
+    .worker = &worker, .rank = &worker.rank, .config = &config, .argc = 3, .argv = argv};
 
 static void make(void)
 {
     tempdir_make(&dir);
     unsetenv("SLURM_JOB_ID");
+    unsetenv("ND_LAUNCHER_PID");
     assert_ok(nd_config_init(&config));
-    config.resolved_mesh = (nd_mesh){{1, 2, 2, 1, 2}};
     config.optimizer.lr = 0.1;
-    mesh_of_run = config.resolved_mesh;
-    record = (nd_run_record){.config = &config,
-                             .mesh = &mesh_of_run,
-                             .argc = 3,
-                             .argv = argv,
-                             .identity = &identity,
-                             .hosts = hosts,
-                             .host_count = 2,
-                             .sections = json_pack("{s:{s:s}}", "libraries", "UCX", "1.13.1")};
+    worker.rank.mesh = (nd_mesh){{1, 2, 2, 1, 2}};
+    run.dir = dir.path;
 }
 
 static void clean(void)
 {
-    json_decref(record.sections);
     nd_config_fini(&config);
     tempdir_remove(&dir);
+}
+
+static nd_status write_record(void)
+{
+    return nd_run_record_write(&run, json_pack("{s:{s:s}}", "libraries", "UCX", "1.13.1"));
 }
 
 TestSuite(run_record, .init = make, .fini = clean);
@@ -64,9 +62,9 @@ static void count_field(void *context, const char *key, const char *value, bool 
 
 Test(run_record, holds_what_a_run_was)
 {
-    mesh_of_run.kv_copies = 2;
+    worker.rank.mesh.kv_copies = 2;
     setenv("SLURM_JOB_ID", "4711", 1);
-    assert_ok(nd_run_record_write(dir.path, false, &record));
+    assert_ok(write_record());
     json_t *root = written();
     cr_assert_str_eq(json_string_value(json_object_get(root, "program")), "ndtrain");
     cr_assert_str_eq(json_string_value(json_object_get(root, "version")), ND_VERSION);
@@ -95,7 +93,7 @@ Test(run_record, holds_what_a_run_was)
 
 Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
 {
-    assert_ok(nd_run_record_write(dir.path, false, &record));
+    assert_ok(write_record());
     json_t *root = written(), *fields = json_object_get(root, "config");
     size_t keys = 0;
     assert_ok(nd_config_each(&config, count_field, &keys));
@@ -110,9 +108,8 @@ Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
 
 Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
 {
-    assert_ok(nd_run_record_write(dir.path, false, &record));
-    assert_fails(nd_run_record_write(dir.path, false, &record), ND_ERR_CANTCREATE,
-                 "already holds a run");
+    assert_ok(write_record());
+    assert_fails(write_record(), ND_ERR_CANTCREATE, "already holds a run");
     int files = 0;
     DIR *folder = opendir(dir.path);
     cr_assert_not_null(folder);
@@ -121,7 +118,6 @@ Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
     }
     closedir(folder);
     cr_assert_eq(files, 1);
-    record.sections = json_object();
-    assert_fails(nd_run_record_write("/proc/nd", false, &record), ND_ERR_CANTCREATE,
-                 "/proc/nd/run.json");
+    run.dir = (char *)"/proc/nd";
+    assert_fails(write_record(), ND_ERR_CANTCREATE, "/proc/nd/run.json");
 }
