@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Finds what a run goes on from: lists the checkpoints of a folder, judges each by its manifest,
+ * and picks the newest that can be used. */
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,70 +12,45 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/state.h"
 
-static nd_status fail_long(const char *path)
-{
-    return nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes", path,
-                   ND_RUN_PATH_MAX);
-}
+#define RESUME_IS "--resume-from-checkpoint (checkpoint.resume) is %s, but "
 
 /* An absolute path without links, which all nodes see alike. */
 static nd_status absolute(const char *path, char out[ND_RUN_PATH_MAX])
 {
-    char *real = realpath(path, NULL);
-    if (!real) {
-        return nd_fail(nd_fs_blame(errno, ND_ERR_DATA), "the folder %s cannot be opened: %s", path,
-                       strerror(errno));
-    }
-    bool fits = strlen(real) < ND_RUN_PATH_MAX;
-    snprintf(out, ND_RUN_PATH_MAX, "%.*s", ND_RUN_PATH_MAX - 1, real);
-    free(real);
-    return fits ? ND_OK : fail_long(path);
+    return realpath(path, out)
+               ? ND_OK
+               : nd_fail(nd_fs_blame(errno, ND_ERR_DATA), "the folder %s cannot be opened: %s",
+                         path, strerror(errno));
 }
 
-/* Whether the text is a step, and which. */
-static bool parse_step(const char *text, int64_t *step)
+/* One checkpoint. */
+
+typedef enum verdict {
+    USABLE,
+    DAMAGED,
+    UNKNOWN /* a link to a disk that is not mounted, or of a newer program: it may be good */
+} verdict;
+
+/* By its manifest; the thread's error says what is wrong with it. A disk that fails is an error. */
+static nd_status judge(const char *path, verdict *out)
 {
-    size_t digits = strspn(text, "0123456789");
-    *step = digits > 0 && digits < 18 ? strtoll(text, NULL, 10) : -1;
-    return text[digits] == '\0' && *step >= 0;
-}
-
-/* Checkpoints of ours. */
-
-/* What becomes of a checkpoint without a readable manifest: a later search says that it passes it
- * over; this one says so; it is renamed. */
-typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
-
-/* The manifest cannot be read, which is the thread's error. A newer program's manifest and a disk
- * that fails are errors: the checkpoint may be good. */
-static nd_status pass_over(const char *run, int64_t step, passing how, bool newer)
-{
-    const nd_error error = *nd_error_last();
-    char *aside = NULL;
-    if (error.status != ND_ERR_DATA || newer) {
-        return error.status;
-    }
-    nd_error_clear();
-    if (how == PASS_SAYING) {
-        nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
-                       (long long)step, error.message);
-    }
-    if (how != PASS_RENAMING) {
-        return ND_OK;
-    }
-    ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
-    nd_log_warning("checkpoint %lld cannot be used and is now %s: %s", (long long)step, aside,
-                   error.message);
-    free(aside);
-    return ND_OK;
+    nd_manifest manifest = {0};
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(path, &kind, NULL));
+    const nd_status status = nd_manifest_read(path, &manifest);
+    const bool damaged = kind == ND_FS_FOLDER && !manifest.is_newer;
+    *out = status == ND_OK ? USABLE : damaged ? DAMAGED : UNKNOWN;
+    nd_manifest_fini(&manifest);
+    return status == ND_ERR_DATA ? ND_OK : status;
 }
 
 static nd_status check_link(const char *path)
 {
-    nd_fs_kind name, target;
-    ND_TRY(nd_fs_look_at_link(path, &name, NULL));
+    nd_fs_kind target;
+    bool named;
+    ND_TRY(nd_fs_exists(path, &named));
     ND_TRY(nd_fs_look(path, &target, NULL));
-    return name != ND_FS_LINK || target != ND_FS_ABSENT
+    return !named || target != ND_FS_ABSENT
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
                          "%s is a link that leads nowhere; mount the disk that it leads to, or "
@@ -82,42 +58,50 @@ static nd_status check_link(const char *path)
                          path);
 }
 
-/* *step: that of the folder, where its manifest can be read. */
-static nd_status try_folder(const char *run, const nd_folder *folder, passing how, int64_t *step)
+/* What becomes of a damaged one: a later search says that it passes it over; this one says so; it
+ * is renamed. */
+typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
+
+static nd_status pass_over(const char *run, int64_t step, passing how)
 {
-    char *path = NULL;
-    nd_manifest manifest = {0};
-    ND_TRY(nd_checkpoint_path(run, folder->step, &path));
-    nd_status status = check_link(path);
-    if (status == ND_OK) {
-        status = nd_manifest_read(path, &manifest);
-        *step = status == ND_OK ? folder->step : *step;
-        status = status == ND_OK ? ND_OK : pass_over(run, folder->step, how, manifest.is_newer);
+    const nd_error error = *nd_error_last();
+    char *aside = NULL;
+    nd_error_clear();
+    if (how == PASS_SAYING) {
+        nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
+                       (long long)step, error.message);
+    } else if (how == PASS_RENAMING) {
+        ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
+        nd_log_warning("checkpoint %lld cannot be used and is now %s: %s", (long long)step, aside,
+                       error.message);
     }
-    nd_manifest_fini(&manifest);
-    free(path);
-    return status;
+    free(aside);
+    return ND_OK;
 }
 
-/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
-static nd_status find_newest(const nd_resume_search *search, const char *run, passing how,
+/* The newest checkpoint of a run folder that can be used; *step is -1 without one. */
+static nd_status pick_newest(const nd_resume_search *search, const char *run, passing how,
                              int64_t *step)
 {
     nd_folder *list = NULL;
     int count = 0;
-    *step = -1;
-    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
     nd_status status = ND_OK;
-    for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
-        bool ours = false;
+    *step = -1;
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE | ND_FOLDER_OURS, &list, &count));
+    for (int i = count - 1; i >= 0 && *step < 0; i--) {
+        char path[ND_RUN_PATH_MAX + 256];
+        verdict found = UNKNOWN;
         if (search->below >= 0 && list[i].step >= search->below) {
             continue;
         }
-        status = nd_folder_is_ours(run, &list[i], &ours);
-        if (status == ND_OK && ours) {
-            status = try_folder(run, &list[i], how, step);
-        }
+        snprintf(path, sizeof path, "%s/%s", run, list[i].name);
+        ND_TRY_OUT(check_link(path));
+        ND_TRY_OUT(judge(path, &found));
+        *step = found == USABLE ? list[i].step : -1;
+        ND_TRY_OUT(found == UNKNOWN ? nd_error_last()->status : ND_OK);
+        ND_TRY_OUT(found == DAMAGED ? pass_over(run, list[i].step, how) : ND_OK);
     }
+out:
     free(list);
     return status;
 }
@@ -138,6 +122,7 @@ static nd_status list_names(const char *run, nd_folder_kind kind, char out[400])
     return ND_OK;
 }
 
+/* The source is the checkpoint of this step in a run folder, in which the run goes on. */
 static nd_status take(nd_resume *out, const char *run, int64_t step)
 {
     char name[ND_CHECKPOINT_NAME_MAX];
@@ -147,164 +132,134 @@ static nd_status take(nd_resume *out, const char *run, int64_t step)
     out->found = true;
     out->continues = true;
     out->step = step;
-    return length < (int)sizeof out->source ? ND_OK : fail_long(run);
+    return length < (int)sizeof out->source
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes",
+                         run, ND_RUN_PATH_MAX);
 }
 
 /* The run folder that latest, auto and steps refer to; "" when there is none. */
 static nd_status find_run(const nd_resume_search *search, char out[ND_RUN_PATH_MAX])
 {
-    const nd_config *config = search->config;
+    const char *run = search->run_folder[0] ? search->run_folder : search->config->output.dir;
     char *newest = NULL;
-    out[0] = '\0';
-    if (search->run_folder && search->run_folder[0]) {
-        snprintf(out, ND_RUN_PATH_MAX, "%s", search->run_folder);
-    } else if (config->output.dir[0]) {
-        snprintf(out, ND_RUN_PATH_MAX, "%s", config->output.dir);
-    } else {
-        ND_TRY(nd_run_folder_newest(config, &newest));
-        snprintf(out, ND_RUN_PATH_MAX, "%s", newest ? newest : "");
-        free(newest);
-    }
+    ND_TRY(run[0] ? ND_OK : nd_run_folder_newest(search->config, &newest));
+    snprintf(out, ND_RUN_PATH_MAX, "%s", newest ? newest : run);
+    free(newest);
     return ND_OK;
 }
 
-static nd_status fail_without_run(const nd_config *config)
-{
-    return nd_fail(ND_ERR_DATA,
-                   "--resume-from-checkpoint (checkpoint.resume) is %s, but no run of this "
-                   "configuration in runs/ has a "
-                   "checkpoint; name its folder with --save-dir, or the checkpoint itself with "
-                   "--resume-from-checkpoint FOLDER",
-                   config->checkpoint.resume);
-}
-
+/* A run that must have a checkpoint has a folder. */
 static nd_status check_run(const nd_config *config, const char *run)
 {
+    const char *resume = config->checkpoint.resume;
     bool there = false;
-    ND_TRY(nd_fs_is_folder(run, &there));
-    return there ? ND_OK
-                 : nd_fail(ND_ERR_DATA,
-                           "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no "
-                           "folder %s; correct --save-dir (output.dir), or leave "
-                           "--resume-from-checkpoint out for a fresh start there",
-                           config->checkpoint.resume, run);
+    ND_TRY(run[0] ? nd_fs_is_folder(run, &there) : ND_OK);
+    if (there) {
+        return ND_OK;
+    }
+    return run[0] ? nd_fail(ND_ERR_DATA,
+                            RESUME_IS
+                            "there is no folder %s; correct --save-dir (output.dir), or leave "
+                            "--resume-from-checkpoint out for a fresh start there",
+                            resume, run)
+                  : nd_fail(ND_ERR_DATA,
+                            RESUME_IS
+                            "no run of this configuration in runs/ has a checkpoint; name its "
+                            "folder with --save-dir, or the checkpoint itself with "
+                            "--resume-from-checkpoint FOLDER",
+                            resume);
+}
+
+static nd_status fail_damaged(const char *run, const char *names)
+{
+    char others[400];
+    const char *comma = strrchr(names, ','), *bad = comma ? comma + 2 : names;
+    ND_TRY(list_names(run, ND_FOLDER_WHOLE, others));
+    return nd_fail(ND_ERR_DATA,
+                   "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
+                   "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
+                   "save a model, and another folder as output.dir begins afresh",
+                   run, names, comma ? "are" : "is",
+                   others[0] ? ", as may be what else is there: " : "", others, run, bad, run, bad);
 }
 
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RUN_PATH_MAX], names[400], others[400];
     const passing how = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
+    char run[ND_RUN_PATH_MAX], names[400];
     int64_t step = -1;
     bool holds = false;
     ND_TRY(find_run(search, run));
-    if (!run[0]) {
-        return may_be_fresh ? ND_OK : fail_without_run(search->config);
+    if (!run[0] && may_be_fresh) {
+        return ND_OK;
     }
-    ND_TRY(find_newest(search, run, how, &step));
+    ND_TRY(run[0] ? pick_newest(search, run, how, &step) : check_run(search->config, run));
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
     }
     ND_TRY(list_names(run, ND_FOLDER_BAD, names));
+    if (names[0]) {
+        return fail_damaged(run, names);
+    }
     /* A run that ended before its first checkpoint begins again in its folder. */
     ND_TRY(nd_fs_has(run, "metrics.jsonl", &holds));
     ND_TRY(holds ? ND_OK : nd_fs_has(run, "run.json", &holds));
-    if (names[0]) {
-        const char *comma = strrchr(names, ','), *bad = comma ? comma + 2 : names;
-        ND_TRY(list_names(run, ND_FOLDER_WHOLE, others));
-        return nd_fail(ND_ERR_DATA,
-                       "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
-                       "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
-                       "save a model, and another folder as output.dir begins afresh",
-                       run, names, comma ? "are" : "is",
-                       others[0] ? ", as may be what else is there: " : "", others, run, bad, run,
-                       bad);
-    }
     if (may_be_fresh) {
         out->continues = holds;
-        return out->continues ? absolute(run, out->run) : ND_OK;
+        return holds ? absolute(run, out->run) : ND_OK;
     }
     ND_TRY(check_run(search->config, run));
-    ND_TRY(find_newest(search, run, PASS_SAYING, &step)); /* no search follows that would say why */
+    ND_TRY(pick_newest(search, run, PASS_SAYING, &step)); /* no search follows that would say why */
     ND_TRY(list_names(run, ND_FOLDER_WHOLE, names));
     return nd_fail(ND_ERR_DATA,
-                   "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
-                   "that can be used (there: "
-                   "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
-                   "start in another folder%s",
+                   RESUME_IS
+                   "%s has no checkpoint that can be used (there: %s); name another with "
+                   "--resume-from-checkpoint, or leave it out for a fresh start in another "
+                   "folder%s",
                    search->config->checkpoint.resume, run, names[0] ? names : "none",
                    holds ? ", or give auto to begin this run again in its folder" : "");
 }
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
 {
-    char run[ND_RUN_PATH_MAX], names[400];
-    char *path = NULL;
-    ND_TRY(find_run(search, run));
-    if (!run[0]) {
-        return fail_without_run(search->config);
-    }
-    ND_TRY(check_run(search->config, run));
-    ND_TRY(nd_checkpoint_path(run, step, &path));
+    const char *resume = search->config->checkpoint.resume;
+    char run[ND_RUN_PATH_MAX], path[ND_RUN_PATH_MAX + 64], name[ND_CHECKPOINT_NAME_MAX], names[400];
     bool ours = false, there = false;
-    nd_status status = check_link(path);
-    status = status == ND_OK ? nd_fs_is_folder(path, &there) : status;
-    status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
-    free(path);
-    ND_TRY(status);
+    ND_TRY(find_run(search, run));
+    ND_TRY(check_run(search->config, run));
+    snprintf(path, sizeof path, "%s/%s", run, nd_checkpoint_name(step, name));
+    ND_TRY(check_link(path));
+    ND_TRY(nd_fs_is_folder(path, &there));
+    ND_TRY(nd_checkpoint_is_ours(path, &ours));
     if (ours) {
         return take(out, run, step);
     }
     if (there) {
         return nd_fail(ND_ERR_DATA,
-                       "--resume-from-checkpoint (checkpoint.resume) is %lld, but "
-                       "%s/checkpoint-%lld is no checkpoint of ndtrain; to begin with its weights, "
-                       "give its path as --model-path, and another --save-dir",
-                       (long long)step, run, (long long)step);
+                       RESUME_IS "%s is no checkpoint of ndtrain; to begin with its weights, give "
+                                 "its path as --model-path, and another --save-dir",
+                       resume, path);
     }
     ND_TRY(list_names(run, ND_FOLDER_WHOLE, names));
-    return nd_fail(ND_ERR_DATA,
-                   "--resume-from-checkpoint (checkpoint.resume) is %lld, but %s has no "
-                   "checkpoint-%lld; the newest there "
-                   "are: %s",
-                   (long long)step, run, (long long)step, names[0] ? names : "none");
+    return nd_fail(ND_ERR_DATA, RESUME_IS "%s has no %s; the newest there are: %s", resume, run,
+                   name, names[0] ? names : "none");
 }
 
 /* Folders that the user names. */
 
 /* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
-static nd_status is_continued(const nd_config *config, const char *run, bool *out)
+static nd_status is_continued(const nd_config *config, const char *run, int32_t *out)
 {
     char given[ND_RUN_PATH_MAX] = "";
-    bool there = false;
+    bool there = false, holds = false;
     ND_TRY(nd_fs_is_folder(config->output.dir, &there));
     ND_TRY(there ? absolute(config->output.dir, given) : ND_OK);
-    ND_TRY(nd_fs_has(run, "metrics.jsonl", out));
-    *out = *out && (!config->output.dir[0] || strcmp(given, run) == 0);
+    ND_TRY(nd_fs_has(run, "metrics.jsonl", &holds));
+    *out = holds && (!config->output.dir[0] || strcmp(given, run) == 0);
     return ND_OK;
-}
-
-/* The run of a checkpoint folder is the folder that holds it, unless another is given. */
-static nd_status take_folder(const nd_config *config, const char *folder, nd_resume *out)
-{
-    nd_manifest manifest = {0};
-    char *parent = NULL;
-    bool continues = false;
-    nd_status status = ND_OK;
-    out->found = true;
-    ND_TRY_OUT(nd_manifest_read(folder, &manifest));
-    out->step = manifest.position.step;
-    ND_TRY_OUT(nd_fs_parent(out->source, &parent));
-    ND_TRY_OUT(is_continued(config, parent, &continues));
-    out->continues = continues;
-    if (out->continues) {
-        snprintf(out->run, sizeof out->run, "%s", parent);
-    }
-out:
-    nd_manifest_fini(&manifest);
-    free(parent);
-    return status;
 }
 
 static nd_status fail_no_folder(const char *folder)
@@ -316,67 +271,77 @@ static nd_status fail_no_folder(const char *folder)
         nd_suggest_offer(&search, words[i]);
     }
     return nd_fail(ND_ERR_DATA,
-                   "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no such "
-                   "folder%s%s%s; give latest, auto, a step, or the folder of a checkpoint",
+                   RESUME_IS "there is no such folder%s%s%s; give latest, auto, a step, or the "
+                             "folder of a checkpoint",
                    folder, search.best ? " (did you mean " : "", search.best ? search.best : "",
                    search.best ? "?)" : "");
 }
 
+/* A checkpoint, or a run folder. */
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
-    bool continues, there, ours;
-    int64_t step = -1;
+    char place[ND_RUN_PATH_MAX], *parent = NULL;
+    int32_t continues = false;
+    bool there, ours;
     ND_TRY(nd_fs_is_folder(folder, &there));
     if (!there) {
         return fail_no_folder(folder);
     }
-    ND_TRY(absolute(folder, out->source));
-    ND_TRY(nd_checkpoint_is_ours(out->source, &ours));
-    if (ours) {
-        return take_folder(search->config, out->source, out);
+    ND_TRY(absolute(folder, place));
+    ND_TRY(nd_checkpoint_is_ours(place, &ours));
+    if (ours) { /* its run is the folder that holds it, unless another is given */
+        nd_manifest manifest = {0};
+        ND_TRY(nd_manifest_read(place, &manifest));
+        out->found = true;
+        out->step = manifest.position.step;
+        nd_manifest_fini(&manifest);
+        snprintf(out->source, sizeof out->source, "%s", place);
+        ND_TRY(nd_fs_parent(place, &parent));
+        nd_status status = is_continued(search->config, parent, &out->continues);
+        snprintf(out->run, sizeof out->run, "%s", out->continues ? parent : "");
+        free(parent);
+        return status;
     }
-    ND_TRY(is_continued(search->config, out->source, &continues));
+    ND_TRY(is_continued(search->config, place, &continues));
     const passing own = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
-    ND_TRY(find_newest(search, out->source, continues ? own : PASS_SAYING, &step));
-    if (step >= 0) { /* a run folder */
-        char run[ND_RUN_PATH_MAX];
-        snprintf(run, sizeof run, "%s", out->source);
+    ND_TRY(pick_newest(search, place, continues ? own : PASS_SAYING, &out->step));
+    if (out->step >= 0) {
         out->searched = true;
-        ND_TRY(take(out, run, step));
-        return take_folder(search->config, out->source, out);
+        ND_TRY(take(out, place, out->step));
+        out->continues = continues;
+        return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
-                   "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
-                   "checkpoint: neither checkpoint-N nor manifest.json of ndtrain; to begin with "
-                   "the weights of a Hugging Face folder, give it as --model-path",
+                   RESUME_IS "this folder holds no checkpoint: neither checkpoint-N nor "
+                             "manifest.json of ndtrain; to begin with the weights of a Hugging "
+                             "Face folder, give it as --model-path",
                    folder);
 }
 
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
 {
     const char *resume = search->config->checkpoint.resume;
-    bool restart = search->run_folder && search->run_folder[0];
-    int64_t step;
-    *out = (nd_resume){.step = -1};
-    if (restart) {
-        ND_TRY(find_latest(search, true, out));
-        if (out->found) {
-            return ND_OK;
-        }
-    }
-    /* A restart before the first checkpoint begins again where the job began. */
+    const bool restart = search->run_folder[0], is_latest = strcmp(resume, "latest") == 0,
+               is_auto = strcmp(resume, "auto") == 0;
+    const size_t digits = strspn(resume, "0123456789");
     nd_resume_search first = *search;
     nd_resume found = {.step = -1};
     nd_status status = ND_OK;
+    *out = found;
+    ND_TRY(restart ? find_latest(search, true, out) : ND_OK);
+    if (out->found) {
+        return ND_OK;
+    }
+    /* A restart before the first checkpoint begins again where the job began. It goes on in its own
+     * folder, whose checkpoints are the ones that it may rename. */
     first.run_folder = "";
-    first.sets_aside = search->sets_aside && !restart; /* a restart goes on in its own folder */
-    bool older = restart && search->below >= 0 && strcmp(resume, "latest") == 0;
-    if (!resume[0] || older || (restart && strcmp(resume, "auto") == 0)) {
+    first.sets_aside = search->sets_aside && !restart;
+    if (!resume[0] || (restart && (is_auto || (is_latest && search->below >= 0)))) {
         status = ND_OK;
-    } else if (strcmp(resume, "latest") == 0 || strcmp(resume, "auto") == 0) {
-        status = find_latest(&first, resume[0] == 'a', &found);
-    } else if (parse_step(resume, &step)) {
-        status = find_step(&first, step, &found);
+    } else if (is_latest || is_auto) {
+        status = find_latest(&first, is_auto, &found);
+    } else if (resume[digits] == '\0' && digits < 18) {
+        status = find_step(&first, strtoll(resume, NULL, 10), &found);
     } else {
         status = find_folder(&first, resume, &found);
     }
@@ -395,51 +360,32 @@ bool nd_resume_is_own(const nd_resume *resume)
            strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
 }
 
-/* One without a readable manifest is damaged, unless it is a link to nowhere. */
-static nd_status set_later_aside(const char *run, const nd_folder *folder)
-{
-    char *path = NULL, *aside = NULL;
-    nd_manifest manifest = {0};
-    nd_fs_kind kind = ND_FS_ABSENT;
-    bool ours = false;
-    nd_status status = ND_OK;
-    ND_TRY(nd_folder_is_ours(run, folder, &ours));
-    if (!ours) {
-        return ND_OK;
-    }
-    ND_TRY_OUT(nd_checkpoint_path(run, folder->step, &path));
-    ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
-    status = nd_manifest_read(path, &manifest);
-    const bool unread = status == ND_ERR_DATA, damaged = unread && kind == ND_FS_FOLDER;
-    ND_TRY_OUT(unread ? ND_OK : status);
-    ND_TRY_OUT(nd_checkpoint_set_aside(run, folder->step,
-                                       damaged && !manifest.is_newer ? "bad" : "old", &aside));
-    nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
-                   (long long)folder->step, aside);
-out:
-    nd_manifest_fini(&manifest);
-    free(aside);
-    free(path);
-    return status;
-}
-
 nd_status nd_resume_set_later_aside(const nd_resume *resume)
 {
+    char path[ND_RUN_PATH_MAX + 64], name[ND_CHECKPOINT_NAME_MAX];
     nd_folder *list = NULL;
-    char *path = NULL;
     int count = 0;
     nd_status status = ND_OK;
     if (!nd_resume_is_own(resume)) {
         return ND_OK;
     }
-    ND_TRY(nd_checkpoint_path(resume->run, resume->step, &path));
+    snprintf(path, sizeof path, "%s/%s", resume->run, nd_checkpoint_name(resume->step, name));
     /* From checkpoint-6.old, checkpoint-6 is one of the others. */
-    int64_t last = resume->step - (strcmp(path, resume->source) != 0);
-    free(path);
-    ND_TRY(nd_folder_list(resume->run, ND_FOLDER_WHOLE, &list, &count));
-    for (int i = count - 1; i >= 0 && list[i].step > last && status == ND_OK; i--) {
-        status = set_later_aside(resume->run, &list[i]);
+    const int64_t last = resume->step - (strcmp(path, resume->source) != 0);
+    ND_TRY(nd_folder_list(resume->run, ND_FOLDER_WHOLE | ND_FOLDER_OURS, &list, &count));
+    for (int i = count - 1; i >= 0 && list[i].step > last; i--) {
+        char *aside = NULL;
+        verdict found = UNKNOWN;
+        snprintf(path, sizeof path, "%s/%s", resume->run, nd_checkpoint_name(list[i].step, name));
+        ND_TRY_OUT(judge(path, &found));
+        ND_TRY_OUT(nd_checkpoint_set_aside(resume->run, list[i].step,
+                                           found == DAMAGED ? "bad" : "old", &aside));
+        nd_log_warning(
+            "checkpoint %lld is not before the one that the run goes on from, and is now %s",
+            (long long)list[i].step, aside);
+        free(aside);
     }
+out:
     free(list);
     return status;
 }

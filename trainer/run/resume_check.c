@@ -17,49 +17,40 @@ typedef struct identity_rule {
     const char *word;  /* of checkpoint.allow, which lifts the comparison */
     const char *older; /* the value of checkpoints that have no such pair; NULL: not compared */
     const char *what;  /* of a digest of files: what they are; else NULL */
+    bool order;        /* the order of samples, which matters to the steps that are left */
 } identity_rule;
 static const char tokenizer_file[] = "tokenizer.json", data_content[] = "data.path content",
                   mix_period[] = "data.path period", packing[] = "data.path packing",
                   documents[] = "data.documents", step_samples[] = "samples of a step";
-static const char longest_first[] = "the longest first";
 enum { MIX_PERIOD_WITHOUT_PAIR = 65536 };
 static const identity_rule identity_rules[] = {
     /* The path of a tokenizer says nothing about its content. Checkpoints without this pair are
      * compared by data.tokenizer. */
-    {tokenizer_file, "data.tokenizer", NULL, "another tokenizer.json"},
-    {"data.path", "data.path", NULL, "other training data"},
-    {data_content, "data.path", NULL, "other training data"},
-    /* The order of samples, which earlier programs had otherwise: in a blend (trainer/data/mix.h)
-     * whose period is longer than any was, and of whole rows. */
-    {mix_period, "data.path", "65536", NULL},
-    {packing, "data.path", "in the order of the file", NULL},
-    {documents, documents, "join", NULL},
-    {step_samples, "samples_per_step", NULL, NULL},
+    {tokenizer_file, "data.tokenizer", NULL, "another tokenizer.json", false},
+    {"data.path", "data.path", NULL, "other training data", false},
+    {data_content, "data.path", NULL, "other training data", false},
+    /* Earlier programs had other orders: in a blend (trainer/data/mix.h) whose period is longer
+     * than any was, and of whole rows. */
+    {mix_period, "data.path", "65536", NULL, true},
+    {packing, "data.path", "in the order of the file", NULL, true},
+    {documents, documents, "join", NULL, false},
+    {step_samples, "samples_per_step", NULL, NULL, false},
 };
+enum { RULES = sizeof identity_rules / sizeof *identity_rules };
 static const char *const keys[] = {"data.tokenizer",        "data.shuffle_seed", documents,
                                    "data.positions",        "data.long_rows",    "data.end_of_text",
                                    "train.sequence_length", "optimizer.name"};
+enum { KEYS = sizeof keys / sizeof *keys };
 
-static const identity_rule *rule_of(const char *key)
+/* That of another key has the key itself as its word. */
+static identity_rule rule_of(const char *key)
 {
-    for (size_t i = 0; i < sizeof identity_rules / sizeof *identity_rules; i++) {
+    for (int i = 0; i < RULES; i++) {
         if (strcmp(key, identity_rules[i].key) == 0) {
-            return &identity_rules[i];
+            return identity_rules[i];
         }
     }
-    return NULL;
-}
-
-/* The word of checkpoint.allow for a key. */
-static const char *word_of(const char *key)
-{
-    const identity_rule *rule = rule_of(key);
-    return rule ? rule->word : key;
-}
-
-static bool is_order(const char *key)
-{
-    return strcmp(key, mix_period) == 0 || strcmp(key, packing) == 0;
+    return (identity_rule){.key = key, .word = key};
 }
 
 /* Whether a setting changes what is learned by the steps that are left. One that follows from
@@ -75,6 +66,26 @@ static bool teaches(const nd_config *config, const char *key)
     }
     return strncmp(key, "optimizer.", 10) == 0 || strcmp(key, "model.seed") == 0 ||
            strcmp(key, "train.precision") == 0;
+}
+
+/* The length of the first word of a comma list, whose rest is what lies behind it. */
+static size_t cut_word(const char *list, const char **rest)
+{
+    const size_t length = strcspn(list, ",");
+    *rest = list + length + (list[length] == ',');
+    return length;
+}
+
+/* Whether a comma list holds the word. */
+static bool holds(const char *list, const char *word)
+{
+    for (const char *rest; *list; list = rest) {
+        const size_t length = cut_word(list, &rest);
+        if (length == strlen(word) && strncmp(list, word, length) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* A word of checkpoint.allow, and whether a key that is compared has it. */
@@ -102,16 +113,13 @@ static void offer_setting(void *context, const char *key, const char *value, boo
 /* A word in checkpoint.allow that no compared key has would allow nothing. */
 static nd_status check_allowed(const nd_config *config)
 {
-    for (const char *p = config->checkpoint.allow; *p;) {
-        size_t n = strcspn(p, ",");
+    const char *rest;
+    for (const char *p = config->checkpoint.allow; *p; p = rest) {
         allowed_word a = {.config = config};
-        snprintf(a.word, sizeof a.word, "%.*s", (int)(n < sizeof a.word ? n : sizeof a.word), p);
+        snprintf(a.word, sizeof a.word, "%.*s", (int)cut_word(p, &rest), p);
         nd_suggest_init(&a.search, a.word);
-        for (size_t i = 0; i < sizeof identity_rules / sizeof *identity_rules; i++) {
-            offer_key(&a, identity_rules[i].word);
-        }
-        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-            offer_key(&a, keys[i]);
+        for (int i = 0; i < RULES + KEYS; i++) {
+            offer_key(&a, i < RULES ? identity_rules[i].word : keys[i - RULES]);
         }
         ND_TRY(nd_config_each(config, offer_setting, &a));
         if (!a.known) {
@@ -124,7 +132,6 @@ static nd_status check_allowed(const nd_config *config)
                 "train.sequence_length, train.precision, model.seed, and keys of optimizer and fp8",
                 a.word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
         }
-        p += n + (p[n] == ',');
     }
     return ND_OK;
 }
@@ -132,25 +139,26 @@ static nd_status check_allowed(const nd_config *config)
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out)
 {
+    nd_dataset *data = inputs->data;
     char text[80];
     nd_config of_data = *config; /* whose data.documents may be that of the validation */
-    of_data.data.documents = nd_dataset_documents(inputs->data);
+    of_data.data.documents = nd_dataset_documents(data);
     if (inputs->tokenizer) { /* first: with another one the data have another digest as well */
         ND_TRY(nd_sha256_file(inputs->tokenizer, text));
         ND_TRY(nd_manifest_pairs_add(out, tokenizer_file, text));
     }
-    ND_TRY(nd_dataset_digest(inputs->data, text));
+    ND_TRY(nd_dataset_digest(data, text));
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
-    ND_TRY(nd_dataset_content(inputs->data, text));
+    ND_TRY(nd_dataset_content(data, text));
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
-    const int64_t period = nd_dataset_period(inputs->data);
+    const int64_t period = nd_dataset_period(data);
     snprintf(text, sizeof text, "%lld", (long long)period);
     ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
-    ND_TRY(nd_dataset_is_packed(inputs->data) ? nd_manifest_pairs_add(out, packing, longest_first)
-                                              : ND_OK);
+    ND_TRY(nd_dataset_is_packed(data) ? nd_manifest_pairs_add(out, packing, "the longest first")
+                                      : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    for (int i = 0; i < KEYS; i++) {
         char *value = NULL;
         ND_TRY(nd_config_get(&of_data, keys[i], &value));
         nd_status status = nd_manifest_pairs_add(out, keys[i], value);
@@ -160,24 +168,43 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     return ND_OK;
 }
 
-/* Whether a comma list holds the word. */
-static bool holds(const char *list, const char *word)
+/* A checkpoint and the run that is to go on from it. One start shows all that differs: behind the
+ * message about the first difference stands what allows all of them. */
+typedef struct comparison {
+    const nd_config *config;
+    const nd_inputs *inputs;
+    const char *folder;
+    const nd_manifest *manifest;
+    nd_manifest_pairs own;
+    bool files;    /* both have a tokenizer.json, by which tokenizers are compared */
+    bool finished; /* no step is left to do */
+    nd_status status;
+    char words[1024]; /* of checkpoint.allow, each once */
+} comparison;
+
+static const char *old_setting(const comparison *c, const char *key)
 {
-    size_t length = strlen(word);
-    for (const char *p = list; *p;) {
-        size_t n = strcspn(p, ",");
-        if (n == length && strncmp(p, word, n) == 0) {
-            return true;
-        }
-        p += n + (p[n] == ',');
-    }
-    return false;
+    return nd_manifest_pairs_find(&c->manifest->config, key);
 }
 
-static nd_status fail_samples(const nd_config *config, const char *folder, const char *stored)
+/* The value of the checkpoint, or the one that earlier programs meant without saying it. The order
+ * of joined documents was never another one. */
+static const char *find_stored(const comparison *c, const char *key)
 {
-    const int64_t wanted = strtoll(stored, NULL, 10), own = nd_step_blocks(config);
-    const int64_t steps = config->train.gradient_accumulation_steps;
+    const nd_manifest_pairs *identity = &c->manifest->identity;
+    const char *stored = nd_manifest_pairs_find(identity, key);
+    if (stored || !nd_manifest_pairs_find(identity, "data.path")) {
+        return stored;
+    }
+    return strcmp(key, packing) == 0 && strcmp(find_stored(c, documents), "join") == 0
+               ? NULL
+               : rule_of(key).older;
+}
+
+static nd_status fail_samples(const comparison *c, const char *stored)
+{
+    const int64_t wanted = strtoll(stored, NULL, 10), own = nd_step_blocks(c->config);
+    const int64_t steps = c->config->train.gradient_accumulation_steps;
     char hint[80] = "";
     if (wanted > 0 && wanted <= INT64_MAX / steps && wanted * steps % own == 0) {
         snprintf(hint, sizeof hint, ", for instance with --gradient-accumulation-steps %lld",
@@ -188,144 +215,56 @@ static nd_status fail_samples(const nd_config *config, const char *folder, const
                    "of train.micro_batch_size, train.gradient_accumulation_steps and the "
                    "data-parallel ranks%s, or allow the change with --resume-allow "
                    "samples_per_step",
-                   folder, stored, (long long)own, hint);
+                   c->folder, stored, (long long)own, hint);
 }
 
-/* Where one of the two runs names several sources, both lists say more than their digests. */
-static nd_status fail_files(const nd_config *config, const nd_manifest *manifest,
-                            const char *folder, const identity_rule *rule, const char *own,
-                            const char *stored)
+/* Of files, where one of the two runs names several sources, both lists say more than their
+ * digests. */
+static nd_status fail_pair(const comparison *c, const nd_manifest_pair *own, const char *stored)
 {
-    const char *path = nd_manifest_pairs_find(&manifest->config, "data.path");
-    if (strcmp(rule->word, "data.path") == 0 && path && strcmp(path, config->data.path) != 0 &&
-        (config->data_sources > 1 || path[0] == '[' || path[0] == '{')) {
+    const identity_rule rule = rule_of(own->key);
+    const char *path = old_setting(c, "data.path");
+    if (strcmp(own->key, step_samples) == 0) {
+        return fail_samples(c, stored);
+    }
+    if (!rule.what) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with %s %s, and this run has %s; %s, or allow the change with "
+                       "--resume-allow %s",
+                       c->folder, own->key, stored, own->value,
+                       rule.order ? "go on with the ndtrain that made it" : "use the same value",
+                       rule.word);
+    }
+    if (strcmp(rule.word, "data.path") == 0 && path && strcmp(path, c->config->data.path) != 0 &&
+        (c->config->data_sources > 1 || path[0] == '[' || path[0] == '{')) {
         return nd_fail(
             ND_ERR_CONFIG,
             "%s was made with data.path %.400s (digest %.12s), whose order it goes on in, and "
             "this run has %.400s (digest %.12s); use the same list, or allow the change with "
             "--resume-allow data.path",
-            folder, path, stored, config->data.path, own);
+            c->folder, path, stored, c->config->data.path, own->value);
     }
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s (digest %.12s, not %.12s); name the same file with %s, or "
                    "allow the change with --resume-allow %s",
-                   folder, rule->what, stored, own, rule->word, rule->word);
+                   c->folder, rule.what, stored, own->value, rule.word, rule.word);
 }
-
-static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest, const char *folder,
-                           const nd_manifest_pair *own, const char *stored)
-{
-    const identity_rule *rule = rule_of(own->key);
-    if (strcmp(own->key, step_samples) == 0) {
-        return fail_samples(config, folder, stored);
-    }
-    if (rule && rule->what) {
-        return fail_files(config, manifest, folder, rule, own->value, stored);
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "%s was made with %s %s, and this run has %s; %s, or allow the change with "
-                   "--resume-allow %s",
-                   folder, own->key, stored, own->value,
-                   is_order(own->key) ? "go on with the ndtrain that made it"
-                                      : "use the same value",
-                   word_of(own->key));
-}
-
-/*
- * train.epochs says how many steps of its samples a whole run has. Steps of another number came
- * before, so that it would end this one elsewhere than after these epochs.
- */
-static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const char *folder,
-                              const nd_manifest *manifest, bool others)
-{
-    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
-    if (config->train.epochs == 0 || (!others && seen / e->step >= step)) {
-        return ND_OK;
-    }
-    const double samples = fmax(config->train.epochs * (double)e->samples - (double)seen, 0);
-    const double left = samples / (double)e->step, up = ceil(left - 1e-9 * left);
-    const bool ends = up * (double)e->step > (double)e->limit - (double)seen;
-    return nd_fail(ND_ERR_CONFIG,
-                   "%s has seen %lld samples in %lld steps, and a step of this run has %lld, so "
-                   "that train.epochs %g, which is %lld of these steps, would end it too early or "
-                   "too late; give --num-steps %.0f in its place, which ends the run after these "
-                   "epochs",
-                   folder, (long long)seen, (long long)step, (long long)e->step,
-                   config->train.epochs, (long long)config->train.steps,
-                   (double)step + (ends ? floor(left) : up));
-}
-
-/* The value of the checkpoint, or the one that earlier programs meant without saying it. The order
- * of joined documents was never another one. */
-static const char *find_stored(const nd_manifest *manifest, const char *key)
-{
-    const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
-    const identity_rule *rule = rule_of(key);
-    if (stored || !rule || !nd_manifest_pairs_find(&manifest->identity, "data.path")) {
-        return stored;
-    }
-    return strcmp(key, packing) == 0 && strcmp(find_stored(manifest, documents), "join") == 0
-               ? NULL
-               : rule->older;
-}
-
-/* The last step. What a run with steps of the same samples has passed over after a failure is no
- * fault of its configuration: it ends with the data. */
-static nd_status check_end(const nd_config *config, const nd_inputs *inputs, const char *folder,
-                           const nd_manifest *manifest, const char *stored_samples)
-{
-    const nd_epochs e = nd_inputs_epochs(config, inputs);
-    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
-    const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
-    ND_TRY(check_epochs(config, &e, folder, manifest, others));
-    if (step > config->train.steps) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s is already at step %lld, and train.steps is %lld; give more steps, or "
-                       "an older checkpoint",
-                       folder, (long long)step, (long long)config->train.steps);
-    }
-    return nd_config_check_end(config, &e, step,
-                               !others && seen > step * e.step ? step * e.step : seen);
-}
-
-static bool is_finished(const nd_config *config, const nd_manifest *manifest)
-{
-    return manifest->position.step >= config->train.steps;
-}
-
-/* The order of samples matters to the steps that are left. */
-static bool is_order_over(const nd_config *config, const nd_manifest *manifest, const char *key)
-{
-    return is_order(key) && is_finished(config, manifest);
-}
-
-/* One start shows all that differs: behind the message about the first difference stands what
- * allows all of them. */
-typedef struct comparison {
-    const nd_config *config;
-    const char *folder;
-    const nd_manifest *manifest;
-    bool files; /* both have a tokenizer.json, by which tokenizers are compared */
-    nd_status status;
-    char words[1024]; /* of checkpoint.allow, each once */
-} comparison;
 
 static void compare(comparison *c, const nd_manifest_pair *pair, const char *stored)
 {
-    const char *word = word_of(pair->key);
+    const identity_rule rule = rule_of(pair->key);
     const size_t used = strlen(c->words);
     const bool file = strcmp(pair->key, tokenizer_file) == 0;
-    const bool other = strcmp(word, "data.tokenizer") == 0 && file != c->files;
+    const bool other = strcmp(rule.word, "data.tokenizer") == 0 && file != c->files;
     if (!stored || strcmp(stored, pair->value) == 0 || other ||
-        holds(c->config->checkpoint.allow, word) ||
-        is_order_over(c->config, c->manifest, pair->key)) {
+        holds(c->config->checkpoint.allow, rule.word) || (rule.order && c->finished)) {
         return;
     }
     if (c->status == ND_OK) {
-        c->status = fail_pair(c->config, c->manifest, c->folder, pair, stored);
+        c->status = fail_pair(c, pair, stored);
     }
-    if (!holds(c->words, word)) {
-        snprintf(c->words + used, sizeof c->words - used, "%s%s", used > 0 ? "," : "", word);
+    if (!holds(c->words, rule.word)) {
+        snprintf(c->words + used, sizeof c->words - used, "%s%s", used > 0 ? "," : "", rule.word);
     }
 }
 
@@ -335,11 +274,11 @@ static void compare_setting(void *context, const char *key, const char *value, b
 {
     comparison *c = context;
     const nd_manifest_pair pair = {(char *)key, (char *)value};
-    const char *stored = nd_manifest_pairs_find(&c->manifest->config, key);
+    const char *stored = old_setting(c, key);
     if (!teaches(c->config, key)) {
         return;
     }
-    if (!is_finished(c->config, c->manifest)) {
+    if (!c->finished) {
         compare(c, &pair, stored);
     } else if (c->status == ND_OK && stored && strcmp(stored, value) != 0) {
         c->status = nd_fail(ND_ERR_CONFIG,
@@ -350,79 +289,120 @@ static void compare_setting(void *context, const char *key, const char *value, b
     }
 }
 
-static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, const char *folder,
-                             const nd_manifest *manifest, const nd_manifest_pairs *own)
+static nd_status check_pairs(comparison *c)
 {
-    comparison c = {.config = config, .folder = folder, .manifest = manifest};
-    c.files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
-    for (int i = 0; i < own->count; i++) {
-        compare(&c, &own->list[i], find_stored(manifest, own->list[i].key));
+    c->files =
+        c->inputs->tokenizer && nd_manifest_pairs_find(&c->manifest->identity, tokenizer_file);
+    c->finished = c->manifest->position.step >= c->config->train.steps;
+    for (int i = 0; i < c->own.count; i++) {
+        compare(c, &c->own.list[i], find_stored(c, c->own.list[i].key));
     }
-    ND_TRY(nd_config_each(config, compare_setting, &c));
-    return strchr(c.words, ',') ? nd_fail(c.status,
-                                          "%s; to allow all that differs, give "
-                                          "--resume-allow %s",
-                                          nd_error_last()->message, c.words)
-                                : c.status;
+    ND_TRY(nd_config_each(c->config, compare_setting, c));
+    return strchr(c->words, ',') ? nd_fail(c->status,
+                                           "%s; to allow all that differs, give "
+                                           "--resume-allow %s",
+                                           nd_error_last()->message, c->words)
+                                 : c->status;
 }
 
-static void log_change(void *context, const char *key, const char *value, bool job)
+/*
+ * The last step. What a run with steps of the same samples has passed over after a failure is no
+ * fault of its configuration: it ends with the data. train.epochs says how many steps of its
+ * samples a whole run has: steps of another number came before, so that it would end this one
+ * elsewhere than after these epochs.
+ */
+static nd_status check_end(const comparison *c)
 {
-    const nd_manifest *manifest = context;
-    const char *stored = nd_manifest_pairs_find(&manifest->config, key);
-    bool may_differ = strncmp(key, "checkpoint.", 11) == 0 || strncmp(key, "launch.", 7) == 0 ||
-                      strncmp(key, "log.", 4) == 0 || strncmp(key, "output.", 7) == 0;
-    if (!job || may_differ || !stored || strcmp(stored, value) == 0) {
-        return;
+    const nd_config *config = c->config;
+    const nd_epochs e = nd_inputs_epochs(config, c->inputs);
+    const int64_t step = c->manifest->position.step, seen = c->manifest->samples_seen;
+    const char *stored = nd_manifest_pairs_find(&c->manifest->identity, step_samples);
+    const bool others = stored && strtoll(stored, NULL, 10) != e.step;
+    if (config->train.epochs != 0 && (others || seen / e.step < step)) {
+        const double samples = fmax(config->train.epochs * (double)e.samples - (double)seen, 0);
+        const double left = samples / (double)e.step, up = ceil(left - 1e-9 * left);
+        const bool ends = up * (double)e.step > (double)e.limit - (double)seen;
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s has seen %lld samples in %lld steps, and a step of this run has %lld, "
+                       "so that train.epochs %g, which is %lld of these steps, would end it too "
+                       "early or too late; give --num-steps %.0f in its place, which ends the run "
+                       "after these epochs",
+                       c->folder, (long long)seen, (long long)step, (long long)e.step,
+                       config->train.epochs, (long long)config->train.steps,
+                       (double)step + (ends ? floor(left) : up));
     }
-    nd_log_info("resume: %s was %s and is %s%s", key, stored[0] ? stored : "empty",
-                value[0] ? value : "empty",
-                strcmp(key, "train.steps") == 0 ? ", which also bends the learning rate's schedule"
-                                                : "");
+    if (step > config->train.steps) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s is already at step %lld, and train.steps is %lld; give more steps, or "
+                       "an older checkpoint",
+                       c->folder, (long long)step, (long long)config->train.steps);
+    }
+    return nd_config_check_end(config, &e, step,
+                               !others && seen > step * e.step ? step * e.step : seen);
 }
 
-/* Logs the files whose content changed, which their paths do not show, and other samples of a step.
- * The checks have let them pass. */
-static void log_identity(const nd_config *config, const nd_manifest *manifest,
-                         const nd_manifest_pairs *own)
+/* What has changed, and may. */
+
+static void log_setting(void *context, const char *key, const char *value, bool job)
+{
+    static const char *const may_differ[] = {"checkpoint.", "launch.", "log.", "output."};
+    const char *stored = old_setting(context, key);
+    bool tells = job && stored && strcmp(stored, value) != 0;
+    for (size_t i = 0; i < sizeof may_differ / sizeof *may_differ; i++) {
+        tells &= strncmp(key, may_differ[i], strlen(may_differ[i])) != 0;
+    }
+    if (tells) {
+        nd_log_info("resume: %s was %s and is %s%s", key, stored[0] ? stored : "empty",
+                    value[0] ? value : "empty",
+                    strcmp(key, "train.steps") == 0
+                        ? ", which also bends the learning rate's schedule"
+                        : "");
+    }
+}
+
+/* Files whose content changed, which their paths do not show, and other samples of a step. The
+ * checks have let them pass. */
+static void log_identity(const comparison *c)
 {
     const char *said = ""; /* the word of what was said: the data are told of once */
-    for (int i = 0; i < own->count; i++) {
-        const nd_manifest_pair *pair = &own->list[i];
-        const char *stored = find_stored(manifest, pair->key), *word = word_of(pair->key);
-        const identity_rule *rule = rule_of(pair->key);
-        if (!rule || !stored || strcmp(stored, pair->value) == 0 || strcmp(word, said) == 0 ||
-            is_order_over(config, manifest, pair->key)) {
+    for (int i = 0; i < c->own.count; i++) {
+        const nd_manifest_pair *pair = &c->own.list[i];
+        const char *stored = find_stored(c, pair->key);
+        const identity_rule rule = rule_of(pair->key);
+        const bool is_key = rule.word == pair->key; /* as log_setting tells */
+        if (is_key || !stored || strcmp(stored, pair->value) == 0 || strcmp(rule.word, said) == 0 ||
+            (rule.order && c->finished)) {
             continue;
         }
         if (strcmp(pair->key, step_samples) == 0) {
             nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
                         "data go on behind sample %lld, and steps, by which the learning rate's "
                         "schedule goes, count on from %lld",
-                        stored, pair->value, (long long)manifest->samples_seen,
-                        (long long)manifest->position.step);
-        } else if (rule->what) {
+                        stored, pair->value, (long long)c->manifest->samples_seen,
+                        (long long)c->manifest->position.step);
+        } else if (rule.what) {
             nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                         "--resume-allow permits",
-                        word, pair->value, stored);
-        } else if (is_order(pair->key)) {
+                        rule.word, pair->value, stored);
+        } else if (rule.order) {
             nd_log_info("resume: %s was %s and is %s, as --resume-allow permits, so that some "
                         "samples may be left out, or read once more",
                         pair->key, stored, pair->value);
         }
-        said = word;
+        said = rule.word;
     }
 }
 
 /* train.validation_batches counts for each data-parallel rank. */
-static void log_validation(const nd_config *config, const nd_manifest *manifest)
+static void log_validation(const comparison *c)
 {
-    const char *batches = nd_manifest_pairs_find(&manifest->config, "train.validation_batches");
-    const char *micro = nd_manifest_pairs_find(&manifest->config, "train.micro_batch_size");
+    const nd_config *config = c->config;
+    const char *batches = old_setting(c, "train.validation_batches");
+    const char *micro = old_setting(c, "train.micro_batch_size");
     double own = (double)config->train.validation_batches * (double)config->train.micro_batch_size *
                  nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     double stored = batches && micro ? strtod(batches, NULL) * strtod(micro, NULL) *
-                                           nd_mesh_group_size(&manifest->mesh, ND_GROUP_DP)
+                                           nd_mesh_group_size(&c->manifest->mesh, ND_GROUP_DP)
                                      : 0;
     if (own > 0 && stored > 0 && own != stored && config->data.validation_path[0]) {
         nd_log_info("resume: a validation was over at most %.0f sequences and is over at most "
@@ -432,45 +412,43 @@ static void log_validation(const nd_config *config, const nd_manifest *manifest)
     }
 }
 
-static nd_status log_changes(const nd_config *config, const nd_manifest *manifest,
-                             const nd_manifest_pairs *own)
+static nd_status log_changes(comparison *c)
 {
-    const char *interval = nd_manifest_pairs_find(&manifest->config, "checkpoint.interval");
-    if (interval && strcmp(interval, "0") != 0 && config->checkpoint.interval == 0) {
+    const char *interval = old_setting(c, "checkpoint.interval");
+    const char *models = old_setting(c, "checkpoint.export_model");
+    if (interval && strcmp(interval, "0") != 0 && c->config->checkpoint.interval == 0) {
         nd_log_warning("resume: from here on no checkpoints are saved (checkpoint.interval is 0); "
                        "with --checkpoint-frequency %s they are, as before",
                        interval);
     }
-    const char *models = nd_manifest_pairs_find(&manifest->config, "checkpoint.export_model");
-    if (models && strcmp(models, "true") == 0 && config->checkpoint.interval > 0 &&
-        !config->checkpoint.export_model) {
+    if (models && strcmp(models, "true") == 0 && c->config->checkpoint.interval > 0 &&
+        !c->config->checkpoint.export_model) {
         nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
                        "--checkpoint-export-model true they do, as before");
     }
-    log_identity(config, manifest, own);
-    log_validation(config, manifest);
-    return nd_config_each(config, log_change, (void *)manifest);
+    log_identity(c);
+    log_validation(c);
+    return nd_config_each(c->config, log_setting, c);
 }
 
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs)
 {
-    nd_manifest_pairs own = {0};
+    comparison c = {.config = config, .inputs = inputs, .folder = folder, .manifest = manifest};
     nd_status status = ND_OK;
     ND_TRY(nd_shape_compare(&manifest->shape, folder, &inputs->shape, "the model of this run"));
-    ND_TRY_OUT(nd_resume_identity(config, inputs, &own));
-    ND_TRY_OUT(check_pairs(config, inputs, folder, manifest, &own));
-    ND_TRY_OUT(check_end(config, inputs, folder, manifest,
-                         nd_manifest_pairs_find(&manifest->identity, step_samples)));
-    ND_TRY_OUT(logs ? log_changes(config, manifest, &own) : ND_OK);
+    ND_TRY_OUT(nd_resume_identity(config, inputs, &c.own));
+    ND_TRY_OUT(check_pairs(&c));
+    ND_TRY_OUT(check_end(&c));
+    ND_TRY_OUT(logs ? log_changes(&c) : ND_OK);
 out:
-    nd_manifest_pairs_fini(&own);
+    nd_manifest_pairs_fini(&c.own);
     return status;
 }
 
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
-    const nd_resume_search search = {.config = config, .below = -1};
+    const nd_resume_search search = {.config = config, .run_folder = "", .below = -1};
     nd_resume resume;
     nd_manifest manifest = {0};
     ND_TRY(check_allowed(config));
