@@ -10,21 +10,13 @@
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/corpus.h"
 
-/* Finds model.path, or the cached folder of model.name; NULL when there is only a config.json. */
-static nd_status find_model_folder(const nd_config *config, char **out)
-{
-    *out = NULL;
-    if (config->model.path[0]) {
-        *out = strdup(config->model.path);
-        return *out ? ND_OK : nd_fail_memory("model.path");
-    }
-    return config->model.name[0] ? nd_hf_cache_find(config->model.name, out) : ND_OK;
-}
-
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
 {
     ND_TRY(nd_config_check_model_path(config));
-    ND_TRY(find_model_folder(config, &inputs->model_folder));
+    /* With a config.json alone there is no folder. */
+    ND_TRY(config->model.path[0]   ? nd_fs_format(&inputs->model_folder, "%s", config->model.path)
+           : config->model.name[0] ? nd_hf_cache_find(config->model.name, &inputs->model_folder)
+                                   : ND_OK);
     if (inputs->model_folder) {
         ND_TRY(nd_hf_reader_open(inputs->model_folder, &inputs->weights));
         ND_TRY(nd_hf_reader_check(inputs->weights));
@@ -60,53 +52,40 @@ nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder)
     return ND_OK;
 }
 
-static nd_status tokenizer_of_model(const char *model_folder, const char *model_config, char **out)
-{
-    char *folder = NULL;
-    if (!model_folder && !(model_config && model_config[0])) {
-        return nd_fail(ND_ERR_CONFIG, "data.tokenizer is model, but there is no model folder; name "
-                                      "one with model.path, or a tokenizer.json here");
-    }
-    ND_TRY(model_folder ? nd_fs_format(&folder, "%s", model_folder)
-                        : nd_fs_parent(model_config, &folder));
-    bool there = true;
-    nd_status status = nd_fs_format(out, "%s/tokenizer.json", folder);
-    status = status == ND_OK ? nd_fs_exists(*out, &there) : status;
-    if (!there) {
-        status = nd_fail(ND_ERR_CONFIG,
-                         "data.tokenizer is model, but \"%s\" has no tokenizer.json; name another "
-                         "one with data.tokenizer",
-                         folder);
-    }
-    free(folder);
-    return status;
-}
-
-static nd_status tokenizer_at(const char *path, char **out)
-{
-    bool folder = false, there = false;
-    ND_TRY(nd_fs_is_folder(path, &folder));
-    ND_TRY(nd_fs_format(out, folder ? "%s/tokenizer.json" : "%s", path));
-    ND_TRY(nd_fs_exists(*out, &there));
-    if (!there) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.tokenizer is \"%s\", and \"%s\" does not exist; it is bytes, file, "
-                       "model, or the path of a tokenizer.json or of its folder",
-                       path, *out);
-    }
-    return ND_OK;
-}
-
 nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder,
                                    const char *model_config, char **out)
 {
+    const bool of_model = strcmp(setting, "model") == 0;
+    char *place = NULL;
+    bool folder = true, there = false;
     nd_status status = ND_OK;
     *out = NULL;
-    if (strcmp(setting, "model") == 0) {
-        status = tokenizer_of_model(model_folder, model_config, out);
-    } else if (setting[0] && strcmp(setting, "bytes") != 0 && strcmp(setting, "file") != 0) {
-        status = tokenizer_at(setting, out);
+    if (!setting[0] || strcmp(setting, "bytes") == 0 || strcmp(setting, "file") == 0) {
+        return ND_OK;
     }
+    if (of_model && !model_folder && !(model_config && model_config[0])) {
+        return nd_fail(ND_ERR_CONFIG, "data.tokenizer is model, but there is no model folder; name "
+                                      "one with model.path, or a tokenizer.json here");
+    }
+    ND_TRY_OUT(of_model && !model_folder
+                   ? nd_fs_parent(model_config, &place)
+                   : nd_fs_format(&place, "%s", of_model ? model_folder : setting));
+    ND_TRY_OUT(of_model ? ND_OK : nd_fs_is_folder(place, &folder));
+    ND_TRY_OUT(nd_fs_format(out, folder ? "%s/tokenizer.json" : "%s", place));
+    ND_TRY_OUT(nd_fs_exists(*out, &there));
+    if (!there && of_model) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "data.tokenizer is model, but \"%s\" has no tokenizer.json; name another "
+                         "one with data.tokenizer",
+                         place);
+    } else if (!there) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "data.tokenizer is \"%s\", and \"%s\" does not exist; it is bytes, file, "
+                         "model, or the path of a tokenizer.json or of its folder",
+                         setting, *out);
+    }
+out:
+    free(place);
     if (status != ND_OK) {
         free(*out);
         *out = NULL;
@@ -213,15 +192,16 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
     return set_documents(config, inputs, out);
 }
 
-/* Whether all are JSON lines. */
-static bool are_rows(const nd_corpus_files *files)
+/* Makes one text of the parts, which it takes over, and closes them where that or their opening
+ * failed. */
+static nd_status join_parts(nd_dataset_part *parts, int count, nd_status opened, nd_dataset **out)
 {
-    for (size_t i = 0; i < files->count; i++) {
-        if (!files->list[i].rows) {
-            return false;
-        }
+    const nd_status status = opened == ND_OK ? nd_dataset_blend(parts, count, out) : opened;
+    for (int i = 0; i < count; i++) {
+        nd_dataset_close(parts[i].data);
     }
-    return true;
+    free(parts);
+    return status;
 }
 
 /* The files as one text. An .idx belongs to its .bin. */
@@ -231,20 +211,11 @@ static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
     nd_dataset_part *parts = NULL;
     int count = 0;
     nd_status status = ND_ALLOC(files->count, &parts);
-    for (size_t i = 0; i < files->count && status == ND_OK; i++) {
-        parts[count] = (nd_dataset_part){.name = ""};
-        status = open_path(config, inputs, files->list[i].path, &parts[count].data);
-        count += status == ND_OK;
+    for (; count < (int)files->count && status == ND_OK; count++) {
+        parts[count].name = "";
+        status = open_path(config, inputs, files->list[count].path, &parts[count].data);
     }
-    if (status == ND_OK) {
-        status = nd_dataset_blend(parts, count, out);
-    } else {
-        for (int i = 0; i < count; i++) {
-            nd_dataset_close(parts[i].data);
-        }
-    }
-    free(parts);
-    return status;
+    return join_parts(parts, count, status, out);
 }
 
 nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
@@ -270,7 +241,10 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
     } else if (status == ND_OK && !one) {
         nd_corpus_files_fini(&files); /* which also forgets what was left out */
         status = nd_corpus_files_add(&files, path, config->data.format);
-        one = status == ND_OK && reads_bytes(config, inputs) && are_rows(&files);
+        one = status == ND_OK && reads_bytes(config, inputs);
+        for (size_t i = 0; i < files.count; i++) {
+            one &= files.list[i].rows;
+        }
         if (status == ND_OK && !one) {
             nd_data_say_left_out(path, files.skipped, files.folders);
         }
@@ -300,10 +274,10 @@ nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *id
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out)
 {
+    const bool validation = text == config->data.validation_path;
     nd_data_sources sources;
     nd_dataset_part *parts = NULL;
     int count = 0;
-    const bool validation = text == config->data.validation_path;
     ND_TRY(nd_data_sources_read("", validation ? "data.validation_path" : "data.path", text,
                                 &sources));
     nd_status status = ND_ALLOC(sources.count + 1, &parts);
@@ -314,14 +288,10 @@ nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *input
     }
     if (status == ND_OK && count == 1 && parts[0].epochs == 0) {
         *out = parts[0].data;
-        parts[0].data = NULL;
-    } else if (status == ND_OK) {
-        status = nd_dataset_blend(parts, count, out);
+        free(parts);
+    } else {
+        status = join_parts(parts, count, status, out);
     }
-    for (int i = 0; i < count; i++) {
-        nd_dataset_close(parts[i].data);
-    }
-    free(parts);
     nd_data_sources_fini(&sources);
     return status;
 }
@@ -335,28 +305,72 @@ nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
                        .step = nd_step_blocks(config)};
 }
 
-/* Where config.json names no end of text, the model gets the one that its texts end with: the
- * default of a missing key is another token in most tokenizers. */
-static void take_end(const nd_config *config, nd_inputs *inputs)
+/* The files of a folder or a pattern in data.path have none that is in data.validation_path: it
+ * would be trained on. What cannot be listed is told of when it is opened. */
+static nd_status check_apart(const nd_config *config, const nd_data_source *training,
+                             const nd_data_source *validation)
 {
-    nd_shape *shape = &inputs->shape;
-    if (!shape->eos_is_default || !config->data.append_eod || !inputs->tokenizer) {
-        return;
+    nd_corpus_files files = {0};
+    struct stat own, other;
+    nd_fs_kind kind;
+    bool several = false, same = false;
+    nd_status status = nd_corpus_is_several(training->path, &several);
+    if (status == ND_OK && several && nd_fs_look(validation->path, &kind, &own) == ND_OK &&
+        kind == ND_FS_FILE) {
+        status = nd_corpus_files_add_tokens(&files, training->path);
+        if (status == ND_OK && files.count == 0) {
+            nd_corpus_files_fini(&files);
+            status = nd_corpus_files_add(&files, training->path, config->data.format);
+        }
     }
-    const int32_t end = nd_corpus_model_end(NULL, inputs->tokenizer, shape->vocab);
-    shape->eos_id = end >= 0 ? end : shape->eos_id;
+    for (size_t i = 0; i < files.count && status == ND_OK && !same; i++) {
+        status = nd_fs_look(files.list[i].path, &kind, &other);
+        same = kind != ND_FS_ABSENT && own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+    }
+    nd_corpus_files_fini(&files);
+    nd_error_clear();
+    return same
+               ? nd_fail(ND_ERR_CONFIG,
+                         "\"%s\" (data.validation_path) is one of the files of \"%s\" (data.path), "
+                         "so it would be trained on too; move it elsewhere, or name the training "
+                         "files with a pattern that leaves it out",
+                         validation->path, training->path)
+               : ND_OK;
+}
+
+static nd_status check_all_apart(const nd_config *config)
+{
+    nd_data_sources training = {0}, validation = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_data_sources_read("", "data.path", config->data.path, &training));
+    ND_TRY_OUT(nd_data_sources_read("", "data.validation_path", config->data.validation_path,
+                                    &validation));
+    for (int i = 0; i < training.count * validation.count; i++) {
+        ND_TRY_OUT(check_apart(config, &training.list[i / validation.count],
+                               &validation.list[i % validation.count]));
+    }
+out:
+    nd_data_sources_fini(&training);
+    nd_data_sources_fini(&validation);
+    return status;
 }
 
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
 {
-    nd_epochs epochs;
+    nd_shape *shape = &inputs->shape;
     ND_TRY(nd_inputs_open_model(config, inputs));
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
-    take_end(config, inputs);
+    /* Where config.json names no end of text, the model gets the one that its texts end with: the
+     * default of a missing key is another token in most tokenizers. */
+    if (shape->eos_is_default && config->data.append_eod && inputs->tokenizer) {
+        const int32_t end = nd_corpus_model_end(NULL, inputs->tokenizer, shape->vocab);
+        shape->eos_id = end >= 0 ? end : shape->eos_id;
+    }
+    ND_TRY(config->data.validation_path[0] ? check_all_apart(config) : ND_OK);
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
-    epochs = nd_inputs_epochs(config, inputs);
+    const nd_epochs epochs = nd_inputs_epochs(config, inputs);
     ND_TRY(nd_config_take_epochs(config, &epochs));
     if (config->data.validation_path[0]) {
         ND_TRY(nd_inputs_open_sources(config, inputs, config->data.validation_path,

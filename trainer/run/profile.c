@@ -164,7 +164,7 @@ static nd_status put_together(const nd_run *s)
     if (status == ND_OK && failed) {
         status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be written", part);
     }
-    status = status == ND_OK ? nd_run_file_next(s->place.path, "profile", &path) : status;
+    status = status == ND_OK ? nd_run_file_next(s->place.path, "profile", ".json", &path) : status;
     if (status == ND_OK && rename(part, path) != 0) {
         status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created", path);
     }

@@ -103,9 +103,6 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
     struct rlimit limit;
     const uint64_t all = weights_bytes(config, inputs);
     const uint64_t file = all < ND_HF_FILE_BYTES ? all : ND_HF_FILE_BYTES;
-    if (!config->output.save_model) {
-        return ND_OK;
-    }
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         file > limit.rlim_cur) {
         return nd_fail(ND_ERR_CANTCREATE,
@@ -115,6 +112,43 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
                        (unsigned long long)file, (unsigned long long)limit.rlim_cur);
     }
     return nd_fs_check_space(dir, all + inputs->side_bytes, "the trained model");
+}
+
+/* The model, and one checkpoint beside the `count` ones that are there, must fit. */
+static nd_status check_room(const nd_config *config, const nd_inputs *inputs, const char *dir,
+                            int count)
+{
+    ND_TRY(config->output.save_model ? check_room_for_model(config, inputs, dir) : ND_OK);
+    if (config->checkpoint.interval == 0) {
+        return ND_OK;
+    }
+    const nd_status status =
+        nd_fs_check_space(dir, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
+    if (status != ND_OK && count > 1) {
+        const nd_error error = *nd_error_last();
+        return nd_fail(status,
+                       "%s; of the %d checkpoints there `ndtrain ckpt prune %s --keep-last 1` "
+                       "leaves the newest good one",
+                       error.message, count, dir);
+    }
+    return status;
+}
+
+/* When not all checkpoints that are to be kept fit, beside the one being written, a later save may
+ * find a full disk. */
+static void warn_of_room(const nd_run *s, int count)
+{
+    const nd_config *config = s->config;
+    const int64_t more = config->checkpoint.keep_last + 1 - count;
+    char purpose[64];
+    snprintf(purpose, sizeof purpose, "keeping %lld more checkpoints", (long long)more);
+    if (config->checkpoint.interval > 0 && config->checkpoint.keep_last > 0 && more > 1 &&
+        nd_fs_check_space(s->dir, nd_run_checkpoint_bytes(config, s->inputs) * (uint64_t)more,
+                          purpose) != ND_OK) {
+        nd_log_warning("%s (checkpoint.keep_last is %lld, and one is being written)",
+                       nd_error_last()->message, (long long)config->checkpoint.keep_last);
+        nd_error_clear();
+    }
 }
 
 nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
@@ -132,11 +166,7 @@ nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
     ND_TRY_OUT(!there ? ND_OK : config->output.dir[0] ? check_fresh(dir) : check_writable(dir));
     /* A disk that is too full is an error before the folder is made. */
     ND_TRY_OUT(nd_fs_check_space(existing, 1, "the run folder"));
-    ND_TRY_OUT(check_room_for_model(config, inputs, existing));
-    if (config->checkpoint.interval > 0) {
-        status =
-            nd_fs_check_space(existing, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
-    }
+    ND_TRY_OUT(check_room(config, inputs, existing, 0));
 out:
     free(existing);
     return status;
@@ -222,43 +252,11 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
     return status;
 }
 
-/* One checkpoint must fit. When not all that are to be kept fit, beside the one being written, a
- * later save may find a full disk: a warning. */
-static nd_status check_room_for_checkpoints(const nd_config *config, const nd_inputs *inputs,
-                                            const char *dir)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    if (config->checkpoint.interval == 0) {
-        return ND_OK;
-    }
-    const uint64_t bytes = nd_run_checkpoint_bytes(config, inputs);
-    ND_TRY(nd_folder_list(dir, ND_FOLDER_WHOLE, &list, &count));
-    free(list);
-    nd_status status = nd_fs_check_space(dir, bytes, "a checkpoint");
-    if (status != ND_OK && count > 1) {
-        const nd_error error = *nd_error_last();
-        return nd_fail(status,
-                       "%s; of the %d checkpoints there `ndtrain ckpt prune %s --keep-last 1` "
-                       "leaves the newest good one",
-                       error.message, count, dir);
-    }
-    ND_TRY(status);
-    int64_t more = config->checkpoint.keep_last + 1 - count;
-    char purpose[64];
-    snprintf(purpose, sizeof purpose, "keeping %lld more checkpoints", (long long)more);
-    if (config->checkpoint.keep_last > 0 && more > 1 &&
-        nd_fs_check_space(dir, bytes * (uint64_t)more, purpose) != ND_OK) {
-        nd_log_warning("%s (checkpoint.keep_last is %lld, and one is being written)",
-                       nd_error_last()->message, (long long)config->checkpoint.keep_last);
-        nd_error_clear();
-    }
-    return ND_OK;
-}
-
 static nd_status open_on_rank_0(nd_run *s)
 {
     const nd_config *config = s->config;
+    nd_folder *list = NULL;
+    int count = 0;
     s->lock.fd = -1;
     s->continues = s->resume.continues;
     if (s->continues) {
@@ -279,8 +277,10 @@ static nd_status open_on_rank_0(nd_run *s)
     if (s->continues || config->checkpoint.interval > 0) {
         ND_TRY(nd_checkpoint_sweep(s->dir));
     }
-    ND_TRY(check_room_for_model(config, s->inputs, s->dir));
-    ND_TRY(check_room_for_checkpoints(config, s->inputs, s->dir));
+    ND_TRY(nd_folder_list(s->dir, ND_FOLDER_WHOLE, &list, &count));
+    free(list);
+    ND_TRY(check_room(config, s->inputs, s->dir, count));
+    warn_of_room(s, count);
     ND_TRY(nd_run_record(s));
     s->recorded = true;
     ND_TRY(nd_banner_print(s));
@@ -328,33 +328,25 @@ static nd_status describe_place(nd_run *s)
 
 /* A network file system may show an older state for a moment. The others wait in a collective
  * meanwhile, whose deadline is launch.comm_timeout_seconds. */
-static bool sees_mark(const nd_run *s)
+static nd_status look_for_mark(const nd_run *s)
 {
+    const nd_identity *identity = &s->worker->identity;
     const struct timespec pause = {0, 50000000};
-    double most = s->config->launch.comm_timeout_seconds / 8;
-    double end = nd_clock_seconds() + (most < 5 ? most : 5);
-    bool seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
+    const double most = s->config->launch.comm_timeout_seconds / 8;
+    const double end = nd_clock_seconds() + (most < 5 ? most : 5);
+    bool there = false, seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
     while (!seen && nd_clock_seconds() < end) {
         nanosleep(&pause, NULL);
         seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
     }
-    return seen;
-}
-
-static nd_status look(const nd_run *s)
-{
-    const nd_identity *identity = &s->worker->identity;
-    bool there = false;
-    if (sees_mark(s)) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_exists(s->place.path, &there));
-    return nd_fail(
-        ND_ERR_CANTCREATE,
-        "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
-        "nodes write their part of a checkpoint or dump to it, so give a folder of a shared "
-        "file system as --save-dir (output.dir)",
-        identity->rank, identity->host, there ? "another folder is" : "nothing is", s->place.path);
+    ND_TRY(seen ? ND_OK : nd_fs_exists(s->place.path, &there));
+    return seen ? ND_OK
+                : nd_fail(ND_ERR_CANTCREATE,
+                          "rank %d on %s does not see the run folder of rank 0: %s %.300s there; "
+                          "all nodes write their part of a checkpoint or dump to it, so give a "
+                          "folder of a shared file system as --save-dir (output.dir)",
+                          identity->rank, identity->host,
+                          there ? "another folder is" : "nothing is", s->place.path);
 }
 
 /* Comes before all else that needs the folder, so that no rank waits for what comes behind a folder
@@ -367,7 +359,7 @@ nd_status nd_run_folder_open(nd_run *s)
     ND_TRY(nd_run_tell_all(s->worker, "run folder", opened, "could not open the run folder",
                            &s->place, sizeof s->place));
     return is_looked_at(s)
-               ? nd_shared_agree(s->rank, look(s), "the run folder of rank 0", &elsewhere)
+               ? nd_shared_agree(s->rank, look_for_mark(s), "the run folder of rank 0", &elsewhere)
                : ND_OK;
 }
 
@@ -408,12 +400,12 @@ void nd_run_forget(const nd_run *s)
 
 /* What lies in the folder beside checkpoints. */
 
-nd_status nd_run_file_next(const char *dir, const char *name, char **out)
+nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix, char **out)
 {
     char number[24] = "";
     bool there = true;
     for (int n = 2; there; n++) {
-        ND_TRY(nd_fs_format(out, "%s/%s%s.json", dir, name, number));
+        ND_TRY(nd_fs_format(out, "%s/%s%s%s", dir, name, number, suffix));
         ND_TRY(nd_fs_exists(*out, &there));
         if (there) {
             free(*out);
@@ -462,7 +454,7 @@ nd_status nd_run_write_trace(const nd_run *s)
                          (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
     }
     used += snprintf(text + used, sizeof text - (size_t)used, "}\n");
-    nd_status status = nd_run_file_next(s->dir, "trace", &path);
+    nd_status status = nd_run_file_next(s->dir, "trace", ".json", &path);
     status = status == ND_OK ? nd_fs_write_atomic(path, text, (size_t)used) : status;
     free(path);
     if (status == ND_ERR_CANTCREATE) {
@@ -473,21 +465,17 @@ nd_status nd_run_write_trace(const nd_run *s)
     return status;
 }
 
-/* Rank 0: the first of the names that nothing has. */
-static nd_status make_dumps(const char *run, char path[ND_RUN_PATH_MAX])
+static nd_status make_dumps(const char *run, char out[ND_RUN_PATH_MAX])
 {
-    char number[24] = "";
-    bool there = true;
-    for (int i = 1; there; i++) {
-        if (snprintf(path, ND_RUN_PATH_MAX, "%s/dumps%s", run, number) >= ND_RUN_PATH_MAX) {
-            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long for dumps",
-                           run);
-        }
-        ND_TRY(nd_fs_exists(path, &there));
-        snprintf(number, sizeof number, "-%d", i + 1);
+    char *path = NULL;
+    ND_TRY(nd_run_file_next(run, "dumps", "", &path));
+    nd_status status = nd_fs_make_own_folder(path);
+    if (snprintf(out, ND_RUN_PATH_MAX, "%s", path) >= ND_RUN_PATH_MAX) {
+        status =
+            nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long for dumps", run);
     }
-    ND_TRY(nd_fs_make_own_folder(path));
-    return ND_OK;
+    free(path);
+    return status;
 }
 
 nd_status nd_run_dumps_open(nd_run *s)

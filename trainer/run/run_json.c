@@ -148,7 +148,7 @@ nd_status nd_run_record_write(const nd_run *s, json_t *sections)
     char *path = NULL, *text = NULL;
     bool there = false;
     nd_status status = ND_OK;
-    ND_TRY_OUT(s->continues ? nd_run_file_next(s->dir, "run", &path)
+    ND_TRY_OUT(s->continues ? nd_run_file_next(s->dir, "run", ".json", &path)
                             : nd_fs_format(&path, "%s/run.json", s->dir));
     ND_TRY_OUT(nd_fs_exists(path, &there));
     if (there) {

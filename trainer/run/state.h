@@ -142,8 +142,8 @@ void nd_run_folder_close(nd_run *run);
 /* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
  * have left theirs, and gives the trainer its dump. ND_ERR_CANTCREATE. */
 nd_status nd_run_dumps_open(nd_run *run);
-/* RUN/<name>.json, or, where that exists, RUN/<name>-2.json, ... Owned by the caller. */
-nd_status nd_run_file_next(const char *dir, const char *name, char **out);
+/* DIR/<name><suffix>, or, where that exists, DIR/<name>-2<suffix>, ... Owned by the caller. */
+nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix, char **out);
 /* Rank 0 writes where the time of its steps went to trace.json, or trace-2.json, ... */
 nd_status nd_run_write_trace(const nd_run *run);
 /* Rank 0 of a run that continues renames RUN/<name> of an earlier start to <name>.old, where it

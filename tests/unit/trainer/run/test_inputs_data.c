@@ -205,3 +205,48 @@ Test(inputs_data, names_of_folders_are_no_patterns)
         cr_assert_eq(rmdir(made[i]), 0);
     }
 }
+
+static void set(char **key, const char *format)
+{
+    char text[3 * PATH_MAX];
+    snprintf(text, sizeof text, format, dir.path, dir.path);
+    free(*key);
+    *key = strdup(text);
+}
+
+Test(inputs_data, a_validation_file_among_the_training_files_is_refused)
+{
+    static const struct {
+        const char *training, *validation;
+        bool good;
+    } cases[] = {{"%s/data", "%s/data/v.txt", false},
+                 {"[%s/a.txt, %s/data/*.txt]", "[%s/a.txt, %s/v.txt]", false},
+                 {"%s/data/a*", "%s/data/v.txt", true},
+                 {"%s/data", "%s/a.txt", true},
+                 {"%s/a.txt", "%s/a.txt", true}}; /* a small trial, which says so itself */
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
+        "\"intermediate_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
+        "\"num_key_value_heads\": 1, \"max_position_embeddings\": 64}";
+    tempdir_write(&dir, "config.json", model, sizeof model - 1);
+    cr_assert_eq(mkdir(tempdir_file(&dir, "data"), 0700), 0);
+    tempdir_write(&dir, "a.txt", "aaaaaaaa", 8);
+    tempdir_write(&dir, "data/a.txt", "aaaaaaaa", 8);
+    tempdir_write(&dir, "data/v.txt", "vvvvvvvv", 8);
+    char linked[PATH_MAX];
+    snprintf(linked, sizeof linked, "%s", tempdir_file(&dir, "v.txt"));
+    cr_assert_eq(link(tempdir_file(&dir, "data/v.txt"), linked), 0);
+    config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+    config.resolved = true;
+    set(&config.model.config, "%s/config.json");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_inputs all = {0};
+        set(&config.data.path, cases[i].training);
+        set(&config.data.validation_path, cases[i].validation);
+        const nd_status status = nd_inputs_open(&config, &all);
+        cr_expect_eq(status, cases[i].good ? ND_OK : ND_ERR_CONFIG, "%zu: %s", i,
+                     nd_error_last()->message);
+        cr_expect(cases[i].good || strstr(nd_error_last()->message, "so it would be trained on"));
+        nd_inputs_close(&all);
+    }
+}
