@@ -22,14 +22,14 @@ static void describe(FILE *out, const char *name, const char *text)
 
 static nd_status describe_rules(const nd_token_cache_request *request, FILE *out)
 {
-    const nd_corpus_rules *r = request->rules;
+    const nd_corpus_rules *r = request->job.rules;
     const nd_chat_template *chat = r->chat.template;
     char hex[65] = "bytes";
     ND_TRY(request->tokenizer ? nd_sha256_file(request->tokenizer, hex) : ND_OK);
     fprintf(out, "tokens %d\ntext %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\nskip %lld\n",
             ND_TOKEN_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
             r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs,
-            chat ? (int)(chat->form - nd_chat_forms) + 1 : 0, (long long)request->skip_bad);
+            chat ? (int)(chat->form - nd_chat_forms) + 1 : 0, (long long)request->job.skip_bad);
     describe(out, "unicode", nd_chars_version());
     describe(out, "key", r->json_key);
     describe(out, "separator", r->separator ? r->separator : "");
@@ -117,7 +117,7 @@ static nd_status find_folder(const char *asked, char **out)
 
 nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out)
 {
-    const nd_corpus_files *files = request->files;
+    const nd_corpus_files *files = request->job.files;
     char hex[65], *folder = NULL, *text = NULL;
     size_t size;
     int64_t settled = 0;
@@ -126,7 +126,7 @@ nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out)
     ND_TRY_OUT(lines ? ND_OK : nd_fail_memory("the name of a token cache"));
     ND_TRY_OUT(find_folder(request->folder, &folder));
     ND_TRY_OUT(describe_rules(request, lines));
-    if (request->tokenizer && request->rules->append_eod) {
+    if (request->tokenizer && request->job.rules->append_eod) {
         ND_TRY_OUT(describe_config(request->tokenizer, lines));
     }
     for (size_t i = 0; i < files->count; i++) {

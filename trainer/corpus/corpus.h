@@ -136,7 +136,8 @@ typedef struct nd_corpus_job {
     void (*progress)(void *context, uint64_t bytes);
 } nd_corpus_job;
 
-/* ND_ERR_DATA names file and line, ND_ERR_CANTCREATE or what else `write` gives. */
+/* ND_ERR_DATA names file and line, or says that none of the tokens counts in the loss;
+ * ND_ERR_CANTCREATE or what else `write` gives. */
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts);
 
 /* CPUs that this process may use, at most 64: a good number of threads. */

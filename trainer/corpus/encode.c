@@ -336,6 +336,13 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     if (c.failed) {
         return nd_fail(c.error.status, "%s", c.error.message);
     }
+    if (c.counts.tokens > 0 && c.counts.ignored == c.counts.tokens) {
+        return nd_fail(ND_ERR_DATA,
+                       "none of the %lld tokens of \"%s\"%s counts in the loss; completions, or "
+                       "turns of the assistant, are missing",
+                       (long long)c.counts.tokens, job->files->list[0].path,
+                       job->files->count > 1 ? " and the other files" : "");
+    }
     *counts = c.counts;
     return ND_OK;
 }

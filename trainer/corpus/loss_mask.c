@@ -27,66 +27,55 @@ typedef struct mask_header {
 
 _Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
 
-/* Every message about a mask ends alike. */
-#define ADVICE "write the token files and their mask again"
+/* Every message about a mask begins with its name and ends alike. */
+#define ADVICE            "; write the token files and their mask again"
+#define FAIL(format, ...) nd_fail(ND_ERR_DATA, "the loss mask \"%s\"" format ADVICE, __VA_ARGS__)
 
 static nd_status check_header(const uint8_t *data, size_t size, const char *name, mask_header *h)
 {
     const size_t least = HEADER_BYTES + DIGEST_BYTES;
     char hex[DIGEST_BYTES + 1];
     if (size < least) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has %zu bytes, less than the %zu of one without "
-                       "spans: it is truncated; " ADVICE,
-                       name, size, least);
+        return FAIL(" has %zu bytes, less than the %zu of one without spans: it is truncated", name,
+                    size, least);
     }
     memcpy(h, data, sizeof *h);
     if (memcmp(h->magic, magic, sizeof magic) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" lies beside token files as their loss mask, but does not begin with "
-                       "NDMASK; " ADVICE ", or rename it",
+                       "NDMASK" ADVICE ", or rename it",
                        name);
     }
     if (h->version != VERSION || h->zero != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has version %u; version %d is read; " ADVICE, name,
-                       h->version, VERSION);
+        return FAIL(" has version %u; version %d is read", name, h->version, VERSION);
     }
     if (h->spans != (size - least) / SPAN_BYTES || (size - least) % SPAN_BYTES != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
-                       "it is truncated or damaged; " ADVICE,
-                       name, size, (unsigned long long)h->spans);
+        return FAIL(
+            " has %zu bytes, which does not match its %llu spans: it is truncated or damaged", name,
+            size, (unsigned long long)h->spans);
     }
     ND_TRY(nd_sha256(data, size - DIGEST_BYTES, hex));
     return memcmp(hex, data + size - DIGEST_BYTES, DIGEST_BYTES) == 0
                ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "the loss mask \"%s\" is damaged: its bytes do not have the SHA-256 that "
-                         "stands at its end; " ADVICE,
-                         name);
+               : FAIL(" is damaged: its bytes do not have the SHA-256 that stands at its end",
+                      name);
 }
 
 static nd_status check_pair(const mask_header *h, const char *name, const nd_loss_mask_pair *pair)
 {
     if (h->tokens != pair->tokens) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "the loss mask \"%s\" is for %llu tokens, but \"%s\" has %llu: it belongs to "
-            "other token files; " ADVICE,
-            name, (unsigned long long)h->tokens, pair->bin, (unsigned long long)pair->tokens);
+        return FAIL(" is for %llu tokens, but \"%s\" has %llu: it belongs to other token files",
+                    name, (unsigned long long)h->tokens, pair->bin,
+                    (unsigned long long)pair->tokens);
     }
     if (memcmp(h->index_sha256, pair->index_sha256, DIGEST_BYTES) != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" was made for another index than \"%s\": it belongs to "
-                       "other token files; " ADVICE,
-                       name, pair->idx);
+        return FAIL(" was made for another index than \"%s\": it belongs to other token files",
+                    name, pair->idx);
     }
     if (memcmp(h->bin_sha256, pair->bin_sha256, DIGEST_BYTES) != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" was made for other tokens than those of \"%s\": it "
-                       "belongs to other token files, or the tokens changed since; " ADVICE,
-                       name, pair->bin);
+        return FAIL(" was made for other tokens than those of \"%s\": it belongs to other token "
+                    "files, or the tokens changed since",
+                    name, pair->bin);
     }
     return ND_OK;
 }
@@ -98,23 +87,18 @@ static nd_status check_spans(const mask_header *h, const uint8_t *pairs, const c
         uint64_t span[2];
         memcpy(span, pairs + i * SPAN_BYTES, sizeof span);
         if (span[0] < before || span[1] <= span[0] || span[1] > h->tokens) {
-            return nd_fail(ND_ERR_DATA,
-                           "the loss mask \"%s\": span %llu is %llu to %llu behind %llu, of %llu "
-                           "tokens; " ADVICE,
-                           name, (unsigned long long)i, (unsigned long long)span[0],
-                           (unsigned long long)span[1], (unsigned long long)before,
-                           (unsigned long long)h->tokens);
+            return FAIL(": span %llu is %llu to %llu behind %llu, of %llu tokens", name,
+                        (unsigned long long)i, (unsigned long long)span[0],
+                        (unsigned long long)span[1], (unsigned long long)before,
+                        (unsigned long long)h->tokens);
         }
         before = span[1];
         ignored += span[1] - span[0];
     }
-    if (ignored != h->ignored) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "the loss mask \"%s\" states %llu tokens in its spans, which have %llu; " ADVICE, name,
-            (unsigned long long)h->ignored, (unsigned long long)ignored);
-    }
-    return ND_OK;
+    return ignored == h->ignored
+               ? ND_OK
+               : FAIL(" states %llu tokens in its spans, which have %llu", name,
+                      (unsigned long long)h->ignored, (unsigned long long)ignored);
 }
 
 nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,

@@ -226,7 +226,7 @@ static nd_status write_piece(void *context, const nd_corpus_piece *piece)
 static void report_progress(void *context, uint64_t bytes)
 {
     writer *w = context;
-    const uint64_t all = w->request->files->bytes;
+    const uint64_t all = w->request->job.files->bytes;
     const double now = nd_clock_seconds();
     if (now - w->said >= WORD_SECONDS && all > 0) {
         w->said = now;
@@ -294,7 +294,7 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
             "data.special_in_text to text",
             (long long)counts->doubled);
     }
-    nd_chat_rules_tell(&w->request->rules->chat);
+    nd_chat_rules_tell(&w->request->job.rules->chat);
     if (counts->stray[0]) {
         nd_log_warning(
             "messages have the key \"%s\", which nothing reads; of a message role, content "
@@ -313,36 +313,26 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
 {
     const nd_token_cache_request *r = w->request;
     nd_corpus_counts counts = {0};
-    nd_corpus_job job = {.files = r->files,
-                         .rules = r->rules,
-                         .tokenizer = tokenizer,
-                         .eod = -1,
-                         .threads = r->threads,
-                         .skip_bad = r->skip_bad,
-                         .stop = r->stop,
-                         .context = w,
-                         .write = write_piece,
-                         .progress = report_progress};
+    nd_corpus_job job = r->job;
     const char *slash = strrchr(w->file.path, '/');
     char *now = NULL;
+    job.tokenizer = tokenizer;
+    job.eod = -1;
+    job.context = w;
+    job.write = write_piece;
+    job.progress = report_progress;
     w->hash = XXH3_createState();
     if (!w->hash) {
         return nd_fail_memory("a checksum");
     }
     XXH3_64bits_reset(w->hash);
     nd_log_info("encoding %s (%.1f MB) %s %s into the folder %.*s", w->what,
-                (double)r->files->bytes * 1e-6, r->tokenizer ? "with" : "as",
+                (double)job.files->bytes * 1e-6, r->tokenizer ? "with" : "as",
                 r->tokenizer ? r->tokenizer : "bytes", (int)(slash - w->file.path), w->file.path);
-    if (r->rules->append_eod && r->tokenizer) {
+    if (job.rules->append_eod && r->tokenizer) {
         ND_TRY(nd_corpus_eod(tokenizer, r->tokenizer, &job.eod));
     }
     ND_TRY(nd_corpus_encode(&job, &counts));
-    if (counts.tokens > 0 && counts.ignored == counts.tokens) {
-        return nd_fail(ND_ERR_DATA,
-                       "none of the %lld tokens of %s counts in the loss; completions, or turns of "
-                       "the assistant, are missing",
-                       (long long)counts.tokens, w->what);
-    }
     ND_TRY(nd_token_cache_path(r, &now));
     const bool same = strcmp(now, w->file.path) == 0;
     free(now);
@@ -390,9 +380,9 @@ static nd_status check_vocab(const nd_token_cache_request *request, int32_t voca
 
 static nd_status make(const nd_token_cache_request *request, const char *path, nd_token_cache **out)
 {
-    const nd_corpus_files *files = request->files;
+    const nd_corpus_files *files = request->job.files;
     nd_tokenizer *tokenizer = NULL;
-    const nd_token_sharing sharing = {request->stop, request->stall_seconds};
+    const nd_token_sharing sharing = {request->job.stop, request->stall_seconds};
     writer w = {.request = request};
     nd_status status = ND_OK;
     snprintf(w.what, sizeof w.what,

@@ -45,19 +45,11 @@ typedef struct nd_token_cache {
 } nd_token_cache;
 
 typedef struct nd_token_cache_request {
-    const nd_corpus_files *files;
-    const nd_corpus_rules *rules;
-    int64_t
-        skip_bad; /* bad rows that are left out; of the name of the cache, so that with fewer the
-                         text is refused as if there were no cache */
-    const char
-        *tokenizer;     /* path of a tokenizer.json; NULL: ids are bytes, without an end of text */
-    const char *folder; /* of caches; it is made when it is missing. "": that of the user */
-    int threads;
-    int64_t vocab; /* the model's, at most so many ids; 0: any number */
-    const atomic_bool
-        *stop;            /* ends encoding and waiting with ND_ERR_PREEMPTED; NULL: nothing does */
-    double stall_seconds; /* without progress of the process that writes; 0: 300 */
+    nd_corpus_job job;     /* without tokenizer, eod, context and functions */
+    const char *tokenizer; /* path of a tokenizer.json; NULL: ids are bytes, without an end */
+    const char *folder;    /* of caches; it is made when it is missing. "": that of the user */
+    int64_t vocab;         /* the model's, at most so many ids; 0: any number */
+    double stall_seconds;  /* without progress of the process that writes; 0: 300 */
 } nd_token_cache_request;
 
 /* The path of the cache, whose folder exists then; owned by the caller. Waits until the time of
@@ -67,7 +59,8 @@ nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out)
  * Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
  * process that encodes it makes no progress. ND_ERR_CONFIG: the tokenizer has more ids than the
  * model, which is found before the text is encoded. ND_ERR_DATA, besides what is wrong with the
- * text: it changed meanwhile.
+ * text: it changed meanwhile. The number of bad rows that are left out is of the name of the cache,
+ * so that with fewer the text is refused as if there were no cache.
  */
 nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out);
 void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */

@@ -340,12 +340,6 @@ static nd_status rename_all(nd_megatron_output *out)
 
 nd_status nd_megatron_output_commit(nd_megatron_output *out)
 {
-    if (out->loss_mask.ignored > 0 && out->loss_mask.ignored == out->bin.tokens) {
-        return nd_fail(ND_ERR_DATA,
-                       "none of the %llu tokens counts in the loss; completions, or turns of the "
-                       "assistant, are missing",
-                       (unsigned long long)out->bin.tokens);
-    }
     ND_TRY(write_index(out));
     ND_TRY(out->loss_mask.spans.count > 0 ? write_mask(out) : ND_OK);
     ND_TRY(nd_token_output_sync(&out->bin));

@@ -97,8 +97,7 @@ typedef struct nd_megatron_output {
 
 nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out);
 nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece);
-/* ND_ERR_DATA when there are tokens, and none of them counts in the loss. The .idx gets its name
- * last, so that files of which only some were renamed are refused by a reader. */
+/* The .idx gets its name last, so that a reader refuses files of which only some were renamed. */
 nd_status nd_megatron_output_commit(nd_megatron_output *out);
 void nd_megatron_output_fini(nd_megatron_output *out); /* removes what was not committed */
 

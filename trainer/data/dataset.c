@@ -227,14 +227,14 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
     ND_ASSERT(sequence >= 1 && sequence < INT32_MAX && vocab >= 1 && vocab <= INT32_MAX);
     nd_corpus_files files = {0};
     nd_token_cache *cache = NULL;
-    nd_token_cache_request request = {.files = &files,
-                                      .rules = text->rules,
-                                      .skip_bad = text->skip_bad,
+    nd_token_cache_request request = {.job = {.files = &files,
+                                              .rules = text->rules,
+                                              .skip_bad = text->skip_bad,
+                                              .threads = text->threads,
+                                              .stop = text->stop},
                                       .tokenizer = text->tokenizer,
                                       .folder = text->cache_dir,
-                                      .threads = text->threads,
-                                      .vocab = vocab,
-                                      .stop = text->stop};
+                                      .vocab = vocab};
     nd_status status = text->tokenizer
                            ? ND_OK
                            : check_tokenizer(&formats[ND_DATA_JSONL], text->path, "bytes", vocab);

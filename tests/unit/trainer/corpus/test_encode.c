@@ -716,9 +716,9 @@ Test(corpus, messages_are_read_as_other_rows_are)
     const nd_corpus_rules rules = {
         .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     corpus_result out;
-    assert_ok(encode_text("a.jsonl",
-                          "{\"messages\": [{\"role\": \"user\", \"content\": \"\\udc00\xff\"}]}\n",
-                          (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
+    assert_ok(encode_text(
+        "a.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\udc00\xff\"}]}\n",
+        (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
     cr_expect_eq(out.counts.lone, 1);
     cr_expect_eq(out.counts.text.invalid, 1);
     corpus_free(&out);
@@ -1151,7 +1151,7 @@ Test(corpus, messages_with_tools_are_refused)
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": [ ], "
          "\"function_call\": null}], \"tools\": { }}\n",
          NULL},
-        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"tool_calls\": null}], "
+        {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": null}], "
          "\"tools\": \"\"}\n",
          NULL}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);

@@ -238,14 +238,6 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
     cr_expect(tempdir_has_path(tempdir_file(&dir, "p.idx")));
 }
 
-Test(masked_files, of_which_no_token_counts_are_not_written)
-{
-    static int32_t spans[2][2] = {{0, 3}, {0, 2}};
-    assert_fails(write_files(spans, NULL), ND_ERR_DATA, "none of the 5 tokens counts");
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.bin")));
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.mask")));
-}
-
 /* A folder has the name of the mask. */
 static nd_status block_mask(void)
 {

@@ -171,11 +171,9 @@ TestSuite(token_cache, .init = setup, .fini = teardown);
 
 static nd_token_cache_request request(void)
 {
-    return (nd_token_cache_request){.files = &files,
-                                    .rules = &rules,
+    return (nd_token_cache_request){.job = {.files = &files, .rules = &rules, .threads = 2},
                                     .tokenizer = tokenizer_path,
-                                    .folder = caches.path,
-                                    .threads = 2};
+                                    .folder = caches.path};
 }
 
 static nd_token_cache *open_cache(void)
@@ -508,7 +506,7 @@ Test(token_cache, a_stop_ends_encoding_and_waiting)
     const atomic_bool stop = true;
     nd_token_cache_request asked = request();
     nd_token_cache *cache;
-    asked.stop = &stop;
+    asked.job.stop = &stop;
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
     cr_expect_eq(count_files(), 0);
     begin_part();
