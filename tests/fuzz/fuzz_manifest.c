@@ -14,9 +14,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* Every rectangle lies in its tensor. */
 static void check_piece(const nd_piece *piece)
 {
-    const nd_rect *r = &piece->rect;
+    const nd_span *r = &piece->span;
     ND_ASSERT(r->row >= 0 && r->col >= 0 && r->rows > 0 && r->cols > 0);
-    ND_ASSERT(r->row + r->rows <= piece->param->rows && r->col + r->cols <= piece->param->cols);
+    ND_ASSERT(r->row + r->rows <= r->param->rows && r->col + r->cols <= r->param->cols);
 }
 
 static void check(const nd_manifest *m)

@@ -72,13 +72,13 @@ static nd_status flip_bit(nd_trainer *t)
     const nd_layout *layout = t->model->layout;
     nd_stream *stream = &t->rank->stream;
     for (int i = 0; i < layout->param_count; i++) {
-        nd_held held = nd_held_part(layout, &layout->params[i], layout->shard_index);
+        nd_flat_range held = nd_layout_shard_range(layout, &layout->params[i]);
         if (strstr(layout->params[i].name, "norm") && held.begin < held.end) {
             uint32_t bits;
-            ND_TRY(nd_copy(stream, &bits, t->model->fsdp.master + held.state, sizeof bits));
+            ND_TRY(nd_copy(stream, &bits, t->model->fsdp.master + held.begin, sizeof bits));
             ND_TRY(nd_stream_sync(stream));
             bits ^= 1;
-            ND_TRY(nd_copy(stream, t->model->fsdp.master + held.state, &bits, sizeof bits));
+            ND_TRY(nd_copy(stream, t->model->fsdp.master + held.begin, &bits, sizeof bits));
             return nd_stream_sync(stream);
         }
     }

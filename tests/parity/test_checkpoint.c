@@ -186,9 +186,9 @@ static nd_status rewind_before(void *context, nd_trainer *t, int64_t step)
 static int64_t flipped_element(const nd_layout *layout, nd_alike what)
 {
     for (int i = 0; what != ND_ALIKE_SHARDS && i < layout->param_count; i++) {
-        nd_held held = nd_held_part(layout, &layout->params[i], layout->shard_index);
+        nd_flat_range held = nd_layout_shard_range(layout, &layout->params[i]);
         if (nd_param_is_alike(&layout->params[i], what) && held.begin < held.end) {
-            return held.state;
+            return held.begin;
         }
     }
     cr_assert(what == ND_ALIKE_SHARDS, "this rank has no such parameter");
@@ -559,9 +559,9 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     assert_ok(nd_manifest_layout(&m, &one, (nd_coord){{0}}, &layout));
     for (int i = 0; i < until.tensors; i++) {
         const nd_param *p = &layout->params[i];
-        const nd_rect all = {p->axes, 0, 0, p->rows, p->cols};
+        const nd_span all = {.param = p, .rows = p->rows, .cols = p->cols};
         float *got = malloc((size_t)until.sizes[i] * sizeof *got);
-        assert_ok(nd_source_add(source, p, ND_STATE_MASTER, &all, got));
+        assert_ok(nd_source_add(source, &all, ND_STATE_MASTER, got));
         assert_ok(nd_source_run(source));
         cr_assert_eq(memcmp(got, until.weights[i], (size_t)until.sizes[i] * sizeof *got), 0,
                      "%s is not that of step %d", p->name, SAVED);

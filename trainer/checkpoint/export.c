@@ -50,7 +50,7 @@ static nd_status read_model(const nd_hf_reader *model, const nd_param *p, int64_
 static nd_status add_rows(batch *b, const nd_param *param, nd_state_kind array, int64_t row,
                           int64_t rows)
 {
-    const nd_rect rect = {param->axes, row, 0, rows, param->cols};
+    const nd_span span = {.param = param, .row = row, .rows = rows, .cols = param->cols};
     int64_t count = rows * param->cols;
     if (b->part_count == BATCH_PARTS || b->used + count > b->elements) {
         ND_TRY(flush(b));
@@ -61,7 +61,7 @@ static nd_status add_rows(batch *b, const nd_param *param, nd_state_kind array, 
     for (int s = 0; s < b->walk->source_count; s++) {
         float *to = b->buffers[s] + b->used;
         part->values[s] = to;
-        ND_TRY(b->walk->sources[s] ? nd_source_add(b->walk->sources[s], param, array, &rect, to)
+        ND_TRY(b->walk->sources[s] ? nd_source_add(b->walk->sources[s], &span, array, to)
                                    : read_model(b->walk->models[s], param, part->begin, count, to));
     }
     b->used += count;

@@ -3,35 +3,7 @@
 
 #include "runtime/base/math.h"
 
-/* Rectangles. */
-
-int nd_pieces_of_range(const nd_param *param, const nd_rect *block, int64_t begin, int64_t end,
-                       int64_t state, nd_piece out[3])
-{
-    int count = 0;
-    int64_t cols = block->cols;
-    for (int64_t at = begin; at < end;) {
-        int64_t row = at / cols, col = at % cols;
-        int64_t rows = col == 0 ? (end - at) / cols : 0; /* full rows from here */
-        int64_t size = rows > 0 ? rows * cols : cols - col;
-        size = size < end - at ? size : end - at;
-        nd_piece *piece = &out[count++];
-        piece->param = param;
-        piece->rect = (nd_rect){.axes = block->axes,
-                                .row = block->row + row,
-                                .col = block->col + col,
-                                .rows = rows > 0 ? rows : 1,
-                                .cols = rows > 0 ? cols : size};
-        piece->kind = rows > 0 || (at == begin && at + size == end) ? ND_RECT_BODY
-                      : col > 0                                     ? ND_RECT_HEAD
-                                                                    : ND_RECT_TAIL;
-        piece->state = state + at - begin;
-        at += size;
-    }
-    return count;
-}
-
-bool nd_rect_intersect(const nd_rect *a, const nd_rect *b, nd_rect *out)
+bool nd_span_intersect(const nd_span *a, const nd_span *b, nd_span *out)
 {
     int64_t row = nd_max(a->row, b->row), col = nd_max(a->col, b->col);
     int64_t rows = nd_min(a->row + a->rows, b->row + b->rows) - row;
@@ -39,11 +11,9 @@ bool nd_rect_intersect(const nd_rect *a, const nd_rect *b, nd_rect *out)
     if (rows <= 0 || cols <= 0) {
         return false;
     }
-    *out = (nd_rect){.axes = a->axes, .row = row, .col = col, .rows = rows, .cols = cols};
+    *out = (nd_span){.param = a->param, .row = row, .col = col, .rows = rows, .cols = cols};
     return true;
 }
-
-/* Who writes them. */
 
 nd_holder nd_holder_of(const nd_mesh *mesh, int rank)
 {
@@ -64,66 +34,81 @@ int nd_holder_rank(const nd_mesh *mesh, const nd_holder *holder)
     return nd_mesh_rank_of(mesh, coord);
 }
 
-nd_held nd_held_part(const nd_layout *layout, const nd_param *p, int shard)
+/* What a shard has of a parameter, without padding: elements [begin, end) of the flat state arrays,
+ * where all of the local block begins at element block.begin. begin == end: nothing. */
+typedef struct held {
+    nd_span block;
+    int64_t begin, end;
+} held;
+
+static held held_part(const nd_layout *layout, const nd_param *p, int shard)
 {
     const nd_segment *segment = &p->unit->segments[p->segment];
-    int64_t rows = p->rows - p->row_begin < p->local_rows ? p->rows - p->row_begin : p->local_rows;
-    rows = rows > 0 ? rows : 0; /* the last tp ranks may hold padding of the vocabulary only */
-    nd_held held = {.block = {.axes = p->axes,
-                              .row = p->row_begin,
-                              .col = p->col_begin,
-                              .rows = rows,
-                              .cols = p->local_cols}};
-    int64_t first = segment->shard_count * shard, last = first + segment->shard_count;
-    int64_t begin = p->offset > first ? p->offset : first;
-    int64_t end = p->offset + rows * p->local_cols;
-    end = end < last ? end : last;
-    if (begin < end) {
-        held.begin = begin - p->offset;
-        held.end = end - p->offset;
-        held.state = segment->shard_offset + begin - first;
-    }
-    return held;
+    held h = {.block = {.param = p,
+                        .row = p->row_begin,
+                        .col = p->col_begin,
+                        /* the last tp ranks may hold padding of the vocabulary only */
+                        .rows = nd_max(nd_min(p->rows - p->row_begin, p->local_rows), 0),
+                        .cols = p->local_cols,
+                        .begin = segment->shard_offset + p->offset - segment->shard_count * shard}};
+    const int64_t end = h.block.begin + nd_span_elements(&h.block);
+    h.begin = nd_max(h.block.begin, segment->shard_offset);
+    h.end = nd_max(nd_min(end, segment->shard_offset + segment->shard_count), h.begin);
+    return h;
 }
 
 /* `cut` elements into the held range, moved down to the beginning of a row: both replicas at a cut
  * compute the same place. */
-static int64_t row_at(const nd_held *held, int64_t cut)
+static int64_t row_at(const held *h, int64_t cut)
 {
-    int64_t count = held->end - held->begin;
     if (cut <= 0) {
-        return held->begin;
+        return h->begin;
     }
-    if (cut >= count) {
-        return held->end;
+    if (cut >= h->end - h->begin) {
+        return h->end;
     }
-    int64_t at = (held->begin + cut) / held->block.cols * held->block.cols;
-    return at > held->begin ? at : held->begin;
+    const int64_t within = (h->begin + cut - h->block.begin) / h->block.cols * h->block.cols;
+    return nd_max(h->block.begin + within, h->begin);
+}
+
+typedef struct cutting {
+    nd_piece *out;
+    int count;
+    int64_t elements; /* of the range that is cut */
+} cutting;
+
+static nd_status add_piece(void *context, const nd_span *span)
+{
+    cutting *c = context;
+    const bool whole_rows = span->cols == span->param->local_cols;
+    c->out[c->count++] =
+        (nd_piece){.span = *span,
+                   .kind = whole_rows || nd_span_elements(span) == c->elements ? ND_PIECE_BODY
+                           : span->col > span->param->col_begin                ? ND_PIECE_HEAD
+                                                                               : ND_PIECE_TAIL};
+    return ND_OK;
 }
 
 int nd_pieces_written(const nd_layout *layout, const nd_holder *holder, nd_piece *out)
 {
     int64_t total = 0, before = 0;
-    int count = 0;
+    cutting c = {.out = out};
     for (int i = 0; i < layout->param_count; i++) {
-        nd_held held = nd_held_part(layout, &layout->params[i], holder->shard);
-        total += layout->params[i].owned ? held.end - held.begin : 0;
+        const held h = held_part(layout, &layout->params[i], holder->shard);
+        total += layout->params[i].owned ? h.end - h.begin : 0;
     }
     /* This replica's part of all that the holders of this shard write, in elements. */
     int64_t share = total / holder->replicas, rest = total % holder->replicas;
     int64_t r = holder->replica;
-    int64_t first = share * r + (r < rest ? r : rest);
-    int64_t last = first + share + (r < rest ? 1 : 0);
+    int64_t first = share * r + nd_min(r, rest), last = first + share + (r < rest);
     for (int i = 0; i < layout->param_count && before < last; i++) {
-        const nd_param *p = &layout->params[i];
-        if (!p->owned) {
-            continue;
+        if (layout->params[i].owned) {
+            const held h = held_part(layout, &layout->params[i], holder->shard);
+            const int64_t begin = row_at(&h, first - before), end = row_at(&h, last - before);
+            before += h.end - h.begin;
+            c.elements = end - begin;
+            (void)nd_span_each_part(&h.block, begin, end, add_piece, &c);
         }
-        nd_held held = nd_held_part(layout, p, holder->shard);
-        int64_t begin = row_at(&held, first - before), end = row_at(&held, last - before);
-        before += held.end - held.begin;
-        count += nd_pieces_of_range(p, &held.block, begin, end, held.state + begin - held.begin,
-                                    out + count);
     }
-    return count;
+    return c.count;
 }

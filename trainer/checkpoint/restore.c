@@ -40,12 +40,11 @@ static nd_status collect(void *context, const nd_state_array *array)
 static nd_status want_part(void *context, const nd_span *part)
 {
     restore *r = context;
-    const nd_rect rect = {part->param->axes, part->row, part->col, part->rows, part->cols};
     r->wanted = true;
     for (int a = 0; a < r->arrays; a++) {
         float *to =
             r->host ? r->host + a * r->capacity + part->begin - r->begin : r->live[a] + part->begin;
-        ND_TRY(nd_source_add(r->source, part->param, (nd_state_kind)a, &rect, to));
+        ND_TRY(nd_source_add(r->source, part, (nd_state_kind)a, to));
     }
     return ND_OK;
 }

@@ -39,38 +39,13 @@ enum { HEAD_ALIGNMENT = 4096, STEP_BYTES = sizeof(float) };
 
 static size_t piece_bytes(const nd_piece *piece)
 {
-    return (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
+    return (size_t)nd_span_elements(&piece->span) * sizeof(float);
 }
 
 /* The writer of a tensor's first element writes its step too. That element is always in a body. */
 static bool has_step(const nd_shard_plan *plan, const nd_piece *piece)
 {
-    return plan->arrays > 1 && piece->rect.row == 0 && piece->rect.col == 0;
-}
-
-/* The entries of a file in the order of their data: rectangles of tensors, in F32. */
-static void each_entry(const nd_shard_plan *plan, nd_rect_kind kind,
-                       void (*visit)(void *context, const char *name, const nd_rect *rect),
-                       void *context)
-{
-    char name[ND_STATE_NAME_MAX];
-    const nd_rect scalar = {.axes = 0, .rows = 1, .cols = 1};
-    for (int i = 0; i < plan->piece_count; i++) {
-        const nd_piece *piece = &plan->pieces[i];
-        for (int a = 0; a < plan->arrays && piece->kind == kind; a++) {
-            visit(context, nd_state_name(name, (nd_state_kind)a, piece->param->name), &piece->rect);
-        }
-    }
-    for (int i = 0; i < plan->extra_count && kind == ND_RECT_BODY; i++) {
-        const nd_rect rect = {.axes = 1, .rows = plan->extras[i].count, .cols = 1};
-        visit(context, plan->extras[i].name, &rect);
-    }
-    for (int i = 0; i < plan->piece_count && kind == ND_RECT_BODY; i++) {
-        if (has_step(plan, &plan->pieces[i])) {
-            snprintf(name, sizeof name, "optimizer.state.%s.step", plan->pieces[i].param->name);
-            visit(context, name, &scalar);
-        }
-    }
+    return plan->arrays > 1 && piece->span.row == 0 && piece->span.col == 0;
 }
 
 typedef struct header {
@@ -78,6 +53,34 @@ typedef struct header {
     const char *comma;
     uint64_t at; /* byte of the data */
 } header;
+
+/* An entry of a file: a rectangle of a tensor, which has so many axes, in F32. */
+typedef void visit_entry(header *h, const char *name, int axes, const nd_span *span);
+
+/* Visits the entries of a file in the order of their data. */
+static void each_entry(const nd_shard_plan *plan, nd_piece_kind kind, visit_entry *visit, header *h)
+{
+    char name[ND_STATE_NAME_MAX];
+    const nd_span scalar = {.rows = 1, .cols = 1};
+    for (int i = 0; i < plan->piece_count; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        for (int a = 0; a < plan->arrays && piece->kind == kind; a++) {
+            nd_state_name(name, (nd_state_kind)a, piece->span.param->name);
+            visit(h, name, piece->span.param->axes, &piece->span);
+        }
+    }
+    for (int i = 0; i < plan->extra_count && kind == ND_PIECE_BODY; i++) {
+        const nd_span all = {.rows = plan->extras[i].count, .cols = 1};
+        visit(h, plan->extras[i].name, 1, &all);
+    }
+    for (int i = 0; i < plan->piece_count && kind == ND_PIECE_BODY; i++) {
+        if (has_step(plan, &plan->pieces[i])) {
+            snprintf(name, sizeof name, "optimizer.state.%s.step",
+                     plan->pieces[i].span.param->name);
+            visit(h, name, 0, &scalar);
+        }
+    }
+}
 
 /* "[0,128]", as many numbers as the tensor has axes. */
 static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
@@ -94,28 +97,26 @@ static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
 
 /* The sharding string is JSON inside a JSON string: its quotes have a backslash. Names are
  * printable ASCII without quotes and backslashes. */
-static void put_offsets(void *context, const char *name, const nd_rect *rect)
+static void put_offsets(header *h, const char *name, int axes, const nd_span *span)
 {
-    header *h = context;
     fprintf(h->out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", h->comma, name);
-    put_numbers(h->out, rect->axes, rect->row, rect->col);
+    put_numbers(h->out, axes, span->row, span->col);
     fputc('}', h->out);
     h->comma = ",";
 }
 
-static void put_tensor(void *context, const char *name, const nd_rect *rect)
+static void put_tensor(header *h, const char *name, int axes, const nd_span *span)
 {
-    header *h = context;
-    const uint64_t end = h->at + (uint64_t)nd_rect_elements(rect) * sizeof(float);
+    const uint64_t end = h->at + (uint64_t)nd_span_elements(span) * sizeof(float);
     fprintf(h->out, ",\"%s\":{\"dtype\":\"F32\",\"shape\":", name);
-    put_numbers(h->out, rect->axes, rect->rows, rect->cols);
+    put_numbers(h->out, axes, span->rows, span->cols);
     fprintf(h->out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)h->at,
             (unsigned long long)end);
     h->at = end;
 }
 
 /* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT. */
-static nd_status make_head(const nd_shard_plan *plan, nd_rect_kind kind, nd_shard_file *file)
+static nd_status make_head(const nd_shard_plan *plan, nd_piece_kind kind, nd_shard_file *file)
 {
     char *text = NULL;
     size_t length = 0;
@@ -152,7 +153,7 @@ static nd_status make_head(const nd_shard_plan *plan, nd_rect_kind kind, nd_shar
 /* Where everything lies, as if files had no headers. */
 static void place_data(nd_shard_plan *plan)
 {
-    nd_shard_file *body = &plan->files[ND_RECT_BODY];
+    nd_shard_file *body = &plan->files[ND_PIECE_BODY];
     for (int i = 0; i < plan->piece_count; i++) {
         nd_piece *piece = &plan->pieces[i];
         nd_shard_file *file = &plan->files[piece->kind];
@@ -170,13 +171,13 @@ static void place_data(nd_shard_plan *plan)
 static nd_status add_heads(nd_shard_plan *plan)
 {
     int count = 0, index = 0;
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         count += plan->files[k].bytes > 0;
     }
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         nd_shard_file *file = &plan->files[k];
         if (file->bytes > 0) {
-            ND_TRY(make_head(plan, (nd_rect_kind)k, file));
+            ND_TRY(make_head(plan, (nd_piece_kind)k, file));
             plan->bytes += file->bytes;
             snprintf(file->name, sizeof file->name, "shard-%05d-model-%05d-of-%05d.safetensors",
                      plan->rank + 1, ++index, count);
@@ -185,7 +186,7 @@ static nd_status add_heads(nd_shard_plan *plan)
     for (int i = 0; i < plan->piece_count; i++) {
         plan->pieces[i].begin += plan->files[plan->pieces[i].kind].head_bytes;
     }
-    plan->extras_begin += plan->files[ND_RECT_BODY].head_bytes;
+    plan->extras_begin += plan->files[ND_PIECE_BODY].head_bytes;
     return ND_OK;
 }
 
@@ -212,7 +213,7 @@ static nd_status make_hashes(nd_shard_plan *plan)
 {
     const size_t width = (size_t)nd_checksum_chunk_bytes(plan->checksum);
     uint64_t files = 0, chunks = 0;
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         files += plan->files[k].head != NULL;
         chunks += chunks_of(&plan->files[k]);
     }
@@ -225,7 +226,7 @@ static nd_status make_hashes(nd_shard_plan *plan)
     at = put_number(at, (uint64_t)plan->checksum, 4);
     at = put_number(at, width, 4);
     at = put_number(at, files, 4);
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         nd_shard_file *file = &plan->files[k];
         if (file->head) {
             memcpy(at, file->name, ND_SHARD_FILE_NAME_MAX);
@@ -257,7 +258,7 @@ nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *o
     ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
     plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
     for (int u = 0, piece = 0; u <= layout->unit_count; u++) {
-        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
+        while (piece < plan->piece_count && plan->pieces[piece].span.param->unit->index < u) {
             piece++;
         }
         plan->first_piece[u] = piece;
@@ -274,7 +275,7 @@ out:
 
 void nd_shard_plan_fini(nd_shard_plan *plan)
 {
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         free(plan->files[k].head);
     }
     free(plan->hashes);
@@ -285,17 +286,17 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
 
 /* Writing. */
 
-typedef nd_state_file *open_files[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
+typedef nd_state_file *open_files[ND_PIECE_KINDS]; /* NULL: there is no such file */
 
 static nd_status begin_files(const nd_shard_plan *plan, const char *folder, open_files files)
 {
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) { /* all space is reserved before any is filled */
+    for (int k = 0; k < ND_PIECE_KINDS; k++) { /* all space is reserved before any is filled */
         const nd_shard_file *file = &plan->files[k];
         ND_TRY(file->head ? nd_state_file_create(folder, file->name, file->bytes, plan->checksum,
                                                  file->digests, &files[k])
                           : ND_OK);
     }
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         const nd_shard_file *file = &plan->files[k];
         ND_TRY(file->head ? nd_state_file_append(files[k], file->head, file->head_bytes) : ND_OK);
     }
@@ -319,18 +320,18 @@ static nd_status write_data(const nd_shard_plan *plan, int64_t updates, const nd
     }
     ND_TRY(data->unit(data->context, plan->layout->unit_count));
     for (int i = 0; i < plan->extra_count; i++) {
-        ND_TRY(nd_state_file_append(files[ND_RECT_BODY], data->extras[i],
+        ND_TRY(nd_state_file_append(files[ND_PIECE_BODY], data->extras[i],
                                     (size_t)plan->extras[i].count * sizeof(float)));
     }
     for (int i = 0; i < plan->step_count; i++) {
-        ND_TRY(nd_state_file_append(files[ND_RECT_BODY], &step, STEP_BYTES));
+        ND_TRY(nd_state_file_append(files[ND_PIECE_BODY], &step, STEP_BYTES));
     }
     return ND_OK;
 }
 
 static nd_status finish_files(open_files files)
 {
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         nd_state_file *file = files[k];
         files[k] = NULL;
         ND_TRY(file ? nd_state_file_finish(file) : ND_OK);
@@ -354,7 +355,7 @@ nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t update
     ND_TRY_OUT(nd_fs_sync_folder(folder));
     *out = record;
 out:
-    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS; k++) {
         nd_state_file_abandon(files[k]);
     }
     return status;

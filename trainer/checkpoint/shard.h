@@ -78,7 +78,7 @@ typedef struct nd_shard_plan {
     int extra_count;
     uint64_t extras_begin; /* byte of that file */
     int step_count;        /* scalars behind them */
-    nd_shard_file files[ND_RECT_KIND_COUNT];
+    nd_shard_file files[ND_PIECE_KINDS];
     uint64_t bytes; /* of these files */
     uint8_t *hashes;
     size_t hashes_bytes, hashes_head_bytes; /* of the hash file, and of what precedes its digests */

@@ -19,7 +19,7 @@ static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
         if (offsets) {
             offsets[i] = at;
         }
-        at += nd_rect_elements(&plan->pieces[i].rect) * plan->arrays;
+        at += nd_span_elements(&plan->pieces[i].span) * plan->arrays;
     }
     return (size_t)at * sizeof(float);
 }
@@ -145,18 +145,18 @@ void nd_snapshot_fini(nd_snapshot *s)
 static const float *piece_of(const nd_snapshot *s, int piece, nd_state_kind array)
 {
     const nd_piece *p = &s->plan.pieces[piece];
-    return s->detached ? s->memory + s->offsets[piece] + array * nd_rect_elements(&p->rect)
-                       : s->live[array] + p->state;
+    return s->detached ? s->memory + s->offsets[piece] + array * nd_span_elements(&p->span)
+                       : s->live[array] + p->span.begin;
 }
 
 static nd_status copy_unit(nd_snapshot *s, int unit)
 {
     for (int i = s->plan.first_piece[unit]; i < s->plan.first_piece[unit + 1]; i++) {
         const nd_piece *piece = &s->plan.pieces[i];
-        size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
+        size_t bytes = (size_t)nd_span_elements(&piece->span) * sizeof(float);
         for (int a = 0; a < s->plan.arrays; a++) {
             ND_TRY(nd_copy(&s->stream, (void *)(uintptr_t)piece_of(s, i, a),
-                           s->live[a] + piece->state, bytes));
+                           s->live[a] + piece->span.begin, bytes));
         }
     }
     return s->stream.device->table->event_record(&s->copied[unit], &s->stream);
@@ -181,9 +181,9 @@ static nd_status add_alike(const nd_snapshot *s, nd_stream *stream, int unit, nd
     const nd_unit *u = &layout->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        const nd_held held = nd_held_part(layout, p, layout->shard_index);
+        const nd_flat_range held = nd_layout_shard_range(layout, p);
         if (nd_param_is_alike(p, what) && held.begin < held.end) {
-            ND_TRY(add_range(s, stream, held.state, held.end - held.begin, out));
+            ND_TRY(add_range(s, stream, held.begin, held.end - held.begin, out));
         }
     }
     return ND_OK;

@@ -27,7 +27,7 @@ typedef struct source_reads {
 /* One rank of the mesh that wrote the checkpoint: its files, and what is to be read of each. */
 typedef struct source_writer {
     nd_shard_plan plan;
-    source_reads reads[ND_RECT_KIND_COUNT];
+    source_reads reads[ND_PIECE_KINDS];
 } source_writer;
 
 struct nd_source {
@@ -44,7 +44,7 @@ struct nd_source {
 static void free_writer(source_writer *writer)
 {
     if (writer) {
-        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        for (int k = 0; k < ND_PIECE_KINDS; k++) {
             free(writer->reads[k].list);
         }
         nd_shard_plan_fini(&writer->plan);
@@ -214,14 +214,14 @@ static nd_status add_read(source_reads *reads, const source_read *read)
 
 /* Plans the read of what `want` and a stored rectangle share. The stored one begins at a byte of
  * its file, the wanted one goes to `to`, both densely. *found grows by the shared elements. */
-static nd_status plan_read(source_reads *reads, const nd_rect *have, uint64_t begin,
-                           const nd_rect *want, float *to, int64_t *found)
+static nd_status plan_read(source_reads *reads, const nd_span *have, uint64_t begin,
+                           const nd_span *want, float *to, int64_t *found)
 {
-    nd_rect shared;
-    if (!nd_rect_intersect(have, want, &shared)) {
+    nd_span shared;
+    if (!nd_span_intersect(have, want, &shared)) {
         return ND_OK;
     }
-    *found += nd_rect_elements(&shared);
+    *found += nd_span_elements(&shared);
     int64_t skipped = (shared.row - have->row) * have->cols + shared.col - have->col;
     source_read read = {.from = begin + (uint64_t)skipped * sizeof(float),
                         .stride = (uint64_t)have->cols * sizeof(float),
@@ -238,7 +238,7 @@ static nd_status plan_read(source_reads *reads, const nd_rect *have, uint64_t be
 
 /* What one writer has of the wanted rectangle. */
 static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
-                                 nd_state_kind array, const nd_rect *rect, float *to,
+                                 nd_state_kind array, const nd_span *want, float *to,
                                  int64_t *found)
 {
     source_writer *writer = NULL;
@@ -247,25 +247,29 @@ static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
     int unit = p->unit->index;
     for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
         const nd_piece *piece = &plan->pieces[i];
-        const uint64_t bytes = (uint64_t)nd_rect_elements(&piece->rect) * sizeof(float);
-        if (piece->param == p) {
-            ND_TRY(plan_read(&writer->reads[piece->kind], &piece->rect,
-                             piece->begin + bytes * (uint64_t)array, rect, to, found));
+        const uint64_t bytes = (uint64_t)nd_span_elements(&piece->span) * sizeof(float);
+        if (piece->span.param == p) {
+            ND_TRY(plan_read(&writer->reads[piece->kind], &piece->span,
+                             piece->begin + bytes * (uint64_t)array, want, to, found));
         }
     }
     return ND_OK;
 }
 
 /* Only the shards that overlap the rectangle's rows in this tp rank's block. */
-static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, nd_state_kind array,
-                             const nd_rect *rect, float *to, int64_t *found)
+static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, const nd_span *want,
+                             float *to, int64_t *found)
 {
     const nd_layout *layout = source->layouts[tp];
     const nd_mesh *mesh = &source->manifest->mesh;
-    const nd_param *p = nd_layout_param(layout, param->id, param->layer);
+    const nd_param *p = nd_layout_param(layout, want->param->id, want->param->layer);
     const nd_segment *segment = &p->unit->segments[p->segment];
-    nd_rect block = nd_held_part(layout, p, 0).block, shared;
-    if (!p->owned || !nd_rect_intersect(&block, rect, &shared)) {
+    const nd_span block = {.row = p->row_begin,
+                           .col = p->col_begin,
+                           .rows = nd_min(p->local_rows, p->rows - p->row_begin),
+                           .cols = p->local_cols};
+    nd_span shared;
+    if (!p->owned || !nd_span_intersect(&block, want, &shared)) {
         return ND_OK;
     }
     /* The bytes from its first to its last element. */
@@ -275,7 +279,7 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
         for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
             nd_holder holder = {.shard = (int)s, .tp = tp, .replica = r};
             ND_TRY(
-                add_from_writer(source, nd_holder_rank(mesh, &holder), p, array, rect, to, found));
+                add_from_writer(source, nd_holder_rank(mesh, &holder), p, array, want, to, found));
         }
     }
     return ND_OK;
@@ -285,14 +289,14 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
 {
     source_writer *writer = NULL;
     int64_t found = 0;
-    const nd_rect rect = {.axes = 1, .rows = count, .cols = 1};
+    const nd_span all = {.rows = count, .cols = 1};
     ND_TRY(writer_of(source, 0, &writer));
     uint64_t begin = writer->plan.extras_begin;
     for (int i = 0; i < writer->plan.extra_count; i++) {
         const nd_state_extra *extra = &writer->plan.extras[i];
-        const nd_rect stored = {.axes = 1, .rows = extra->count, .cols = 1};
+        const nd_span stored = {.rows = extra->count, .cols = 1};
         if (strcmp(extra->name, name) == 0) {
-            ND_TRY(plan_read(&writer->reads[ND_RECT_BODY], &stored, begin, &rect, to, &found));
+            ND_TRY(plan_read(&writer->reads[ND_PIECE_BODY], &stored, begin, &all, to, &found));
         }
         begin += (uint64_t)extra->count * sizeof *to;
     }
@@ -302,16 +306,15 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
                                     source->folder, (long long)found, (long long)count, name);
 }
 
-nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind array,
-                        const nd_rect *rect, float *to)
+nd_status nd_source_add(nd_source *source, const nd_span *want, nd_state_kind array, float *to)
 {
-    source->stats.wanted_bytes += nd_rect_elements(rect) * (int64_t)sizeof *to;
+    source->stats.wanted_bytes += nd_span_elements(want) * (int64_t)sizeof *to;
     int64_t found = 0;
     ND_ASSERT((int)array < source->manifest->arrays);
     for (int t = 0; t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
-        ND_TRY(add_from_tp(source, t, param, array, rect, to, &found));
+        ND_TRY(add_from_tp(source, t, array, want, to, &found));
     }
-    ND_ASSERT(found == nd_rect_elements(rect)); /* the plan covers every tensor */
+    ND_ASSERT(found == nd_span_elements(want)); /* the plan covers every tensor */
     return ND_OK;
 }
 
@@ -499,7 +502,7 @@ static nd_status run_file(nd_source *source, source_writer *writer, int kind)
 nd_status nd_source_run(nd_source *source)
 {
     for (int i = 0; i < source->manifest->writer_count; i++) {
-        for (int k = 0; source->writers[i] && k < ND_RECT_KIND_COUNT; k++) {
+        for (int k = 0; source->writers[i] && k < ND_PIECE_KINDS; k++) {
             nd_status status = run_file(source, source->writers[i], k);
             if (status != ND_OK) {
                 source->stats.suspect = status == ND_ERR_DATA ? i + 1 : 0;
@@ -567,7 +570,7 @@ static nd_status verify_writer(nd_source *source, int rank, bool reads, int64_t 
     source_writer *writer = NULL;
     ND_TRY(writer_of(source, rank, &writer));
     nd_status status = ND_OK;
-    for (int k = 0; k < ND_RECT_KIND_COUNT && status == ND_OK; k++) {
+    for (int k = 0; k < ND_PIECE_KINDS && status == ND_OK; k++) {
         const nd_shard_file *file = &writer->plan.files[k];
         if (file->head) {
             status = reads ? verify_file(source, writer, k) : check_size(source, file);

@@ -360,8 +360,7 @@ nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
 
 static nd_status want_span(void *context, const nd_span *span, float *to)
 {
-    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
-    return nd_source_add(context, span->param, ND_STATE_MASTER, &rect, to);
+    return nd_source_add(context, span, ND_STATE_MASTER, to);
 }
 
 static nd_status run_source(void *context)

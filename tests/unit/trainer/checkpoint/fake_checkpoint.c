@@ -62,7 +62,7 @@ static nd_status every_unit(void *context, int unit)
 static const float *piece_data(void *context, int piece, nd_state_kind array)
 {
     const fake_source *from = context;
-    return from->state->arrays[array] + from->plan->pieces[piece].state;
+    return from->state->arrays[array] + from->plan->pieces[piece].span.begin;
 }
 
 static void write_rank(const nd_manifest *m, const char *state, int rank, bool converts,
@@ -157,9 +157,8 @@ typedef struct wants {
 static nd_status want_span(void *context, const nd_span *span)
 {
     wants *w = context;
-    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
     for (int a = 0; a < w->arrays; a++) {
-        ND_TRY(nd_source_add(w->source, span->param, a, &rect, w->state->arrays[a] + span->begin));
+        ND_TRY(nd_source_add(w->source, span, a, w->state->arrays[a] + span->begin));
     }
     return ND_OK;
 }

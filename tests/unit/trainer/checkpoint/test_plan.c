@@ -19,17 +19,17 @@ typedef struct cover {
 
 static void mark(cover *c, const nd_piece *piece)
 {
-    const nd_param *p = nd_layout_param(c->whole, piece->param->id, piece->param->layer);
+    const nd_param *p = nd_layout_param(c->whole, piece->span.param->id, piece->span.param->layer);
     int64_t t = p - c->whole->params;
-    cr_assert_str_eq(p->name, piece->param->name);
-    const nd_rect *r = &piece->rect;
+    cr_assert_str_eq(p->name, piece->span.param->name);
+    const nd_span *r = &piece->span;
     for (int64_t row = r->row; row < r->row + r->rows; row++) {
         for (int64_t col = r->col; col < r->col + r->cols; col++) {
             cr_assert(row < p->rows && col < p->cols);
             c->seen[t][row * p->cols + col]++;
         }
     }
-    c->written += nd_rect_elements(r);
+    c->written += nd_span_elements(r);
 }
 
 static void check_mesh(const nd_shape *shape, const nd_mesh *mesh, bool converts)
@@ -52,6 +52,9 @@ static void check_mesh(const nd_shape *shape, const nd_mesh *mesh, bool converts
         const int count = nd_pieces_written(layout, &holder, pieces);
         for (int i = 0; i < count; i++) {
             mark(&c, &pieces[i]);
+            for (int j = i - 1; j >= 0 && pieces[j].span.param == pieces[i].span.param; j--) {
+                cr_assert_neq(pieces[j].kind, pieces[i].kind, "%s, rank %d", text, rank);
+            }
         }
         free(pieces);
         /* An even share, but for what moving to the beginning of a row shifts. */
@@ -81,6 +84,18 @@ Test(plan, every_element_is_written_once_on_random_meshes)
                          1 + (int)(nd_rng_u64(7, 3, i) % 3), tps[nd_rng_u64(7, 4, i) % 3]}};
         check_mesh(&shape, &mesh, i % 3 == 0);
     }
+}
+
+Test(plan, intersection_is_what_both_hold)
+{
+    const nd_span a = {NULL, 3, 4, 5, 6, 0}, b = {NULL, 6, 0, 9, 5, 0};
+    const nd_span below = {NULL, 8, 4, 1, 1, 0}, right = {NULL, 3, 10, 1, 1, 0};
+    nd_span got;
+    cr_assert(nd_span_intersect(&a, &b, &got));
+    cr_assert(got.row == 6 && got.col == 4 && got.rows == 2 && got.cols == 1);
+    cr_assert_not(nd_span_intersect(&a, &below, &got));
+    cr_assert_not(nd_span_intersect(&a, &right, &got));
+    cr_assert_eq(got.row, 6, "it is not set");
 }
 
 Test(plan, more_ranks_than_rows_still_cover_all)

@@ -92,7 +92,7 @@ typedef struct chunks {
     int writers;
     nd_source *source; /* asked for the same */
     float *memory;
-    bool needed[WRITERS_MAX][ND_RECT_KIND_COUNT][CHUNKS_MAX];
+    bool needed[WRITERS_MAX][ND_PIECE_KINDS][CHUNKS_MAX];
     int64_t pieces; /* stored rectangles of which some part is wanted */
 } chunks;
 
@@ -119,9 +119,9 @@ static void forget_writers(chunks *c)
     }
 }
 
-static void mark_rows(const nd_piece *piece, const nd_rect *shared, bool *needed)
+static void mark_rows(const nd_piece *piece, const nd_span *shared, bool *needed)
 {
-    const nd_rect *have = &piece->rect;
+    const nd_span *have = &piece->span;
     for (int64_t row = shared->row; row < shared->row + shared->rows; row++) {
         uint64_t first =
             piece->begin + 4 * (uint64_t)((row - have->row) * have->cols + shared->col - have->col);
@@ -136,26 +136,25 @@ static void mark_rows(const nd_piece *piece, const nd_rect *shared, bool *needed
 static nd_status mark_span(void *context, const nd_span *span)
 {
     chunks *c = context;
-    const nd_rect want = {span->param->axes, span->row, span->col, span->rows, span->cols};
-    nd_rect shared;
+    nd_span shared;
     for (int w = 0; w < c->writers; w++) {
         for (int i = 0; i < c->plans[w].piece_count; i++) {
             const nd_piece *piece = &c->plans[w].pieces[i];
-            if (strcmp(piece->param->name, span->param->name) == 0 &&
-                nd_rect_intersect(&piece->rect, &want, &shared)) {
+            if (strcmp(piece->span.param->name, span->param->name) == 0 &&
+                nd_span_intersect(&piece->span, span, &shared)) {
                 mark_rows(piece, &shared, c->needed[w][piece->kind]);
                 c->pieces++;
             }
         }
     }
-    return nd_source_add(c->source, span->param, ND_STATE_MASTER, &want, c->memory + span->begin);
+    return nd_source_add(c->source, span, ND_STATE_MASTER, c->memory + span->begin);
 }
 
 static int64_t needed_bytes(const chunks *c)
 {
     int64_t bytes = 0;
     for (int w = 0; w < c->writers; w++) {
-        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        for (int k = 0; k < ND_PIECE_KINDS; k++) {
             for (int64_t i = 0; i < CHUNKS_MAX; i++) {
                 int64_t left = (int64_t)c->plans[w].files[k].bytes - i * ND_CHUNK_BYTES;
                 bytes += !c->needed[w][k][i] ? 0 : left < ND_CHUNK_BYTES ? left : ND_CHUNK_BYTES;
