@@ -134,9 +134,6 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
 
 /* operands.c */
 
-/* Scales of rows or columns that one operand, and all operands that are settled together, have. */
-nd_vector_counts nd_operand_vectors(const nd_dims *dims, bool forward_only);
-
 /* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
  * x->stored and fuse to that op. */
 nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *x, nd_fuse *fuse);

@@ -208,8 +208,11 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, o->forward_only, plan));
     ND_TRY_OUT(nd_linears_create(m, &fp8));
-    ND_TRY_OUT(
-        nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
+    const nd_dims *d = &m->dims;
+    /* Kept weights have their own. A backward has those of dy and w of up to three linears. */
+    ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout,
+                              nd_max(nd_max(d->T, d->C), nd_max(d->H * d->D, d->F)),
+                              o->forward_only ? d->T : 3 * (d->T + d->C), plan));
     ND_TRY_OUT(nd_activations_init(m, plan));
     plan_shared(m, plan);
     const char *prompts = rank->config->train.sample_prompt;

@@ -12,13 +12,6 @@
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
-nd_vector_counts nd_operand_vectors(const nd_dims *d, bool forward_only)
-{
-    /* Kept weights have their own. A backward has those of dy and w of up to three linears. */
-    const int64_t joint = forward_only ? d->T : 3 * (d->T + d->C);
-    return (nd_vector_counts){nd_max(nd_max(d->T, d->C), nd_max(d->H * d->D, d->F)), joint};
-}
-
 /* Casts. */
 
 static bool is_input(nd_role role)

@@ -31,22 +31,15 @@ static void module_name(char name[MAX_NAME], int64_t layer, int linear)
     snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, nd_linears[linear].module);
 }
 
-static bool matches(const char *pattern, const char *name)
-{
-    return strpbrk(pattern, "*?[") ? fnmatch(pattern, name, 0) == 0 : strstr(name, pattern) != NULL;
-}
-
 static nd_filter_reason reason_by_rule(const nd_config *config, const nd_shape *shape,
                                        int64_t layer, int linear)
 {
-    bool automatic = config->fp8.filter && strcmp(config->fp8.filter, "auto") == 0;
-    if (!size_fits(shape, linear)) {
-        return ND_FILTER_SIZE;
-    }
-    if (automatic) {
-        return is_small(shape, linear, config->fp8.recipe) ? ND_FILTER_SMALL : ND_FILTER_CONVERTED;
-    }
-    return layer == 0 && linear == 0 ? ND_FILTER_FIRST : ND_FILTER_CONVERTED;
+    const bool automatic = config->fp8.filter && strcmp(config->fp8.filter, "auto") == 0;
+    const bool small = automatic && is_small(shape, linear, config->fp8.recipe);
+    return !size_fits(shape, linear)                 ? ND_FILTER_SIZE
+           : small                                   ? ND_FILTER_SMALL
+           : !automatic && layer == 0 && linear == 0 ? ND_FILTER_FIRST
+                                                     : ND_FILTER_CONVERTED;
 }
 
 /* "mlp.gate_proj, mlp.up_proj": linear `first` + i where bit i of the mask is set; returns
@@ -73,7 +66,7 @@ static nd_status apply_pattern(nd_filter *f, const nd_shape *shape, const char *
         int64_t out, in;
         int linear = (int)(i % ND_LINEAR_COUNT);
         module_name(name, i / ND_LINEAR_COUNT, linear);
-        if (!matches(pattern, name)) {
+        if (strpbrk(pattern, "*?[") ? fnmatch(pattern, name, 0) != 0 : !strstr(name, pattern)) {
             continue;
         }
         matched++;

@@ -15,8 +15,8 @@ nd_status nd_health_begin(nd_scales *s, int64_t step)
         return ND_OK;
     }
     memset(s->report, 0, (size_t)s->sites * sizeof *s->report);
-    ND_TRY(nd_zero(&s->rank->stream, s->health.amax, (size_t)s->sites * sizeof(float)));
-    return nd_zero(&s->rank->stream, s->health.counts, (size_t)s->sites * sizeof *s->health.counts);
+    ND_TRY(nd_zero(&s->rank->stream, s->worst.amax, (size_t)s->sites * sizeof(float)));
+    return nd_zero(&s->rank->stream, s->counts, (size_t)s->sites * sizeof *s->counts);
 }
 
 /* Adds up the counts of all ranks, of the device and of the host. */
@@ -24,13 +24,12 @@ static nd_status collect_counts(nd_scales *s)
 {
     nd_stream *stream = &s->rank->stream;
     for (int64_t i = 0; i < s->sites; i++) {
-        ND_TRY(nd_copy(stream, &s->health.counts[i][2], &s->report[i].elements, sizeof(int64_t)));
+        ND_TRY(nd_copy(stream, &s->counts[i][2], &s->report[i].elements, sizeof(int64_t)));
     }
-    ND_TRY(nd_all_reduce(s->rank, ND_GROUP_WORLD, s->health.counts, 3 * s->sites, ND_DTYPE_I64,
+    ND_TRY(nd_all_reduce(s->rank, ND_GROUP_WORLD, s->counts, 3 * s->sites, ND_DTYPE_I64,
                          ND_REDOP_SUM));
     for (int64_t i = 0; i < s->sites; i++) {
-        ND_TRY(
-            nd_copy(stream, s->report[i].counts, s->health.counts[i], sizeof s->report[i].counts));
+        ND_TRY(nd_copy(stream, s->report[i].counts, s->counts[i], sizeof s->report[i].counts));
     }
     return ND_OK;
 }
@@ -43,7 +42,7 @@ static nd_status collect_counts(nd_scales *s)
 static nd_status find_scales(nd_scales *s)
 {
     nd_stream *stream = &s->rank->stream;
-    nd_health_state *h = &s->health;
+    const nd_scale_ref *h = &s->worst;
     const nd_recipe *recipe = &s->recipe;
     int64_t gradients = nd_site_gradient(s, 0, 0);
     if (nd_recipe_is_delayed(recipe)) {
@@ -64,7 +63,7 @@ static nd_status find_scales(nd_scales *s)
 static nd_status collect_amaxes(nd_scales *s)
 {
     nd_stream *stream = &s->rank->stream;
-    nd_health_state *h = &s->health;
+    const nd_scale_ref *h = &s->worst;
     size_t weights = (size_t)nd_site_input(s, 0, 0) * sizeof(float);
     ND_TRY(nd_copy(stream, h->amax, s->amax, weights));
     ND_TRY(nd_all_reduce(s->rank, ND_GROUP_WORLD, h->amax, s->sites, ND_DTYPE_F32, ND_REDOP_MAX));
@@ -96,16 +95,9 @@ const char *nd_operand_name(nd_operand_kind kind)
 
 static int64_t site_of(const nd_scales *s, nd_operand_kind kind, int64_t layer, int linear)
 {
-    switch (kind) {
-    case ND_OPERAND_INPUT:
-        return nd_site_input(s, layer, nd_linears[linear].input);
-    case ND_OPERAND_WEIGHT:
-        return nd_site_weight(s, layer, linear);
-    case ND_OPERAND_GRADIENT:
-    case ND_OPERAND_KINDS:
-        break;
-    }
-    return nd_site_gradient(s, layer, linear);
+    return kind == ND_OPERAND_INPUT    ? nd_site_input(s, layer, nd_linears[linear].input)
+           : kind == ND_OPERAND_WEIGHT ? nd_site_weight(s, layer, linear)
+                                       : nd_site_gradient(s, layer, linear);
 }
 
 /* A value that is not a number is worse than any other. */

@@ -178,13 +178,6 @@ typedef struct nd_scale_ref {
     float *amax, *scale, *inverse;
 } nd_scale_ref;
 
-/* What the health log counts and measures, on the device; (sites) each. */
-typedef struct nd_health_state {
-    int64_t (*counts)[3]; /* nd_ops.fp8_count, and room for the elements */
-    float *amax;          /* of all that was cast in the step */
-    float *scale, *inverse;
-} nd_health_state;
-
 /* What the health log knows of a site, on the host. */
 typedef struct nd_site_report {
     int64_t elements;  /* cast here since the counts were zeroed */
@@ -203,12 +196,6 @@ typedef struct nd_cast_counts {
 typedef struct nd_kept_rows {
     int64_t begin, split, end;
 } nd_kept_rows;
-
-/* Rooms for scales of rows or columns: `each` for those of one operand, `joint` for those of all
- * operands whose amaxes are reduced together. */
-typedef struct nd_vector_counts {
-    int64_t each, joint;
-} nd_vector_counts;
 
 typedef struct nd_scales {
     nd_rank *rank;
@@ -233,10 +220,12 @@ typedef struct nd_scales {
     nd_scale_ref vectors[3]; /* of rows or columns of an input, a weight, a gradient */
     nd_scale_ref joint;      /* of rows or columns of several operands, one after the other */
     int64_t joint_count;     /* entries that `joint` has room for */
-    nd_health_state health;  /* NULLs without a health log */
-    nd_site_report *report;  /* host, [sites] */
-    bool counting;           /* the health log counts this step */
-    int64_t counted;         /* the last step that was counted; 0: none */
+    /* The health log's, on the device; NULLs without it. */
+    int64_t (*counts)[3];   /* (sites): nd_ops.fp8_count, and room for the elements */
+    nd_scale_ref worst;     /* (sites): the amax of all that was cast in the step, and its scale */
+    nd_site_report *report; /* host, [sites] */
+    bool counting;          /* the health log counts this step */
+    int64_t counted;        /* the last step that was counted; 0: none */
     nd_cast_counts casts;
 } nd_scales;
 
@@ -245,8 +234,9 @@ typedef struct nd_scales {
  * from steps. Without FP8 everything below is a no-op. */
 nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choice *linears,
                          bool forward_only);
-/* Plans; the layout is borrowed. */
-nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, nd_vector_counts vectors,
+/* Plans; the layout is borrowed. Rooms for scales of rows or columns: `each` for those of one
+ * operand, `joint` for those of all operands whose amaxes are reduced together. */
+nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t each, int64_t joint,
                          nd_memplan *plan);
 /* After the plan was committed: the start values of delayed scaling, which are scales of 1 and the
  * largest value of each site's format. */

@@ -6,7 +6,7 @@
 
 #include "runtime/base/math.h"
 
-enum { OPERANDS = 3, VECTORS = 3 * OPERANDS }; /* amax, scale and inverse of each operand */
+enum { OPERANDS = 3 }; /* that have scales of rows or columns */
 
 static bool enabled(const nd_scales *s)
 {
@@ -72,22 +72,27 @@ nd_flat_range nd_scales_part(const nd_scales *s, int64_t site)
                                                               : (nd_flat_range){0};
 }
 
-/* Three vectors for each kind of operand, and three for joint scales, in one buffer. */
-static void plan_vectors(nd_scales *s, nd_vector_counts counts, nd_memplan *plan)
+/* Amaxes, scales and inverses of `count` entries, one after the other; returns their bytes. */
+static size_t place_scales(nd_memplan *plan, int want, size_t offset, int64_t count,
+                           nd_scale_ref *to)
 {
-    size_t each = (size_t)counts.each * sizeof(float), joint = (size_t)counts.joint * sizeof(float);
-    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows",
-                               VECTORS * each + 3 * joint, NULL);
-    for (size_t i = 0; i < OPERANDS; i++) {
-        nd_scale_ref *v = &s->vectors[i];
-        nd_memplan_also(plan, want, 3 * i * each, &v->amax);
-        nd_memplan_also(plan, want, (3 * i + 1) * each, &v->scale);
-        nd_memplan_also(plan, want, (3 * i + 2) * each, &v->inverse);
+    const size_t each = (size_t)count * sizeof(float);
+    nd_memplan_also(plan, want, offset, &to->amax);
+    nd_memplan_also(plan, want, offset + each, &to->scale);
+    nd_memplan_also(plan, want, offset + 2 * each, &to->inverse);
+    return 3 * each;
+}
+
+static void plan_vectors(nd_scales *s, int64_t each, int64_t joint, nd_memplan *plan)
+{
+    const size_t bytes = 3 * (size_t)(OPERANDS * each + joint) * sizeof(float);
+    const int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", bytes, NULL);
+    size_t offset = 0;
+    for (int i = 0; i < OPERANDS; i++) {
+        offset += place_scales(plan, want, offset, each, &s->vectors[i]);
     }
-    nd_memplan_also(plan, want, VECTORS * each, &s->joint.amax);
-    nd_memplan_also(plan, want, VECTORS * each + joint, &s->joint.scale);
-    nd_memplan_also(plan, want, VECTORS * each + 2 * joint, &s->joint.inverse);
-    s->joint_count = counts.joint;
+    place_scales(plan, want, offset, joint, &s->joint);
+    s->joint_count = joint;
 }
 
 static bool keeps_rows(const nd_scales *s)
@@ -95,19 +100,12 @@ static bool keeps_rows(const nd_scales *s)
     return s->weights_kept && s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_ROW;
 }
 
-/* The parameter of a linear in this rank's FP8 segment, or NULL. */
-static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
-{
-    const nd_param *p = nd_layout_param(s->layout, nd_linears[linear].param, layer);
-    return p && p->segment == ND_SEGMENT_FP8 ? p : NULL;
-}
-
 /* Gives rows to those of a layer's kept weights that tp splits in this way, from `row` on. */
 static int64_t place_rows(nd_scales *s, int64_t layer, bool by_rows, int64_t row)
 {
     for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
-        const nd_param *p = kept_param(s, layer, linear);
-        if (p && (p->split == ND_SPLIT_ROWS) == by_rows) {
+        const nd_param *p = nd_layout_param(s->layout, nd_linears[linear].param, layer);
+        if (p && p->segment == ND_SEGMENT_FP8 && (p->split == ND_SPLIT_ROWS) == by_rows) {
             s->first_row[nd_site_weight(s, layer, linear)] = row;
             row += p->local_rows;
         }
@@ -127,11 +125,9 @@ static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
         k->split = place_rows(s, layer, true, k->begin);
         k->end = rows = place_rows(s, layer, false, k->split);
     }
-    const size_t each = (size_t)rows * sizeof(float);
-    int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, "fp8: scales of weight rows", 3 * each,
-                               &s->rows.amax);
-    nd_memplan_also(plan, want, each, &s->rows.scale);
-    nd_memplan_also(plan, want, 2 * each, &s->rows.inverse);
+    const int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, "fp8: scales of weight rows",
+                                     3 * (size_t)rows * sizeof(float), NULL);
+    place_scales(plan, want, 0, rows, &s->rows);
     return ND_OK;
 }
 
@@ -149,18 +145,15 @@ static bool optimizer_measures(const nd_scales *s)
 
 static void plan_health(nd_scales *s, nd_memplan *plan)
 {
-    nd_health_state *h = &s->health;
-    size_t sites = s->rank->config->fp8.health_interval ? (size_t)s->sites : 0;
-    size_t each = sites * sizeof(float);
-    nd_memplan_want(plan, ND_MEM_STATE, "fp8: health counts", sites * sizeof *h->counts,
-                    &h->counts);
-    int want =
-        nd_memplan_want(plan, ND_MEM_STATE, "fp8: health amaxes and scales", 3 * each, &h->amax);
-    nd_memplan_also(plan, want, each, &h->scale);
-    nd_memplan_also(plan, want, 2 * each, &h->inverse);
+    const int64_t sites = s->rank->config->fp8.health_interval ? s->sites : 0;
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: health counts", (size_t)sites * sizeof *s->counts,
+                    &s->counts);
+    const int want = nd_memplan_want(plan, ND_MEM_STATE, "fp8: health amaxes and scales",
+                                     3 * (size_t)sites * sizeof(float), NULL);
+    place_scales(plan, want, 0, sites, &s->worst);
 }
 
-nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, nd_vector_counts vectors,
+nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t each_vector, int64_t joint,
                          nd_memplan *plan)
 {
     s->layout = layout;
@@ -180,7 +173,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, nd_vector_counts
                     &s->updated);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16",
                     (size_t)weight_sites(s) * sizeof *s->rounded, &s->rounded);
-    plan_vectors(s, rows ? vectors : (nd_vector_counts){0}, plan);
+    plan_vectors(s, rows ? each_vector : 0, rows ? joint : 0, plan);
     plan_health(s, plan);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
     return plan_rows(s, plan);
@@ -428,9 +421,8 @@ nd_status nd_scales_count(nd_scales *s, int64_t site, const nd_matrix *as, nd_te
 {
     if (s->counting) {
         s->report[site].elements += nd_tensor_count(x);
-        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->health.counts[site], .x = x,
-              .as = *as);
-        ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->health.amax + site, .x = x,
+        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->counts[site], .x = x, .as = *as);
+        ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->worst.amax + site, .x = x,
               .granularity = ND_PER_TENSOR, .merge = true);
     }
     return ND_OK;

@@ -158,7 +158,7 @@ static nd_status open_shards(mesh_shards *s, bool shares)
     ND_TRY(nd_layout_create(&options, &s->layout));
     ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, false, &s->plan));
     ND_TRY(nd_fsdp_plan_weights(&s->fsdp, shares, &s->plan));
-    ND_TRY(nd_scales_plan(&s->scales, s->layout, (nd_vector_counts){.each = 256}, &s->plan));
+    ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, 0, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));
     return nd_scales_start(&s->scales);
 }
