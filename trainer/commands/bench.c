@@ -225,17 +225,6 @@ static nd_status print_layer(const bench *o, const char *name, const nd_layer_ti
     return nd_process_flush_output();
 }
 
-static nd_status time_layer(nd_worker *worker, const nd_config *config, int repeats,
-                            nd_layer_times *out)
-{
-    nd_rank rank = worker->rank;
-    const nd_timing timing = timing_of(worker, &rank, repeats);
-    rank.config = config;
-    ND_TRY(nd_trainer_check_limits(rank.ops, config, &rank.mesh, &rank.shape));
-    ND_TRY(nd_time_layer(&timing, out));
-    return out->stopped ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal") : ND_OK;
-}
-
 /* The configuration with this recipe. The filter that leaves out a model's first and last linears
  * is for whole models: a layer in the middle has all of its linears in FP8. */
 static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
@@ -265,36 +254,40 @@ static nd_status check_layer(const nd_config *config, const nd_shape *shape)
 
 static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
 {
-    nd_rank *r = &worker->rank;
     nd_config config = *from;
-    nd_layer_times times;
+    nd_rank rank = worker->rank;
+    const nd_timing timing = timing_of(worker, &rank, (int)o->flags[ND_BENCH_REPEATS].whole);
     double usual = 0; /* seconds without FP8 */
     char mesh[128];
     const bool f32 = config.train.precision == ND_PRECISION_FP32;
+    const bool speaks = rank.rank == 0;
     const double sequences = (double)config.train.micro_batch_size *
-                             r->mesh.size[ND_AXIS_DP_SHARD] * r->mesh.size[ND_AXIS_DP_REPLICATE];
+                             rank.mesh.size[ND_AXIS_DP_SHARD] *
+                             rank.mesh.size[ND_AXIS_DP_REPLICATE];
     const double tokens = sequences * (double)config.train.sequence_length;
-    const bool speaks = r->rank == 0;
-    const int repeats = (int)o->flags[ND_BENCH_REPEATS].whole;
-    ND_TRY(check_layer(from, &r->shape));
+    ND_TRY(check_layer(from, &rank.shape));
+    rank.config = &config;
     if (speaks && !o->jsonl) {
-        print_cpu(r);
+        print_cpu(&rank);
         printf("one layer on %s, mesh %s, %.0f tokens; milliseconds of the slowest rank\n"
-               "%-22s %10s %10s %10s %6s %12s\n",
-               nd_ops_machine(r->device), nd_mesh_format(&r->mesh, mesh, sizeof mesh), tokens,
-               "precision", "forward", "backward", "both", "x", "tokens/s");
-    }
-    if (speaks && !o->jsonl && f32) {
-        printf("FP8 is compared with BF16, so it is not timed here\n");
+               "%-22s %10s %10s %10s %6s %12s\n%s",
+               nd_ops_machine(rank.device), nd_mesh_format(&rank.mesh, mesh, sizeof mesh), tokens,
+               "precision", "forward", "backward", "both", "x", "tokens/s",
+               f32 ? "FP8 is compared with BF16, so it is not timed here\n" : "");
     }
     for (int i = -1; i < (f32 ? 0 : RECIPES); i++) { /* -1: the one that others are compared with */
+        nd_layer_times times;
         char name[64];
         snprintf(name, sizeof name, "fp8 %s", i < 0 ? "" : nd_fp8_recipe_name((nd_fp8_recipe)i));
         config = i < 0 ? *from : config_with(from, (nd_fp8_recipe)i);
         if (i < 0 && !f32) {
             config.train.precision = ND_PRECISION_BF16;
         }
-        ND_TRY(time_layer(worker, &config, repeats, &times));
+        ND_TRY(nd_trainer_check_limits(rank.ops, &config, &rank.mesh, &rank.shape));
+        ND_TRY(nd_time_layer(&timing, &times));
+        if (times.stopped) {
+            return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+        }
         usual = i < 0 ? times.forward + times.backward : usual;
         if (speaks) {
             ND_TRY(print_layer(o, i >= 0 ? name : f32 ? "fp32" : "bf16", &times, usual, tokens));

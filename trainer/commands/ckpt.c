@@ -122,27 +122,20 @@ nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifes
 
 /* verify */
 
-/* *state_is_good: a fault is one of the model beside the state. */
-static nd_status verify(const char *folder, int64_t *bytes, int *model_files, bool *state_is_good)
-{
-    nd_manifest manifest = {0};
-    ND_TRY(read_manifest(folder, &manifest));
-    nd_status status = nd_source_verify(folder, &manifest, -1, bytes);
-    *state_is_good = status == ND_OK;
-    status = status == ND_OK ? nd_checksums_verify(folder, model_files) : status;
-    nd_manifest_fini(&manifest);
-    return status;
-}
-
 /* A fault is printed, not returned; *code becomes that of the first. */
 static void verify_one(const char *folder, int *code)
 {
+    nd_manifest manifest = {0};
     char size[ND_CKPT_TEXT_MAX];
     int64_t bytes = 0;
     int model_files = 0;
-    bool state_is_good = false, there = true;
+    bool there = true;
     const double begin = nd_clock_seconds();
-    const nd_status status = verify(folder, &bytes, &model_files, &state_is_good);
+    nd_status status = read_manifest(folder, &manifest);
+    status = status == ND_OK ? nd_source_verify(folder, &manifest, -1, &bytes) : status;
+    const bool state_is_good = status == ND_OK; /* a fault is one of the model beside it */
+    status = status == ND_OK ? nd_checksums_verify(folder, &model_files) : status;
+    nd_manifest_fini(&manifest);
     const double seconds = nd_clock_seconds() - begin;
     const nd_error error = *nd_error_last();
     if (status == ND_OK) {

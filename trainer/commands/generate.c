@@ -286,33 +286,27 @@ static nd_status run_requests(nd_generation *g)
  * reported, and the next one is read.
  */
 
-typedef struct conversation {
-    nd_generation *generation;
-    json_t *messages; /* so far; NULL without --chat, and of JSON lines, which hold their own */
-} conversation;
-
-static nd_status add_message(conversation *c, const char *role, const char *text, size_t size)
+static nd_status add_message(nd_generation *g, const char *role, const char *text, size_t size)
 {
     json_t *message = json_object();
     nd_json_set(&message, "role", json_string(role));
     nd_json_set(&message, "content", json_stringn(text, size)); /* NULL: it is not UTF-8 */
-    nd_json_append(&c->messages, message);
-    return c->messages ? ND_OK : nd_fail_memory("a conversation");
+    nd_json_append(&g->messages, message);
+    return g->messages ? ND_OK : nd_fail_memory("a conversation");
 }
 
 /* The requests of a line: one, or none of an empty row. */
-static nd_status encode_line(conversation *c, const char *line, size_t size)
+static nd_status encode_line(nd_generation *g, const char *line, size_t size)
 {
-    nd_generation *g = c->generation;
-    if (!c->messages) {
+    if (!g->messages) {
         return encode(g, g->jsonl, line, size);
     }
     if (nd_utf8_valid((const uint8_t *)line, size) != size) {
         return nd_fail(ND_ERR_DATA, "the message is not UTF-8");
     }
-    ND_TRY(add_message(c, "user", line, size));
+    ND_TRY(add_message(g, "user", line, size));
     json_t *object = json_object();
-    nd_json_set(&object, "messages", json_incref(c->messages));
+    nd_json_set(&object, "messages", json_incref(g->messages));
     char *row = object ? nd_json_text(object, JSON_COMPACT) : NULL;
     json_decref(object);
     nd_status status = row ? encode(g, true, row, strlen(row)) : nd_fail_memory("a conversation");
@@ -321,9 +315,9 @@ static nd_status encode_line(conversation *c, const char *line, size_t size)
 }
 
 /* A conversation that is too long, or has a message that cannot be encoded, begins anew. */
-static nd_status report(conversation *c, nd_status status)
+static nd_status report(nd_generation *g, nd_status status)
 {
-    const bool first = c->generation->session->worker->rank.rank == 0;
+    const bool first = g->session->worker->rank.rank == 0;
     if (status != ND_ERR_DATA) {
         return status;
     }
@@ -331,27 +325,26 @@ static nd_status report(conversation *c, nd_status status)
         nd_log_error("%s", nd_error_last()->message);
     }
     nd_error_clear();
-    if (json_array_size(c->messages) > 1 && first) {
+    if (json_array_size(g->messages) > 1 && first) {
         nd_log_info("the conversation begins anew");
     }
-    return c->messages && json_array_clear(c->messages) != 0 ? nd_fail_memory("a conversation")
+    return g->messages && json_array_clear(g->messages) != 0 ? nd_fail_memory("a conversation")
                                                              : ND_OK;
 }
 
 static nd_status answer(void *context, const char *line, size_t size)
 {
-    conversation *c = context;
-    nd_generation *g = c->generation;
+    nd_generation *g = context;
     nd_bytes text = {0};
-    nd_status status = size > 0 ? encode_line(c, line, size) : ND_OK;
+    nd_status status = size > 0 ? encode_line(g, line, size) : ND_OK;
     if (status != ND_OK) {
-        status = report(c, status);
+        status = report(g, status);
     } else if (g->requests.count > 0) {
         status = nd_generate_run(g, &text);
         g->first++;
     }
-    if (status == ND_OK && c->messages && text.count > 0) {
-        status = add_message(c, "assistant", (const char *)text.data, text.count);
+    if (status == ND_OK && g->messages && text.count > 0) {
+        status = add_message(g, "assistant", (const char *)text.data, text.count);
     }
     free(text.data);
     forget_requests(g);
@@ -364,17 +357,14 @@ static nd_status run_lines(nd_generation *g)
     const int64_t context = context_of(s);
     const nd_generate_options sizes = {
         .batch = 1, .rows = nd_min(s->flags[ND_GENERATE_ROWS].whole, context), .capacity = context};
-    conversation c = {.generation = g};
     ND_TRY(nd_session_check_single(s, "--interactive continues one text"));
     g->batch = 1;
     ND_TRY(nd_session_generator(s, &sizes, &g->generator));
     if (s->flags[ND_GENERATE_CHAT].given && !g->jsonl) {
-        c.messages = json_array();
-        ND_TRY(c.messages ? ND_OK : nd_fail_memory("a conversation"));
+        g->messages = json_array();
+        ND_TRY(g->messages ? ND_OK : nd_fail_memory("a conversation"));
     }
-    nd_status status = nd_stdin_each_line(s, "> ", answer, &c);
-    json_decref(c.messages);
-    return status;
+    return nd_stdin_each_line(s, "> ", answer, g);
 }
 
 /* The command. */
@@ -402,6 +392,7 @@ static nd_status run(nd_session *s)
 out:
     nd_generator_destroy(g.generator);
     forget_requests(&g);
+    json_decref(g.messages);
     return status;
 }
 

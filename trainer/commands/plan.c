@@ -287,15 +287,6 @@ static nd_status print_longest_sequences(const nd_planner *p)
 
 /* The command. */
 
-/* Whether the data have prompts, so that auto is separate once they are open. */
-static bool names_rows(const nd_config *config)
-{
-    const nd_data_format format = config->data.format;
-    const char *path = config->data.path;
-    return format == ND_DATA_JSONL ||
-           (format == ND_DATA_AUTO && (strstr(path, ".jsonl") || strstr(path, ".ndjson")));
-}
-
 static nd_status plan(const nd_command_call *call)
 {
     const nd_config *config = call->config;
@@ -305,6 +296,10 @@ static nd_status plan(const nd_command_call *call)
     nd_status status = ND_OK;
     const int world = nd_mesh_world_size(&config->resolved_mesh);
     const bool cuda = config->launch.device == ND_CHOOSE_CUDA;
+    const char *path = config->data.path;
+    const bool rows = config->data.format == ND_DATA_JSONL ||
+                      (config->data.format == ND_DATA_AUTO &&
+                       (strstr(path, ".jsonl") || strstr(path, ".ndjson")));
     bool fits = true;
     const nd_planner p = {config, &inputs, worker, (int)call->line->values[ND_PLAN_RANK].whole};
     if (p.rank >= world) {
@@ -319,7 +314,7 @@ static nd_status plan(const nd_command_call *call)
     /* A job that no host could address has no plan to print. */
     ND_TRY_OUT(status == ND_ERR_RESOURCE ? ND_ANSWER_NO : status);
     nd_banner_warn_of_documents(config, &inputs.shape, cuda, NULL);
-    if (config->data.documents == ND_DOCUMENTS_AUTO && names_rows(config)) {
+    if (config->data.documents == ND_DOCUMENTS_AUTO && rows) { /* separate once they are open */
         nd_log_info("data.documents is auto, and planned as join; for rows with prompts plan with "
                     "--documents separate");
     }

@@ -3,7 +3,7 @@
 #define ND_COMMANDS_PLAN_H
 /*
  * `ndtrain plan`: plan.c plans the trainer of one rank without allocating anything, and prints the
- * plan; estimate.c says how long a step of it would take, and explain.c plans other settings too.
+ * plan; explain.c says how long a step of it would take, and plans other settings too.
  */
 #include "trainer/commands/command.h"
 
@@ -35,10 +35,9 @@ nd_status nd_plan_check_memory(const nd_planner *planner);
 enum { ND_ESTIMATE_TEXT_MAX = 256 };
 /* "H100 0.4 to 0.5 s, 800 to 1000 tokens/s; ...": for the first kind alone, or for all. */
 nd_status nd_estimate_format(const nd_trainer *trainer, bool all, char out[ND_ESTIMATE_TEXT_MAX]);
-/* Prints the parts of the step, the work and what is assumed. */
-nd_status nd_estimate_explain(const nd_trainer *trainer);
 
-/* Prints why a buffer is as large as it is, and what other settings would need. */
+/* Prints why a buffer is as large as it is, where a step's time goes, and what other settings would
+ * need. */
 nd_status nd_plan_explain(const nd_planner *planner);
 
 #endif

@@ -123,8 +123,9 @@ typedef struct nd_generation {
     nd_requests requests;
     nd_ids ends; /* ids that end a text */
     nd_generator *generator;
-    int64_t batch;  /* of the generator */
-    uint64_t first; /* number of the first request, for the draws */
+    int64_t batch;    /* of the generator */
+    uint64_t first;   /* number of the first request, for the draws */
+    json_t *messages; /* of a conversation, so far; NULL: it is none */
 } nd_generation;
 
 /* Runs the requests and prints their results on rank 0. The text of the last one is appended to
