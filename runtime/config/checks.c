@@ -88,30 +88,10 @@ out:
     return status;
 }
 
-static nd_status check_needs(const nd_config *c)
-{
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        ND_TRY(check_need(c, &needs[i]));
-    }
-    return ND_OK;
-}
-
 nd_status nd_config_check_meeting(const nd_config *config)
 {
-    for (size_t i = 0; i < sizeof meeting / sizeof *meeting; i++) {
-        ND_TRY(check_need(config, &meeting[i]));
-    }
-    return ND_OK;
-}
-
-/* Product of positive factors as a double: exact below 2^53; a larger one is only compared. */
-static double product(const int64_t *factors, int count)
-{
-    double p = 1;
-    for (int i = 0; i < count; i++) {
-        p *= (double)factors[i];
-    }
-    return p;
+    ND_TRY(check_need(config, &meeting[0]));
+    return check_need(config, &meeting[1]);
 }
 
 /* "host:port", "[v6]:port" */
@@ -126,19 +106,14 @@ static nd_status check_endpoint(const nd_config *c)
     bool bracket = endpoint[0] == '[';
     bool good = colon && colon != endpoint && nd_int_parse(colon + 1, &port) && port >= 0 &&
                 port <= 65535 && (bracket ? colon[-1] == ']' : strchr(endpoint, ':') == colon);
-    if (!good) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "launch.rdzv_endpoint is '%.200s'; it must be HOST:PORT or [IPV6]:PORT with a "
-            "port of 0 to 65535",
-            endpoint);
-    }
-    if (port == 0 && c->launch.nnodes > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.rdzv_endpoint is '%.200s'; with %lld nodes the port must be a fixed "
-                       "one, because the others have to find it",
-                       endpoint, nd_ll(c->launch.nnodes));
-    }
+    ND_REFUSE(!good,
+              "launch.rdzv_endpoint is '%.200s'; it must be HOST:PORT or [IPV6]:PORT with a "
+              "port of 0 to 65535",
+              endpoint);
+    ND_REFUSE(port == 0 && c->launch.nnodes > 1,
+              "launch.rdzv_endpoint is '%.200s'; with %lld nodes the port must be a fixed "
+              "one, because the others have to find it",
+              endpoint, nd_ll(c->launch.nnodes));
     return ND_OK;
 }
 
@@ -146,64 +121,47 @@ static nd_status check_nodes(const nd_config *c)
 {
     ND_TRY(check_endpoint(c));
     int64_t nodes = c->launch.nnodes + c->launch.spare_nodes;
-    if (c->launch.node_rank >= nodes) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "launch.node_rank is %lld, but the job has %lld nodes%s; give a number from 0 to %lld",
-            nd_ll(c->launch.node_rank), nd_ll(nodes),
-            c->launch.spare_nodes ? " with its spare nodes" : "", nd_ll(nodes - 1));
-    }
-    if (c->launch.min_nodes > 0 &&
-        (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job "
-                       "of several nodes has, or leave --min-nodes out",
-                       nd_ll(c->launch.min_nodes), nd_ll(c->launch.nnodes));
-    }
+    ND_REFUSE(
+        c->launch.node_rank >= nodes,
+        "launch.node_rank is %lld, but the job has %lld nodes%s; give a number from 0 to %lld",
+        nd_ll(c->launch.node_rank), nd_ll(nodes),
+        c->launch.spare_nodes ? " with its spare nodes" : "", nd_ll(nodes - 1));
+    ND_REFUSE(c->launch.min_nodes > 0 &&
+                  (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1),
+              "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job "
+              "of several nodes has, or leave --min-nodes out",
+              nd_ll(c->launch.min_nodes), nd_ll(c->launch.nnodes));
     return ND_OK;
 }
 
 static nd_status check_gpu_ids(const nd_config *c)
 {
     const char *p = c->launch.gpu_ids;
-    if (strcmp(p, "all") == 0) {
-        return ND_OK;
+    for (bool more = strcmp(p, "all") != 0; more;) {
+        const size_t n = strspn(p, "0123456789");
+        ND_REFUSE(n == 0 || n > 4 || (p[n] && p[n] != ','),
+                  "launch.gpu_ids is '%.100s'; it must be all, or GPU numbers such as 0,1,3",
+                  c->launch.gpu_ids);
+        more = p[n];
+        p += n + more;
     }
-    for (;;) {
-        size_t n = strspn(p, "0123456789");
-        if (n == 0 || n > 4 || (p[n] && p[n] != ',')) {
-            return nd_fail(
-                ND_ERR_CONFIG,
-                "launch.gpu_ids is '%.100s'; it must be all, or GPU numbers such as 0,1,3",
-                c->launch.gpu_ids);
-        }
-        if (!p[n]) {
-            return ND_OK;
-        }
-        p += n + 1;
-    }
+    return ND_OK;
 }
 
 static nd_status check_model(const nd_config *c)
 {
     const char *name = c->model.name;
     int count = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
-    if (count != 1) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%s of model.path, model.config and model.name is given; a run needs exactly "
-            "one",
-            count ? "more than one" : "none");
-    }
+    ND_REFUSE(count != 1,
+              "%s of model.path, model.config and model.name is given; a run needs exactly "
+              "one",
+              count ? "more than one" : "none");
     const char *slash = strchr(name, '/');
-    if (*name && (name[0] == '.' || name[0] == '/' || name[0] == '~' || slash == NULL ||
-                  strchr(slash + 1, '/') || !slash[1])) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "model.name is '%.200s'; it must be ORG/NAME as on the Hugging Face hub (for a "
-            "folder use --model-path, for a config.json --model-config)",
-            name);
-    }
+    ND_REFUSE(*name && (name[0] == '.' || name[0] == '/' || name[0] == '~' || slash == NULL ||
+                        strchr(slash + 1, '/') || !slash[1]),
+              "model.name is '%.200s'; it must be ORG/NAME as on the Hugging Face hub (for a "
+              "folder use --model-path, for a config.json --model-config)",
+              name);
     return ND_OK;
 }
 
@@ -212,99 +170,70 @@ static nd_status check_data(const nd_config *c)
     bool bytes = strcmp(c->data.tokenizer, "bytes") == 0;
     bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
     bool text = c->data.format == ND_DATA_TEXT || c->data.format == ND_DATA_JSONL;
-    if (!*c->data.path) {
-        return nd_fail(ND_ERR_CONFIG, "data.path is empty; name the training file");
-    }
-    if (!*c->data.tokenizer) {
-        return nd_fail(ND_ERR_CONFIG, "data.tokenizer is empty; use bytes, file, model, or the "
-                                      "path of a tokenizer.json");
-    }
-    if (bytes && ids) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.format %s holds token ids, but data.tokenizer is bytes; use "
-                       "data.tokenizer: file",
-                       c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
-    }
-    if (strcmp(c->data.tokenizer, "file") == 0 && text) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.format %s holds text, but data.tokenizer is file (the ids in "
-                       "the file); use data.tokenizer: bytes, model, or the path of a "
-                       "tokenizer.json",
-                       c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
-    }
+    ND_REFUSE(!*c->data.path, "data.path is empty; name the training file");
+    ND_REFUSE(!*c->data.tokenizer, "data.tokenizer is empty; use bytes, file, model, or the "
+                                   "path of a tokenizer.json");
+    ND_REFUSE(bytes && ids,
+              "data.format %s holds token ids, but data.tokenizer is bytes; use "
+              "data.tokenizer: file",
+              c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
+    ND_REFUSE(strcmp(c->data.tokenizer, "file") == 0 && text,
+              "data.format %s holds text, but data.tokenizer is file (the ids in "
+              "the file); use data.tokenizer: bytes, model, or the path of a "
+              "tokenizer.json",
+              c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     return ND_OK;
 }
 
 static nd_status check_training(const nd_config *c)
 {
-    int64_t tokens[] = {c->train.sequence_length, c->train.micro_batch_size,
-                        c->train.gradient_accumulation_steps, c->mesh.dp_replicate,
-                        c->mesh.dp_shard};
-    if (product(tokens, 5) > 4503599627370496.0) { /* 2^52: sums stay exact in I64 and F64 */
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "one step would have %.3g tokens (sequence_length %lld x micro_batch_size %lld "
-            "x gradient_accumulation_steps %lld x %lld data-parallel ranks); at most 2^52 "
-            "are supported",
-            product(tokens, 5), nd_ll(tokens[0]), nd_ll(tokens[1]), nd_ll(tokens[2]),
-            nd_ll(tokens[3] * tokens[4]));
-    }
-    if (c->optimizer.min_lr > c->optimizer.lr) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "optimizer.min_lr %g is larger than optimizer.lr %g; it is the rate at the end "
-            "of the schedule",
-            c->optimizer.min_lr, c->optimizer.lr);
-    }
-    if (c->train.spike_factor > 0 && c->train.spike_factor <= 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.spike_factor is %g, so that half of all losses would be spikes; give "
-                       "a factor above 1, such as 3, or 0 for none",
-                       c->train.spike_factor);
-    }
+    const int64_t ranks = c->mesh.dp_replicate * c->mesh.dp_shard;
+    const double tokens = (double)c->train.sequence_length * (double)c->train.micro_batch_size *
+                          (double)c->train.gradient_accumulation_steps * (double)ranks;
+    /* 2^52: sums stay exact in I64 and F64 */
+    ND_REFUSE(tokens > 4503599627370496.0,
+              "one step would have %.3g tokens (sequence_length %lld x micro_batch_size %lld "
+              "x gradient_accumulation_steps %lld x %lld data-parallel ranks); at most 2^52 "
+              "are supported",
+              tokens, nd_ll(c->train.sequence_length), nd_ll(c->train.micro_batch_size),
+              nd_ll(c->train.gradient_accumulation_steps), nd_ll(ranks));
+    ND_REFUSE(c->optimizer.min_lr > c->optimizer.lr,
+              "optimizer.min_lr %g is larger than optimizer.lr %g; it is the rate at the end "
+              "of the schedule",
+              c->optimizer.min_lr, c->optimizer.lr);
+    ND_REFUSE(c->train.spike_factor > 0 && c->train.spike_factor <= 1,
+              "train.spike_factor is %g, so that half of all losses would be spikes; give "
+              "a factor above 1, such as 3, or 0 for none",
+              c->train.spike_factor);
     /* In every precision: the next run may use FP8. */
-    if (c->fp8.all_gather && !nd_fp8_recipe_is_per_tensor(c->fp8.recipe)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "fp8.all_gather is true, but fp8.recipe %s has no one scale for a whole "
-                       "weight; set fp8.all_gather: false (--fp8-all-gather false), or fp8.recipe: "
-                       "tensorwise or delayed",
-                       nd_fp8_recipe_name(c->fp8.recipe));
-    }
-    return ND_OK;
-}
-
-static nd_status check_autotune(const nd_config *c)
-{
-    return !c->train.deterministic || !c->kernels.autotune || *c->kernels.autotune_from
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "train.deterministic and kernels.autotune are both true, but choices by "
-                         "time may differ between repetitions; let a run without "
-                         "train.deterministic choose, and replay its choices with "
-                         "kernels.autotune_from: RUN/run.json");
-}
-
-static nd_status check_checkpoint(const nd_config *c)
-{
-    if (c->checkpoint.interval != 0 && c->checkpoint.keep_last == 1 &&
-        c->checkpoint.staging == ND_STAGING_OVERLAP) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being "
-                       "written while the next step computes, so the one before must stay; use 2 "
-                       "or more, or --checkpoint-staging wait");
-    }
+    ND_REFUSE(c->fp8.all_gather && !nd_fp8_recipe_is_per_tensor(c->fp8.recipe),
+              "fp8.all_gather is true, but fp8.recipe %s has no one scale for a whole "
+              "weight; set fp8.all_gather: false (--fp8-all-gather false), or fp8.recipe: "
+              "tensorwise or delayed",
+              nd_fp8_recipe_name(c->fp8.recipe));
+    ND_REFUSE(c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from,
+              "train.deterministic and kernels.autotune are both true, but choices by "
+              "time may differ between repetitions; let a run without "
+              "train.deterministic choose, and replay its choices with "
+              "kernels.autotune_from: RUN/run.json");
+    ND_REFUSE(c->checkpoint.interval != 0 && c->checkpoint.keep_last == 1 &&
+                  c->checkpoint.staging == ND_STAGING_OVERLAP,
+              "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being "
+              "written while the next step computes, so the one before must stay; use 2 "
+              "or more, or --checkpoint-staging wait");
     return ND_OK;
 }
 
 nd_status nd_config_check_keys(const nd_config *config)
 {
-    nd_status (*const checks[])(const nd_config *) = {
-        check_nodes, check_needs,    check_gpu_ids,  check_model,
-        check_data,  check_training, check_autotune, check_checkpoint};
-    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-        ND_TRY(checks[i](config));
+    ND_TRY(check_nodes(config));
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        ND_TRY(check_need(config, &needs[i]));
     }
-    return ND_OK;
+    ND_TRY(check_gpu_ids(config));
+    ND_TRY(check_model(config));
+    ND_TRY(check_data(config));
+    return check_training(config);
 }
 
 /* The section log. */
@@ -377,13 +306,11 @@ static nd_status check_follower(const nd_config *c, nd_tracker tracker, const ch
     if (!nd_config_tracks(c, tracker) || c->launch.node_rank != 0) {
         return ND_OK;
     }
-    if (!c->log.python[0]) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "log.trackers has %s, which needs a Python that has it; name one with "
-                       "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
-                       "--with %s --follow send metrics.jsonl of the run's folder",
-                       library, library, library);
-    }
+    ND_REFUSE(!c->log.python[0],
+              "log.trackers has %s, which needs a Python that has it; name one with "
+              "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
+              "--with %s --follow send metrics.jsonl of the run's folder",
+              library, library, library);
     return is_program(c->log.python)
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG,

@@ -75,27 +75,6 @@ nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
     return nd_reader_set(reader, id, &(nd_setting){"", nd_fields[id].key, text, false});
 }
 
-void nd_reader_notice(nd_reader *reader, const char *key, const char *hint)
-{
-    size_t used = strlen(reader->notices);
-    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s", used ? ", " : "",
-             key, hint ? " (" : "", hint ? hint : "", hint ? ")" : "");
-}
-
-nd_status nd_reader_switch(const nd_setting *setting, bool *out)
-{
-    return nd_bool_parse(setting->text, true, out)
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", setting->where,
-                         setting->name, setting->text);
-}
-
-nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence)
-{
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", setting->where, setting->name, setting->text,
-                   sentence);
-}
-
 /* What follows from a layer. */
 
 /* The newest layer has the key. */
@@ -117,13 +96,11 @@ static nd_status derive_model(nd_reader *r, const char *where)
         if (!is_given(r, ids[i]) || !**members[i]) {
             continue;
         }
-        if (chosen >= 0) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, "
-                           "model.config and model.name",
-                           where, nd_fields[ids[chosen]].key, *members[chosen],
-                           nd_fields[ids[i]].key, *members[i]);
-        }
+        ND_REFUSE(chosen >= 0,
+                  "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, "
+                  "model.config and model.name",
+                  where, nd_fields[ids[chosen]].key, *members[chosen], nd_fields[ids[i]].key,
+                  *members[i]);
         chosen = i;
     }
     for (int i = 0; i < 3 && chosen >= 0; i++) {
@@ -224,20 +201,16 @@ static nd_status derive_ulysses(nd_reader *r, const char *where)
     if (r->sp_size == 0 || (r->sp_size == 1 && (!heads || chosen))) {
         return ND_OK;
     }
-    if (r->layer == ND_LAYER_FLAGS && chosen && !heads) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for "
-                       "another one; leave one of them out, or give --cp-size and --ulysses for "
-                       "both exchanges",
-                       nd_ll(r->sp_size));
-    }
-    if (is_given(r, ND_FIELD_mesh_cp) && c->mesh.cp > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give "
-                       "mesh.cp %lld (--cp-size) and parallel.ulysses %lld (--ulysses)",
-                       where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
-                       nd_ll(r->sp_size));
-    }
+    ND_REFUSE(r->layer == ND_LAYER_FLAGS && chosen && !heads,
+              "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for "
+              "another one; leave one of them out, or give --cp-size and --ulysses for "
+              "both exchanges",
+              nd_ll(r->sp_size));
+    ND_REFUSE(is_given(r, ND_FIELD_mesh_cp) && c->mesh.cp > 1,
+              "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give "
+              "mesh.cp %lld (--cp-size) and parallel.ulysses %lld (--ulysses)",
+              where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
+              nd_ll(r->sp_size));
     snprintf(size, sizeof size, "%lld", nd_ll(r->sp_size));
     ND_TRY(nd_reader_put(r, ND_FIELD_mesh_cp, size));
     return nd_reader_put(r, ND_FIELD_parallel_cp_comm, "ulysses");
@@ -313,12 +286,10 @@ static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *
         {ND_FIELD_fp8_margin, "margin"},
     };
     for (size_t i = 0; backend == ND_FP8_BACKEND_AO && i < sizeof delayed / sizeof *delayed; i++) {
-        if (is_given(r, delayed[i].field)) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
-                           "AO; leave it out, or use backend: TE (--fp8-backend TE)",
-                           where, delayed[i].key);
-        }
+        ND_REFUSE(is_given(r, delayed[i].field),
+                  "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
+                  "AO; leave it out, or use backend: TE (--fp8-backend TE)",
+                  where, delayed[i].key);
     }
     return backend == ND_FP8_BACKEND_TE && is_given(r, ND_FIELD_fp8_all_gather) &&
                    r->config->fp8.all_gather
@@ -384,9 +355,7 @@ static nd_status end_layers(nd_reader *r)
     nd_config *c = r->config;
     const bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
     c->sequence_given = r->set_by[ND_FIELD_train_sequence_length] != ND_LAYER_DEFAULT;
-    if (r->no_fp16[0]) {
-        return nd_fail(ND_ERR_CONFIG, "%s", r->no_fp16);
-    }
+    ND_REFUSE(r->no_fp16[0], "%s", r->no_fp16);
     return ids && r->set_by[ND_FIELD_data_tokenizer] == ND_LAYER_DEFAULT
                ? nd_text_replace(&c->data.tokenizer, "file")
                : ND_OK;
@@ -419,20 +388,16 @@ static nd_status read_file(nd_reader *reader, const char *path)
 {
     nd_yaml_node *root = NULL;
     char folder[4096];
-    if (!nd_is_printable(path)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--config-file %s: the name holds a control character or is not UTF-8; "
-                       "rename the file, because a run's folder is named after it",
-                       path);
-    }
+    ND_REFUSE(!nd_is_printable(path),
+              "--config-file %s: the name holds a control character or is not UTF-8; "
+              "rename the file, because a run's folder is named after it",
+              path);
     bool there = true;
     ND_TRY(path[0] != '/' ? nd_fs_exists(path, &there) : ND_OK);
-    if (!there) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--config-file %s does not exist; paths are relative to the working "
-                       "directory, %s",
-                       path, getcwd(folder, sizeof folder) ? folder : "which cannot be read");
-    }
+    ND_REFUSE(!there,
+              "--config-file %s does not exist; paths are relative to the working "
+              "directory, %s",
+              path, getcwd(folder, sizeof folder) ? folder : "which cannot be read");
     ND_TRY(nd_yaml_read(path, &root));
     nd_status status = read_root(reader, root, path);
     nd_yaml_destroy(root);

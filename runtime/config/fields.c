@@ -379,15 +379,11 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
     char buffer[TEXT_LIMIT + 1];
     const char *text = setting->text;
     const int limit = nd_field_is_sources(id) ? SOURCES_LIMIT : TEXT_LIMIT;
-    if (strlen(text) > (size_t)limit) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported",
-                       setting->where, setting->name, strlen(text), limit);
-    }
-    if (!nd_is_printable(text)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s holds a control character or is not UTF-8; rename the file or folder",
-                       setting->where, setting->name);
-    }
+    ND_REFUSE(strlen(text) > (size_t)limit, "%s%s has %zu bytes; at most %d are supported",
+              setting->where, setting->name, strlen(text), limit);
+    ND_REFUSE(!nd_is_printable(text),
+              "%s%s holds a control character or is not UTF-8; rename the file or folder",
+              setting->where, setting->name);
     if (nd_field_is_sources(id)) {
         ND_TRY(check_sources(id, setting));
     }
@@ -439,10 +435,8 @@ static nd_status set_choices(const nd_field *f, const nd_setting *setting, unsig
         if (index < 0) {
             return out_of_range(f, setting, item);
         }
-        if (index == 0 && several) {
-            return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, but %s goes with no other; leave it out",
-                           setting->where, setting->name, setting->text, item);
-        }
+        ND_REFUSE(index == 0 && several, "%s%s is %.80s, but %s goes with no other; leave it out",
+                  setting->where, setting->name, setting->text, item);
         *bits |= index > 0 ? 1U << index : 0;
     }
     return ND_OK;

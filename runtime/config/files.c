@@ -27,66 +27,54 @@ static nd_status fail_no_map(const char *where, const char *what, const nd_yaml_
 /* A scalar or a list of scalars as text: *out is owned by the caller. */
 static nd_status flatten(const nd_yaml_node *node, const char *where, const char *name, char **out)
 {
-    if (node->kind == ND_YAML_SCALAR) {
-        char *copy = NULL;
-        ND_TRY(nd_text_replace(&copy, node->text));
-        *out = copy;
-        return ND_OK;
-    }
-    if (node->kind == ND_YAML_MAP) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is a map of keys; it must be a single value", where,
-                       name);
-    }
     nd_text text = {0};
-    nd_text_append(&text, "[");
+    ND_REFUSE(node->kind == ND_YAML_MAP, "%s%s is a map of keys; it must be a single value", where,
+              name);
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        if (n->kind != ND_YAML_SCALAR) {
-            free(text.data);
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s%s holds %s inside a list; its items must be single "
-                           "values",
-                           where, name, nd_yaml_kind_name(n->kind));
-        }
+        ND_REFUSE(n->kind != ND_YAML_SCALAR,
+                  "%s%s holds %s inside a list; its items must be single values", where, name,
+                  nd_yaml_kind_name(n->kind));
+    }
+    nd_text_append(&text, "%s", node->kind == ND_YAML_SCALAR ? node->text : "[");
+    for (const nd_yaml_node *n = node->first; n; n = n->next) {
         nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
     }
-    nd_text_append(&text, "]");
+    nd_text_append(&text, "%s", node->kind == ND_YAML_SCALAR ? "" : "]");
     return nd_text_finish(&text, out);
 }
 
 /* Native files. */
 
+/* The keys of the section, and the nearest one, which may be of another section. */
 static nd_status fail_key(const char *where, const char *section, const char *key)
 {
+    const char *of = section, *near = NULL;
+    char keys[1024] = "";
     nd_suggest search;
     nd_suggest_init(&search, key);
-    const char *of = section;
-    nd_text keys = {0};
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (strcmp(nd_fields[i].section, section) == 0) {
-            nd_suggest_offer(&search, nd_fields[i].key);
-            nd_text_append(&keys, "%s%s", keys.used ? ", " : "", nd_fields[i].key);
-        }
-    }
-    for (int i = ND_FIELD_COUNT - 1; i >= 0 && !search.best; i--) {
-        of = strcmp(nd_fields[i].key, key) == 0 ? nd_fields[i].section : of; /* of another one */
-    }
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        if (nd_axis_reserved(a) && strcmp(section, "mesh") == 0 &&
-            strcmp(key, nd_axis_name(a)) == 0) {
-            free(keys.data);
-            return nd_fail(ND_ERR_CONFIG, "%smesh.%s: %s; remove it", where, key,
-                           nd_axis_reserved(a));
+        ND_REFUSE(nd_axis_reserved(a) && strcmp(section, "mesh") == 0 &&
+                      strcmp(key, nd_axis_name(a)) == 0,
+                  "%smesh.%s: %s; remove it", where, key, nd_axis_reserved(a));
+    }
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_field *f = &nd_fields[i];
+        const size_t used = strlen(keys);
+        if (strcmp(f->section, section) == 0) {
+            nd_suggest_offer(&search, f->key);
+            snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "", f->key);
+        } else if (!near && strcmp(f->key, key) == 0) {
+            near = key;
+            of = f->section;
         }
     }
-    const char *near = search.best ? search.best : of != section ? key : NULL;
-    char *list = NULL;
-    ND_TRY(nd_text_finish(&keys, &list));
-    nd_fail(ND_ERR_CONFIG,
-            near ? "%sunknown key '%s.%.80s'; did you mean %s.%s?"
-                 : "%sunknown key '%s.%.80s'; the keys of %s are %s",
-            where, section, key, of, near ? near : list);
-    free(list);
-    return ND_ERR_CONFIG;
+    return nd_fail(ND_ERR_CONFIG,
+                   search.best || near ? "%sunknown key '%s.%.80s'; did you mean %s.%s?"
+                                       : "%sunknown key '%s.%.80s'; the keys of %s are %s",
+                   where, section, key, search.best ? section : of,
+                   search.best ? search.best
+                   : near      ? near
+                               : keys);
 }
 
 static nd_status fail_section(const char *where, const char *key)
@@ -104,11 +92,9 @@ static nd_status fail_section(const char *where, const char *key)
         nd_suggest_offer(&search, nd_maps[m].key);
     }
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (strcmp(nd_fields[i].key, key) == 0) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%sunknown section '%.80s'; the key belongs in a section: %s.%s", where,
-                           key, nd_fields[i].section, key);
-        }
+        ND_REFUSE(strcmp(nd_fields[i].key, key) == 0,
+                  "%sunknown section '%.80s'; the key belongs in a section: %s.%s", where, key,
+                  nd_fields[i].section, key);
     }
     return nd_fail(ND_ERR_CONFIG,
                    search.best ? "%sunknown section '%.80s'; did you mean %s?"
@@ -116,49 +102,29 @@ static nd_status fail_section(const char *where, const char *key)
                    where, key, search.best ? search.best : names);
 }
 
-/* Sources as a YAML list or map, kept as one text. */
-static nd_status read_sources(nd_reader *reader, nd_field_id id, const char *name,
-                              const nd_yaml_node *node, const char *file)
-{
-    char where[WHERE_MAX], *text = NULL;
-    nd_data_sources sources;
-    ND_TRY(nd_data_sources_of_node(file, name, node, &sources));
-    nd_status status = nd_data_sources_format(&sources, &text);
-    nd_data_sources_fini(&sources);
-    ND_TRY(status);
-    nd_setting setting = {format_where(where, file, node), name, text, true};
-    status = nd_reader_set(reader, id, &setting);
-    free(text);
-    return status;
-}
-
 static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_node *node,
                           const char *file)
 {
-    char where[WHERE_MAX], name[128];
+    char where[WHERE_MAX], name[128], *text = NULL;
     const int id = nd_field_find(section, node->key);
+    const bool is_null = nd_yaml_is_null(node);
     format_where(where, file, node);
     if (id < 0) {
         return fail_key(where, section, node->key);
     }
     const nd_field *f = &nd_fields[id];
+    const bool is_text = f->type == ND_FIELD_TYPE_LIST || f->type == ND_FIELD_TYPE_TEXT;
+    const bool is_list = f->type == ND_FIELD_TYPE_LIST || f->type == ND_FIELD_TYPE_CHOICES ||
+                         f->type == ND_FIELD_TYPE_PAIR;
+    const bool sources = node->kind != ND_YAML_SCALAR && nd_field_is_sources((nd_field_id)id);
     snprintf(name, sizeof name, "%s.%s", section, f->key);
-    bool is_text = f->type == ND_FIELD_TYPE_LIST || f->type == ND_FIELD_TYPE_TEXT;
-    if (nd_yaml_is_null(node) && !is_text) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s has no value; give one or remove the line (%s)", where,
-                       name, f->help);
-    }
-    if (node->kind != ND_YAML_SCALAR && nd_field_is_sources((nd_field_id)id)) {
-        return read_sources(reader, (nd_field_id)id, name, node, file);
-    }
-    if (node->kind == ND_YAML_SEQUENCE && f->type != ND_FIELD_TYPE_LIST &&
-        f->type != ND_FIELD_TYPE_CHOICES && f->type != ND_FIELD_TYPE_PAIR) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is a list; it must be a single value (%s)", where, name,
-                       f->help);
-    }
-    char *text = NULL;
-    ND_TRY(flatten(node, where, name, &text));
-    nd_setting setting = {where, name, nd_yaml_is_null(node) ? "" : text, node->quoted};
+    ND_REFUSE(is_null && !is_text, "%s%s has no value; give one or remove the line (%s)", where,
+              name, f->help);
+    ND_REFUSE(node->kind == ND_YAML_SEQUENCE && !sources && !is_list,
+              "%s%s is a list; it must be a single value (%s)", where, name, f->help);
+    ND_TRY(sources ? nd_data_sources_flatten(file, name, node, &text)
+                   : flatten(node, where, name, &text));
+    const nd_setting setting = {where, name, is_null ? "" : text, sources || node->quoted};
     nd_status status = nd_reader_set(reader, (nd_field_id)id, &setting);
     free(text);
     return status;
@@ -215,11 +181,9 @@ static nd_status fail_foreign_key(nd_map_id map, const char *where, const char *
     nd_suggest_init(&search, name);
     nd_names_offer(map, &search);
     for (int m = ND_MAP_FSDP; map == ND_MAP_TOP && m < ND_MAP_COUNT; m++) {
-        if (nd_name_find((nd_map_id)m, name)) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s%.80s is a key of %s; indent it, and the keys like it, below %s:",
-                           where, name, nd_maps[m].key, nd_maps[m].key);
-        }
+        ND_REFUSE(nd_name_find((nd_map_id)m, name),
+                  "%s%.80s is a key of %s; indent it, and the keys like it, below %s:", where, name,
+                  nd_maps[m].key, nd_maps[m].key);
         nd_suggest_offer(&search, nd_maps[m].key);
     }
     return nd_fail(ND_ERR_CONFIG, "%sunknown key '%s%s%.80s' of an accelerate configuration%s%s%s",
@@ -238,17 +202,14 @@ static nd_status read_foreign_key(nd_reader *reader, nd_map_id map, const nd_yam
         return fail_foreign_key(map, where, node->key);
     }
     if (name->kind == ND_NAME_IGNORED) {
-        nd_reader_notice(reader, node->key, name->sentence);
-        return ND_OK;
+        return nd_name_apply(reader, name, &(nd_setting){where, node->key, "", false});
     }
     if (nd_yaml_is_null(node)) {
         return ND_OK; /* accelerate's value for "not given" */
     }
-    if (name->kind == ND_NAME_SETS && reader->set_by[name->field] == reader->layer) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s: the file gives this key under its other name too; keep one of them",
-                       where, node->key);
-    }
+    ND_REFUSE(name->kind == ND_NAME_SETS && reader->set_by[name->field] == reader->layer,
+              "%s%s: the file gives this key under its other name too; keep one of them", where,
+              node->key);
     ND_TRY(flatten(node, where, node->key, &text));
     nd_setting setting = {where, node->key, text, false};
     nd_status status = nd_name_apply(reader, name, &setting);
@@ -277,18 +238,14 @@ static nd_status complete_accelerate(nd_reader *reader, const char *file)
 {
     const int64_t workers = reader->config->launch.workers;
     const int distributed = reader->state[ND_STATE_DISTRIBUTED];
-    if (distributed == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, "
-                       "MULTI_CPU and FSDP",
-                       file);
-    }
-    if (distributed == ND_DISTRIBUTED_NO && workers > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or "
-                       "FSDP, or one process",
-                       file, nd_ll(workers));
-    }
+    ND_REFUSE(distributed == 0,
+              "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, "
+              "MULTI_CPU and FSDP",
+              file);
+    ND_REFUSE(distributed == ND_DISTRIBUTED_NO && workers > 1,
+              "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or "
+              "FSDP, or one process",
+              file, nd_ll(workers));
     if (distributed == ND_DISTRIBUTED_NO) {
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
@@ -307,12 +264,10 @@ static nd_status read_accelerate(nd_reader *reader, const nd_yaml_node *root, co
 {
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         const nd_map_id map = find_map(n->key);
-        if (is_foreign_map(n->key) && !nd_yaml_is_null(n) && n->count > 0) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s:%d: %s: this engine does not exist here; use distributed_type: "
-                           "FSDP with fsdp_config and parallelism_config",
-                           file, n->line, n->key);
-        }
+        ND_REFUSE(is_foreign_map(n->key) && !nd_yaml_is_null(n) && n->count > 0,
+                  "%s:%d: %s: this engine does not exist here; use distributed_type: "
+                  "FSDP with fsdp_config and parallelism_config",
+                  file, n->line, n->key);
         if (!is_foreign_map(n->key)) {
             ND_TRY(map == ND_MAP_TOP ? read_foreign_key(reader, map, n, file)
                                      : read_map(reader, map, n, file));
@@ -324,19 +279,15 @@ static nd_status read_accelerate(nd_reader *reader, const nd_yaml_node *root, co
 nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file)
 {
     const nd_yaml_node *native = NULL, *accelerate = NULL;
-    if (root->kind != ND_YAML_MAP) {
-        return nd_fail(ND_ERR_CONFIG, "%s:%d: the file is %s; it must be a map of sections", file,
-                       root->line, nd_yaml_kind_name(root->kind));
-    }
+    ND_REFUSE(root->kind != ND_YAML_MAP, "%s:%d: the file is %s; it must be a map of sections",
+              file, root->line, nd_yaml_kind_name(root->kind));
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         native = !native && nd_section_find(n->key) >= 0 ? n : native;
         accelerate = !accelerate && is_accelerates(n->key) ? n : accelerate;
     }
-    if (native && accelerate) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s holds the section %s (line %d) and accelerate's key %s (line %d); write "
-                       "the file in one of the two forms",
-                       file, native->key, native->line, accelerate->key, accelerate->line);
-    }
+    ND_REFUSE(native && accelerate,
+              "%s holds the section %s (line %d) and accelerate's key %s (line %d); write "
+              "the file in one of the two forms",
+              file, native->key, native->line, accelerate->key, accelerate->line);
     return accelerate ? read_accelerate(reader, root, file) : read_native(reader, root, file);
 }

@@ -238,15 +238,11 @@ static nd_status take_value(nd_command_flags *line, const part *p)
     if (flag->type == ND_FIELD_TYPE_SWITCH) {
         return v->text ? nd_fail(ND_ERR_CONFIG, "--%s takes no value", name) : ND_OK;
     }
-    if (!v->text) {
-        return nd_fail(ND_ERR_CONFIG, "--%s needs a value: --%s %s", name, name, flag->choices);
-    }
+    ND_REFUSE(!v->text, "--%s needs a value: --%s %s", name, name, flag->choices);
     if (flag->type == ND_FIELD_TYPE_TEXTS || flag->type == ND_FIELD_TYPE_WORDS) {
         return ND_OK;
     }
-    if (again) {
-        return nd_fail(ND_ERR_CONFIG, "--%s is given twice; give it once", name);
-    }
+    ND_REFUSE(again, "--%s is given twice; give it once", name);
     if (flag->type == ND_FIELD_TYPE_TEXT || nd_value_read(flag, v->text, v) == ND_FAULT_NONE) {
         return ND_OK;
     }
@@ -355,10 +351,8 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
             other = nd_command_name(nd_own_flags[i].command);
         }
     }
-    if (other && !search.best) {
-        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", p->word,
-                       other);
-    }
+    ND_REFUSE(other && !search.best, "unknown flag %.80s; it belongs to `ndtrain %s`", p->word,
+              other);
     offer_list(&search, run_flags);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         offer_list(&search, nd_fields[i].flags);
@@ -367,10 +361,7 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
     for (int i = 0; i < ND_FIELD_COUNT && strchr(p->name, '.'); i++) {
         nd_suggest_offer(&search, format_key(i, key));
     }
-    if (search.best) {
-        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", p->word,
-                       search.best);
-    }
+    ND_REFUSE(search.best, "unknown flag %.80s; did you mean --%s?", p->word, search.best);
     return nd_fail(ND_ERR_CONFIG,
                    "unknown flag %.80s; %s%s%s--help all lists the flags, and --set "
                    "section.key=value sets any key",
@@ -382,11 +373,9 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
 static nd_status resolve_flag(const part *p, nd_command_id command, target *out)
 {
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        if (refusals[i].command == command && strncmp(p->word, "--", 2) == 0 &&
-            nd_flag_list_holds(refusals[i].names, p->name)) {
-            return nd_fail(ND_ERR_CONFIG, "%.*s: %s", (int)strcspn(p->word, "="), p->word,
-                           refusals[i].sentence);
-        }
+        ND_REFUSE(refusals[i].command == command && strncmp(p->word, "--", 2) == 0 &&
+                      nd_flag_list_holds(refusals[i].names, p->name),
+                  "%.*s: %s", (int)strcspn(p->word, "="), p->word, refusals[i].sentence);
     }
     *out = find_target(p->name);
     return out->of_run || out->foreign || out->field >= 0 ? ND_OK : fail_unknown(p, command);
@@ -474,9 +463,8 @@ static nd_status apply_set(nd_reader *reader, const char *text)
 {
     char name[ND_FLAG_NAME_MAX], key[ND_FLAG_NAME_MAX];
     size_t n = strcspn(text, "=");
-    if (!text[n] || n == 0 || n >= sizeof name) {
-        return nd_fail(ND_ERR_CONFIG, "--set %.200s: write it as section.key=value", text);
-    }
+    ND_REFUSE(!text[n] || n == 0 || n >= sizeof name, "--set %.200s: write it as section.key=value",
+              text);
     memcpy(name, text, n);
     name[n] = '\0';
     const int field = find_key(name);
@@ -529,11 +517,8 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
         if (strcmp(p.name, "config-file") == 0) {
             t = find_target(p.name);
             ND_TRY(read_value(&w, &p, &t));
-            if (*config_file) {
-                return nd_fail(ND_ERR_CONFIG,
-                               "--config-file is given twice (%.200s and %.200s); give one",
-                               *config_file, p.value);
-            }
+            ND_REFUSE(*config_file, "--config-file is given twice (%.200s and %.200s); give one",
+                      *config_file, p.value);
             *config_file = p.value;
         }
     }

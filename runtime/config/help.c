@@ -54,10 +54,9 @@ nd_status nd_command_check_name(nd_program program, const char *word)
     const nd_program other = program == ND_NDTRAIN ? ND_NDLAUNCH : ND_NDTRAIN;
     const char *own_name = nd_program_name(program), *other_name = nd_program_name(other);
     nd_suggest search;
-    if (program == ND_NDLAUNCH && strcmp(word, "train") == 0) {
-        return nd_fail(ND_ERR_CONFIG, "ndlaunch starts `ndtrain train` itself; leave out the word "
-                                      "train");
-    }
+    ND_REFUSE(program == ND_NDLAUNCH && strcmp(word, "train") == 0,
+              "ndlaunch starts `ndtrain train` itself; leave out the word "
+              "train");
     nd_suggest_init(&search, word);
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
         if (nd_program_has(program, (nd_command_id)i)) {
@@ -70,10 +69,8 @@ nd_status nd_command_check_name(nd_program program, const char *word)
             nd_suggest_offer(&search, nd_command_rows[i].name);
         }
     }
-    if (search.best && strcmp(search.best, word) == 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s has no command \"%s\"; it is `%s %s`", own_name, word,
-                       other_name, word);
-    }
+    ND_REFUSE(search.best && strcmp(search.best, word) == 0,
+              "%s has no command \"%s\"; it is `%s %s`", own_name, word, other_name, word);
     return search.best
                ? nd_fail(ND_ERR_CONFIG, "%s has no command \"%.60s\"; did you mean `%s %s`?",
                          own_name, word, search.distance < distance ? other_name : own_name,
@@ -279,11 +276,10 @@ static nd_status unknown_topic(nd_program program, const char *topic)
 {
     nd_suggest search;
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_program_has(program, (nd_command_id)i) && *nd_command_rows[i].about &&
-            strcmp(nd_command_rows[i].name, topic) == 0) {
-            return nd_fail(ND_ERR_CONFIG, "--help %s: this is a command; write %s %s --help", topic,
-                           nd_program_name(program), topic);
-        }
+        ND_REFUSE(nd_program_has(program, (nd_command_id)i) && *nd_command_rows[i].about &&
+                      strcmp(nd_command_rows[i].name, topic) == 0,
+                  "--help %s: this is a command; write %s %s --help", topic,
+                  nd_program_name(program), topic);
     }
     nd_suggest_init(&search, topic);
     nd_suggest_offer(&search, "all");

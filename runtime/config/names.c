@@ -9,6 +9,31 @@
 #include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 
+/* Notes a key that has no meaning here, and what to do in its place (NULL: nothing), for the one
+ * line that names them all. */
+static void add_notice(nd_reader *reader, const char *key, const char *hint)
+{
+    size_t used = strlen(reader->notices);
+    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s", used ? ", " : "",
+             key, hint ? " (" : "", hint ? hint : "", hint ? ")" : "");
+}
+
+/* true or false as files and flags write it. */
+static nd_status read_switch(const nd_setting *setting, bool *out)
+{
+    return nd_bool_parse(setting->text, true, out)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", setting->where,
+                         setting->name, setting->text);
+}
+
+/* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
+static nd_status refuse(const nd_setting *setting, const char *sentence)
+{
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", setting->where, setting->name, setting->text,
+                   sentence);
+}
+
 /* Finds the value among "a|b=c" that is the text, in upper or lower case: *ours is what stands
  * behind "=", or the value itself where there is none. Returns its place; -1: none. */
 static int find_value(const char *values, const char *text, char ours[64])
@@ -41,7 +66,7 @@ static nd_status apply_words(nd_reader *r, const nd_name *row, const nd_setting 
     const bool is_switch = lists_switch(row) && nd_bool_parse(setting->text, true, &on);
     const char *text = !is_switch ? setting->text : on ? "true" : "false";
     if (find_value(row->values, text, ours) < 0) {
-        return row->sentence ? nd_reader_refuse(setting, row->sentence)
+        return row->sentence ? refuse(setting, row->sentence)
                              : nd_reader_set(r, row->field, setting);
     }
     return row->field != ND_FIELD_COUNT && *ours ? nd_reader_put(r, row->field, ours) : ND_OK;
@@ -53,7 +78,7 @@ static nd_status apply_state(nd_reader *r, const nd_name *row, const nd_setting 
     char ours[64];
     const int index = find_value(row->values, setting->text, ours);
     if (index < 0) {
-        return nd_reader_refuse(setting, row->sentence);
+        return refuse(setting, row->sentence);
     }
     r->state[row->state] = index + 1;
     return strcasecmp(ours, setting->text) == 0 ? ND_OK : nd_reader_put(r, row->field, ours);
@@ -85,14 +110,14 @@ static nd_status apply_precision(nd_reader *r, const nd_name *row, const nd_sett
 static nd_status apply_fp16(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(setting, &on));
+    ND_TRY(read_switch(setting, &on));
     return on ? refuse_later(r, setting) : ND_OK;
 }
 
 static nd_status apply_main_ip(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     if (strlen(setting->text) >= sizeof r->main_ip) {
-        return nd_reader_refuse(setting, "the name is too long");
+        return refuse(setting, "the name is too long");
     }
     memcpy(r->main_ip, setting->text, strlen(setting->text) + 1);
     return ND_OK;
@@ -102,7 +127,7 @@ static nd_status apply_main_port(nd_reader *r, const nd_name *row, const nd_sett
 {
     int64_t port = 0;
     if (!nd_int_parse(setting->text, &port) || port < 0 || port > 65535) {
-        return nd_reader_refuse(setting, "it must be a port, 0 to 65535");
+        return refuse(setting, "it must be a port, 0 to 65535");
     }
     r->main_port = port;
     return ND_OK;
@@ -118,7 +143,7 @@ static nd_status apply_sharding(nd_reader *r, const nd_name *row, const nd_setti
         int64_t number = find_value(names, setting->text, ours) + 1;
         if (number == 0 && (!nd_int_parse(setting->text, &number) || number < 1 ||
                             number > ND_SHARDING_HYBRID_ZERO2)) {
-            return nd_reader_refuse(setting, row->sentence);
+            return refuse(setting, row->sentence);
         }
         r->state[ND_STATE_SHARDING] = (int)number;
         reshard = number == ND_SHARDING_FULL || number == ND_SHARDING_HYBRID;
@@ -168,7 +193,7 @@ static nd_status apply_rest(nd_reader *r, const nd_name *row, const nd_setting *
 {
     const bool to_shard = row->field == ND_FIELD_mesh_dp_shard;
     bool on = false;
-    ND_TRY(nd_reader_switch(setting, &on));
+    ND_TRY(read_switch(setting, &on));
     if (on && (to_shard ? r->config->mesh.dp_replicate : r->config->mesh.dp_shard) == -1) {
         ND_TRY(
             nd_reader_put(r, to_shard ? ND_FIELD_mesh_dp_replicate : ND_FIELD_mesh_dp_shard, "1"));
@@ -180,7 +205,7 @@ static nd_status apply_rest(nd_reader *r, const nd_name *row, const nd_setting *
 static nd_status apply_standalone(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(setting, &on));
+    ND_TRY(read_switch(setting, &on));
     if (on) {
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
@@ -249,7 +274,7 @@ static nd_status apply_per_node(nd_reader *r, const nd_name *row, const nd_setti
     if (automatic || gpu || cpu) {
         int gpus = cpu ? 0 : count_gpus();
         if (gpu && gpus == 0) {
-            return nd_reader_refuse(setting, "no GPU is visible here; use cpu, or a number");
+            return refuse(setting, "no GPU is visible here; use cpu, or a number");
         }
         snprintf(number, sizeof number, "%d",
                  gpus > 0 ? gpus : count_listed("/sys/devices/system/node/has_cpu"));
@@ -267,7 +292,7 @@ static nd_status apply_nnodes(nd_reader *r, const nd_name *row, const nd_setting
         const size_t n = (size_t)(colon - setting->text);
         one.text = colon + 1;
         if (strlen(one.text) != n || strncmp(setting->text, one.text, n) != 0) {
-            return nd_reader_refuse(setting, row->sentence);
+            return refuse(setting, row->sentence);
         }
     }
     return nd_reader_set(r, ND_FIELD_launch_nnodes, &one);
@@ -311,7 +336,7 @@ nd_status nd_name_apply(nd_reader *reader, const nd_name *name, const nd_setting
     case ND_NAME_REFUSED:
         return nd_fail(ND_ERR_CONFIG, "%s: %s", setting->name, name->sentence);
     case ND_NAME_IGNORED:
-        nd_reader_notice(reader, setting->name, name->sentence);
+        add_notice(reader, setting->name, name->sentence);
         return ND_OK;
     default:
         return name->apply(reader, name, setting);

@@ -20,7 +20,15 @@ static inline long long nd_ll(int64_t value)
     return value;
 }
 
-/* ---- text.c: owned and growing strings, lists of words, values ---- */
+/* Returns ND_ERR_CONFIG with a sentence where the condition holds. */
+#define ND_REFUSE(condition, ...)                                                                  \
+    do {                                                                                           \
+        if (condition) {                                                                           \
+            return nd_fail(ND_ERR_CONFIG, __VA_ARGS__);                                            \
+        }                                                                                          \
+    } while (0)
+
+/* ---- print.c: owned and growing strings ---- */
 
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
@@ -37,24 +45,6 @@ void nd_text_append(nd_text *text, const char *format, ...) __attribute__((forma
 void nd_text_append_quoted(nd_text *text, const char *value);
 /* Hands the string over (or frees it and returns the failure). */
 nd_status nd_text_finish(nd_text *text, char **out);
-
-enum { ND_FLAG_NAME_MAX = 96 };
-
-/* Does the space-separated list hold the name? '-' and '_' are the same. */
-bool nd_flag_list_holds(const char *list, const char *name);
-/* Word number `index` of such a list into buffer; false when there are fewer. */
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
-
-/* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
-int nd_flag_near_field(const char *name);
-
-/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
-bool nd_bool_parse(const char *text, bool digits, bool *out);
-/* Decimal, whole text, no overflow; a real is finite. */
-bool nd_int_parse(const char *text, int64_t *out);
-bool nd_real_parse(const char *text, double *out);
-/* The shortest of 15 to 17 digits that reads back as the same double. */
-void nd_real_format(double value, char *buffer, size_t size);
 
 /* ---- fields.c: the field table ---- */
 
@@ -136,16 +126,24 @@ int nd_section_find(const char *name);
 /* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(const nd_field *field, char *buffer, size_t size);
 
+/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
+bool nd_bool_parse(const char *text, bool digits, bool *out);
+/* Decimal, whole text, no overflow; a real is finite. */
+bool nd_int_parse(const char *text, int64_t *out);
+bool nd_real_parse(const char *text, double *out);
+/* The shortest of 15 to 17 digits that reads back as the same double. */
+void nd_real_format(double value, char *buffer, size_t size);
+
 /* Reads a number or a choice. */
 typedef enum nd_fault { ND_FAULT_NONE = 0, ND_FAULT_TYPE, ND_FAULT_RANGE } nd_fault;
 nd_fault nd_value_read(const nd_field *field, const char *text, nd_flag_value *out);
 
-/* ---- paths.c ---- */
+/* ---- sources.c ---- */
 
 /* Remembers where a path was given, for nd_config_check_*_path; does nothing for other fields. */
 nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting);
 
-/* ---- reader.c: layers ---- */
+/* ---- config.c: layers ---- */
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
@@ -169,7 +167,7 @@ typedef struct nd_reader {
     nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
-    /* What other programs' names gave in this layer; nd_reader_end applies it. */
+    /* What other programs' names gave in this layer; it is applied when all of it is read. */
     int state[ND_STATE_COUNT];
     bool parallelism;   /* a parallelism_config with a size */
     int64_t sp_size;    /* ranks of Ulysses, 0 unless given */
@@ -184,14 +182,6 @@ typedef struct nd_reader {
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
 /* The same with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
-/* Notes a key that has no meaning here, and what to do in its place (NULL: nothing), for the one
- * line that names them all. */
-void nd_reader_notice(nd_reader *reader, const char *key, const char *hint);
-/* true or false as files and flags write it. */
-nd_status nd_reader_switch(const nd_setting *setting, bool *out);
-/* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
-nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence);
-
 /* ---- names.c: flags and keys of other programs ---- */
 
 /* Flags, and accelerate's file with its maps of keys. */
@@ -243,6 +233,19 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
 
 /* ---- flags.c: the command line ---- */
 
+/* The flags that commands have of their own. */
+extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
+
+enum { ND_FLAG_NAME_MAX = 96 };
+
+/* Does the space-separated list hold the name? '-' and '_' are the same. */
+bool nd_flag_list_holds(const char *list, const char *name);
+/* Word number `index` of such a list into buffer; false when there are fewer. */
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
+
+/* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
+int nd_flag_near_field(const char *name);
+
 /* A name is written with '-' or '_'; the tables' names use '-'. The field whose flag (or
  * section.key) this is, -1 when none. */
 int nd_flag_find_field(const char *name);
@@ -261,10 +264,7 @@ nd_status nd_config_check_keys(const nd_config *config);
 /* checks.c: the keys of the section log; again when nd_config_take_epochs has found train.steps. */
 nd_status nd_config_check_log(const nd_config *config);
 
-/* ---- commands.c: commands.def as arrays ---- */
-
-/* The fields of flags that commands have of their own. */
-extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
+/* ---- help.c: commands ---- */
 
 enum { ND_TAKES_SETTINGS = 4 };
 typedef struct nd_command_row {

@@ -14,43 +14,33 @@ static nd_status resolve_workers(nd_config *c)
 {
     int64_t nodes = c->launch.nnodes, per_node = c->launch.nproc_per_node;
     if (c->launch.workers == 0 && per_node > 0) {
-        if (per_node * nodes > nd_fields[ND_FIELD_launch_workers].max) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "launch.nnodes %lld x launch.nproc_per_node %lld are more "
-                           "workers than the supported %.0f",
-                           nd_ll(nodes), nd_ll(per_node), nd_fields[ND_FIELD_launch_workers].max);
-        }
+        ND_REFUSE(per_node * nodes > nd_fields[ND_FIELD_launch_workers].max,
+                  "launch.nnodes %lld x launch.nproc_per_node %lld are more "
+                  "workers than the supported %.0f",
+                  nd_ll(nodes), nd_ll(per_node), nd_fields[ND_FIELD_launch_workers].max);
         c->launch.workers = nodes * per_node;
     }
-    if (c->launch.workers == 0 && c->from_accelerate) {
-        return nd_fail(ND_ERR_CONFIG, "%s has no num_processes; pass --num-processes N", c->source);
-    }
+    ND_REFUSE(c->launch.workers == 0 && c->from_accelerate,
+              "%s has no num_processes; pass --num-processes N", c->source);
     if (c->launch.workers == 0) {
         double needed = 1; /* exact: 2^24 times a size of at most 2^24 */
         for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
             const int64_t *size = nd_axis_size(c, a);
             needed *= size && *size > 1 ? (double)*size : 1.0;
-            if (needed > nd_fields[ND_FIELD_launch_workers].max) {
-                return nd_fail(ND_ERR_CONFIG,
-                               "the mesh has more than %.0f ranks; check the axis sizes",
-                               nd_fields[ND_FIELD_launch_workers].max);
-            }
+            ND_REFUSE(needed > nd_fields[ND_FIELD_launch_workers].max,
+                      "the mesh has more than %.0f ranks; check the axis sizes",
+                      nd_fields[ND_FIELD_launch_workers].max);
         }
         c->launch.workers = needed < (double)nodes ? nodes : (int64_t)needed;
     }
-    if (per_node > 0 && per_node * nodes != c->launch.workers) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "launch.nnodes %lld x launch.nproc_per_node %lld = %lld, but launch.workers is "
-            "%lld; remove one of them or make them agree",
-            nd_ll(nodes), nd_ll(per_node), nd_ll(per_node * nodes), nd_ll(c->launch.workers));
-    }
-    if (c->launch.workers % nodes != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.workers %lld is not a multiple of launch.nnodes %lld; every node "
-                       "starts the same number of workers",
-                       nd_ll(c->launch.workers), nd_ll(nodes));
-    }
+    ND_REFUSE(per_node > 0 && per_node * nodes != c->launch.workers,
+              "launch.nnodes %lld x launch.nproc_per_node %lld = %lld, but launch.workers is "
+              "%lld; remove one of them or make them agree",
+              nd_ll(nodes), nd_ll(per_node), nd_ll(per_node * nodes), nd_ll(c->launch.workers));
+    ND_REFUSE(c->launch.workers % nodes != 0,
+              "launch.workers %lld is not a multiple of launch.nnodes %lld; every node "
+              "starts the same number of workers",
+              nd_ll(c->launch.workers), nd_ll(nodes));
     c->launch.nproc_per_node = c->launch.workers / nodes;
     return ND_OK;
 }
@@ -60,22 +50,28 @@ static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
 {
     const int64_t cp = mesh->size[ND_AXIS_CP], given = c->parallel.ulysses;
     const bool all = c->parallel.cp_comm == ND_CP_ULYSSES;
-    if (cp % given != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "
-                       "divisor of it, or --cp-size a multiple of --ulysses",
-                       nd_ll(given), nd_ll(cp));
-    }
-    if (all && given != 1 && given != cp) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "parallel.cp_comm ulysses is for all %lld ranks of mesh.cp, but "
-            "parallel.ulysses is %lld; give --cp-comm allgather or ring for the exchange "
-            "of keys among the others, or leave --ulysses out",
-            nd_ll(cp), nd_ll(given));
-    }
+    ND_REFUSE(cp % given != 0,
+              "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "
+              "divisor of it, or --cp-size a multiple of --ulysses",
+              nd_ll(given), nd_ll(cp));
+    ND_REFUSE(all && given != 1 && given != cp,
+              "parallel.cp_comm ulysses is for all %lld ranks of mesh.cp, but "
+              "parallel.ulysses is %lld; give --cp-comm allgather or ring for the exchange "
+              "of keys among the others, or leave --ulysses out",
+              nd_ll(cp), nd_ll(given));
     mesh->ulysses = (int)(all ? cp : given);
     return ND_OK;
+}
+
+/* The keys of the axes get the sizes of the mesh. */
+static void write_sizes(nd_config *c)
+{
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        int64_t *size = nd_axis_size(c, a);
+        if (size) {
+            *size = c->resolved_mesh.size[a];
+        }
+    }
 }
 
 /* Compares the axes with the workers; an axis of -1 gets what is left. Sizes are written back. */
@@ -90,42 +86,18 @@ static nd_status resolve_mesh(nd_config *c)
     }
     ND_TRY(nd_mesh_resolve(&mesh, c->launch.workers));
     ND_TRY(resolve_ulysses(c, &mesh));
-    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        int64_t *size = nd_axis_size(c, a);
-        if (size) {
-            *size = mesh.size[a];
-        }
-    }
     c->resolved_mesh = mesh;
     c->open_axis = open;
-    return ND_OK;
-}
-
-static nd_status count_sources(nd_config *c)
-{
-    nd_data_sources sources;
-    ND_TRY(nd_data_sources_read("", "data.path", c->data.path, &sources));
-    c->data_sources = sources.count;
-    nd_data_sources_fini(&sources);
+    write_sizes(c);
     return ND_OK;
 }
 
 /* transformers' "true" and "false" mean the newest checkpoint and none. */
-static nd_status normalise_resume(nd_config *c)
+static nd_status resolve_resume(char **resume)
 {
-    static const char *const words[][2] = {{"true", "latest"}, {"false", ""}, {"none", ""}};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if (strcasecmp(c->checkpoint.resume, words[i][0]) == 0) {
-            char *word = strdup(words[i][1]);
-            if (!word) {
-                return nd_fail_memory("checkpoint.resume");
-            }
-            free(c->checkpoint.resume);
-            c->checkpoint.resume = word;
-            return ND_OK;
-        }
-    }
-    return ND_OK;
+    const bool newest = strcasecmp(*resume, "true") == 0;
+    const bool none = strcasecmp(*resume, "false") == 0 || strcasecmp(*resume, "none") == 0;
+    return newest || none ? nd_text_replace(resume, newest ? "latest" : "") : ND_OK;
 }
 
 /* A user's OMP_NUM_THREADS, of which a list's first number is for the outer level, is the number of
@@ -139,12 +111,10 @@ static nd_status resolve_threads(nd_config *c)
         return ND_OK;
     }
     snprintf(first, sizeof first, "%.*s", (int)strcspn(variable, ","), variable);
-    if (!nd_int_parse(first, &threads) || threads < 1 || threads > 4096) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "OMP_NUM_THREADS is '%.80s'; it must be 1 to 4096, the threads of each "
-                       "worker, or unset",
-                       variable);
-    }
+    ND_REFUSE(!nd_int_parse(first, &threads) || threads < 1 || threads > 4096,
+              "OMP_NUM_THREADS is '%.80s'; it must be 1 to 4096, the threads of each "
+              "worker, or unset",
+              variable);
     c->launch.threads_per_worker = threads;
     return ND_OK;
 }
@@ -157,14 +127,11 @@ static nd_status resolve_warmup(nd_config *c)
     if (c->optimizer.warmup_ratio == 0 || c->train.steps == 0) { /* 0: not known yet */
         return ND_OK;
     }
-    if (c->optimizer.warmup_steps != 0 && c->optimizer.warmup_steps != steps) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "optimizer.warmup_steps is %lld, but optimizer.warmup_ratio %g of %lld steps "
-            "is %lld; give one of them",
-            nd_ll(c->optimizer.warmup_steps), c->optimizer.warmup_ratio, nd_ll(c->train.steps),
-            nd_ll(steps));
-    }
+    ND_REFUSE(c->optimizer.warmup_steps != 0 && c->optimizer.warmup_steps != steps,
+              "optimizer.warmup_steps is %lld, but optimizer.warmup_ratio %g of %lld steps "
+              "is %lld; give one of them",
+              nd_ll(c->optimizer.warmup_steps), c->optimizer.warmup_ratio, nd_ll(c->train.steps),
+              nd_ll(steps));
     c->optimizer.warmup_steps = steps;
     return ND_OK;
 }
@@ -181,27 +148,32 @@ static nd_status check_best(const nd_config *c)
                          nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
 }
 
-nd_status nd_config_resolve(nd_config *config)
+/* What depends on the number of steps, which may be unknown until the data are open. */
+static nd_status resolve_steps(nd_config *c)
 {
+    ND_TRY(resolve_warmup(c));
+    ND_TRY(nd_config_check_log(c));
+    return check_best(c);
+}
+
+nd_status nd_config_resolve(nd_config *c)
+{
+    nd_data_sources sources;
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        ND_TRY(nd_field_check(config, (nd_field_id)i));
+        ND_TRY(nd_field_check(c, (nd_field_id)i));
     }
-    ND_TRY(resolve_threads(config));
-    ND_TRY(resolve_workers(config));
-    ND_TRY(resolve_mesh(config));
-    ND_TRY(nd_config_check_keys(config));
-    ND_TRY(count_sources(config));
-    ND_TRY(resolve_warmup(config));
-    ND_TRY(nd_config_check_log(config));
-    ND_TRY(check_best(config));
-    ND_TRY(normalise_resume(config));
-    if (config->model.seed == -1) {
-        config->model.seed = config->train.seed;
-    }
-    if (config->data.shuffle_seed == -1) {
-        config->data.shuffle_seed = config->train.seed;
-    }
-    config->resolved = true;
+    ND_TRY(resolve_threads(c));
+    ND_TRY(resolve_workers(c));
+    ND_TRY(resolve_mesh(c));
+    ND_TRY(nd_config_check_keys(c));
+    ND_TRY(nd_data_sources_read("", "data.path", c->data.path, &sources));
+    c->data_sources = sources.count;
+    nd_data_sources_fini(&sources);
+    ND_TRY(resolve_steps(c));
+    ND_TRY(resolve_resume(&c->checkpoint.resume));
+    c->model.seed = c->model.seed == -1 ? c->train.seed : c->model.seed;
+    c->data.shuffle_seed = c->data.shuffle_seed == -1 ? c->train.seed : c->data.shuffle_seed;
+    c->resolved = true;
     return ND_OK;
 }
 
@@ -217,13 +189,10 @@ static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t
         whole = floor(steps);
     }
     whole = whole < 1 ? 1 : whole;
-    if (whole > 1e9) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
-            "supported",
-            c->train.epochs, nd_ll(e->samples), whole, nd_ll(e->step));
-    }
+    ND_REFUSE(whole > 1e9,
+              "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
+              "supported",
+              c->train.epochs, nd_ll(e->samples), whole, nd_ll(e->step));
     *out = (int64_t)whole;
     return ND_OK;
 }
@@ -257,14 +226,11 @@ nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
     if (config->train.epochs > 0) {
         ND_TRY(steps_of_epochs(config, e, &steps));
     }
-    if (config->train.steps != 0 && config->train.steps != steps) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "train.steps is %lld, but train.epochs %g of %lld samples is %lld steps of %lld; "
-            "give one of them",
-            nd_ll(config->train.steps), config->train.epochs, nd_ll(e->samples), nd_ll(steps),
-            nd_ll(e->step));
-    }
+    ND_REFUSE(config->train.steps != 0 && config->train.steps != steps,
+              "train.steps is %lld, but train.epochs %g of %lld samples is %lld steps of %lld; "
+              "give one of them",
+              nd_ll(config->train.steps), config->train.epochs, nd_ll(e->samples), nd_ll(steps),
+              nd_ll(e->step));
     config->train.steps = steps;
     ND_TRY(config->checkpoint.resume[0] ? ND_OK : nd_config_check_end(config, e, 0, 0));
     if (config->train.validation_interval < 0) {
@@ -273,48 +239,33 @@ nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
     if (config->checkpoint.interval < 0) {
         config->checkpoint.interval = epoch;
     }
-    ND_TRY(resolve_warmup(config));
-    ND_TRY(nd_config_check_log(config));
-    return check_best(config);
+    return resolve_steps(config);
 }
 
 /* A job that goes on with fewer nodes than it began with. */
-
-static int64_t data_ranks(const nd_mesh *mesh)
-{
-    return nd_mesh_group_size(mesh, ND_GROUP_DP);
-}
 
 nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out)
 {
     nd_config c = *config;
     int64_t workers = nodes * config->launch.nproc_per_node;
     ND_ASSERT(config->resolved && nodes >= 1 && nodes <= config->launch.nnodes);
-    if (config->open_axis == ND_AXIS_COUNT && nodes < config->launch.nnodes) {
-        return nd_fail(ND_ERR_CONFIG, "every axis of the mesh has a fixed size; set mesh.dp_shard "
-                                      "or mesh.dp_replicate to -1, so that it can shrink");
-    }
+    ND_REFUSE(config->open_axis == ND_AXIS_COUNT && nodes < config->launch.nnodes,
+              "every axis of the mesh has a fixed size; set mesh.dp_shard "
+              "or mesh.dp_replicate to -1, so that it can shrink");
     if (config->open_axis != ND_AXIS_COUNT) {
         c.resolved_mesh.size[config->open_axis] = -1;
     }
     ND_TRY(nd_mesh_resolve(&c.resolved_mesh, workers));
-    int64_t micro_batches =
-                config->train.gradient_accumulation_steps * data_ranks(&config->resolved_mesh),
-            ranks = data_ranks(&c.resolved_mesh);
+    const int64_t ranks = nd_mesh_group_size(&c.resolved_mesh, ND_GROUP_DP);
+    const int64_t micro_batches = config->train.gradient_accumulation_steps *
+                                  nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     c.train.gradient_accumulation_steps = micro_batches / ranks;
-    if (micro_batches % ranks != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "the %lld micro-batches of a step do not divide over %lld data-parallel "
-                       "ranks",
-                       (long long)micro_batches, (long long)ranks);
-    }
+    ND_REFUSE(micro_batches % ranks != 0,
+              "the %lld micro-batches of a step do not divide over %lld data-parallel "
+              "ranks",
+              (long long)micro_batches, (long long)ranks);
     ND_TRY(nd_field_check(&c, ND_FIELD_train_gradient_accumulation_steps));
-    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        int64_t *size = nd_axis_size(&c, a);
-        if (size) {
-            *size = c.resolved_mesh.size[a];
-        }
-    }
+    write_sizes(&c);
     c.launch.workers = workers;
     c.launch.nnodes = nodes;
     c.launch.node_rank = 0; /* places of a start count from 0, whatever nodes have them */

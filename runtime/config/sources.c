@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The files that the configuration names: sources of data as a text or as YAML, whether each file
+ * exists, and how long it takes to read them.
+ */
 #include "runtime/config/sources.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 
 /* Where messages place a node: a line of the file, or the setting as a whole. */
@@ -14,44 +21,20 @@ typedef struct place {
     const char *where, *key;
 } place;
 
-static const char *where_of(const place *at, const nd_yaml_node *node, char *buffer, size_t size)
+/* ND_ERR_CONFIG with a sentence that begins with the place of the node (NULL: the setting's) and
+ * the key. */
+__attribute__((format(printf, 3, 4))) static nd_status
+fail_at(const place *at, const nd_yaml_node *node, const char *format, ...)
 {
-    if (!at->file) {
-        return at->where;
+    char text[1024], line[600] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (at->file) {
+        snprintf(line, sizeof line, "%.500s:%d: ", at->file, node->line);
     }
-    snprintf(buffer, size, "%.500s:%d: ", at->file, node->line);
-    return buffer;
-}
-
-/* The last part of a path: from *begin, *length characters with what is before it. */
-static void last_part(const char *path, size_t *begin, size_t *length)
-{
-    while (*length > 1 && path[*length - 1] == '/') {
-        (*length)--;
-    }
-    for (*begin = *length; *begin > 0 && path[*begin - 1] != '/';) {
-        (*begin)--;
-    }
-}
-
-/* Leaves what is before the pattern in the last part, or else the part before that one. */
-static void leave_pattern(const char *path, size_t *begin, size_t *length)
-{
-    const size_t n = *length - *begin;
-    size_t left = strcspn(path + *begin, "*?[");
-    if (left >= n) {
-        return;
-    }
-    while (left > 0 && strchr("-_.", path[*begin + left - 1])) {
-        left--;
-    }
-    if (left > 0) {
-        *length = *begin + left;
-    } else if (*begin > 0) {
-        *length = *begin;
-        last_part(path, begin, length);
-        leave_pattern(path, begin, length);
-    }
+    return nd_fail(ND_ERR_CONFIG, "%s%s%s", at->file ? line : at->where, at->key, text);
 }
 
 /* "web" of "data/web.jsonl.zst", of "data/web-*.jsonl", and of a pattern for all in "data/web". */
@@ -59,9 +42,24 @@ static void name_of_path(const char *path, char out[ND_DATA_SOURCE_NAME])
 {
     static const char *const endings[] = {".gz",  ".zst", ".jsonl", ".ndjson",
                                           ".txt", ".bin", ".idx"};
-    size_t length = strlen(path), begin = 0, used = 0;
-    last_part(path, &begin, &length);
-    leave_pattern(path, &begin, &length);
+    size_t length = strlen(path), begin, used = 0;
+    for (bool found = false; !found; length = found ? length : begin) { /* from the last part on */
+        while (length > 1 && path[length - 1] == '/') {
+            length--;
+        }
+        for (begin = length; begin > 0 && path[begin - 1] != '/';) {
+            begin--;
+        }
+        size_t left = strcspn(path + begin, "*?[");
+        if (left >= length - begin) {
+            break;
+        }
+        while (left > 0 && strchr("-_.", path[begin + left - 1])) {
+            left--;
+        }
+        length = left > 0 ? begin + left : length;
+        found = left > 0 || begin == 0;
+    }
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i]);
         length -= length - begin > n && strncmp(path + length - n, endings[i], n) == 0 ? n : 0;
@@ -100,45 +98,36 @@ static void name_sources(nd_data_sources *s)
     }
 }
 
-static nd_status check_names(const place *at, const char *where, const nd_data_sources *s)
+/* Each name is given once. Weights stand with all sources or with none, and so do epochs where
+ * there are no weights. */
+static nd_status check_alike(const place *at, const nd_yaml_node *node, const nd_data_sources *s)
 {
     for (int i = 0; i < s->count; i++) {
-        const char *name = s->list[i].name;
-        if (s->list[i].named && is_taken(s, i, name)) {
-            return nd_fail(ND_ERR_CONFIG, "%s%s names two sources %s; give each its own name",
-                           where, at->key, name);
-        }
-    }
-    return ND_OK;
-}
-
-/* Weights for all sources or for none, and so with epochs where there are no weights. */
-static nd_status check_alike(const place *at, const char *where, const nd_data_sources *s)
-{
-    for (int i = 1; i < s->count; i++) {
         const nd_data_source *a = &s->list[0], *b = &s->list[i];
-        const char *what = (a->weight > 0) != (b->weight > 0)                     ? "weight"
-                           : a->weight == 0 && (a->epochs > 0) != (b->epochs > 0) ? "epochs"
-                                                                                  : NULL;
-        if (what) {
-            bool first = what[0] == 'w' ? a->weight > 0 : a->epochs > 0;
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s%s gives \"%.200s\" %s%s, but not \"%.200s\"; give %s to every "
-                           "source, or to none",
-                           where, at->key, first ? a->path : b->path, what[0] == 'w' ? "a " : "",
-                           what, first ? b->path : a->path, what[0] == 'w' ? "a weight" : what);
+        const bool weights = (a->weight > 0) != (b->weight > 0);
+        const bool epochs = a->weight == 0 && (a->epochs > 0) != (b->epochs > 0);
+        if (b->named && is_taken(s, i, b->name)) {
+            return fail_at(at, node, " names two sources %s; give each its own name", b->name);
+        }
+        if (weights || epochs) {
+            const bool first = weights ? a->weight > 0 : a->epochs > 0;
+            const char *what = weights ? "a weight" : "epochs";
+            return fail_at(at, node,
+                           " gives \"%.200s\" %s, but not \"%.200s\"; give %s to every source, or "
+                           "to none",
+                           first ? a->path : b->path, what, first ? b->path : a->path, what);
         }
     }
     return ND_OK;
 }
 
-static nd_status room_for_one(const place *at, const char *where, nd_data_sources *s)
+static nd_status add_source(const place *at, const nd_yaml_node *node, nd_data_sources *s)
 {
     if (s->count == ND_DATA_SOURCES_MAX) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s has more than %d sources; name files that belong together by a folder "
-                       "or a pattern",
-                       where, at->key, ND_DATA_SOURCES_MAX);
+        return fail_at(at, node,
+                       " has more than %d sources; name files that belong together by a folder or "
+                       "a pattern",
+                       ND_DATA_SOURCES_MAX);
     }
     nd_data_source *list = realloc(s->list, (size_t)(s->count + 1) * sizeof *list);
     if (!list) {
@@ -149,39 +138,37 @@ static nd_status room_for_one(const place *at, const char *where, nd_data_source
     return ND_OK;
 }
 
-static nd_status set_path(const place *at, const char *where, nd_data_source *s, const char *path)
+static nd_status set_path(const place *at, const nd_yaml_node *node, nd_data_source *s,
+                          const char *path)
 {
-    if (!*path) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s has a source without a path; name its file", where,
-                       at->key);
-    }
-    return nd_text_replace(&s->path, path);
+    return *path ? nd_text_replace(&s->path, path)
+                 : fail_at(at, node, " has a source without a path; name its file");
 }
 
-static nd_status set_name(const place *at, const char *where, nd_data_source *s, const char *name)
+static nd_status set_name(const place *at, const nd_yaml_node *node, nd_data_source *s,
+                          const char *name)
 {
     bool good = *name && strlen(name) < sizeof s->name;
     for (const char *c = name; *c && good; c++) {
         good = isalnum((unsigned char)*c) || strchr("._-", *c);
     }
     if (!good) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s has a source named '%.80s'; a name is 1 to %d letters, digits, dots, "
+        return fail_at(at, node,
+                       " has a source named '%.80s'; a name is 1 to %d letters, digits, dots, "
                        "hyphens and underscores",
-                       where, at->key, name, ND_DATA_SOURCE_NAME - 1);
+                       name, ND_DATA_SOURCE_NAME - 1);
     }
     s->named = true;
     snprintf(s->name, sizeof s->name, "%s", name);
     return ND_OK;
 }
 
-static nd_status set_number(const place *at, const char *where, const char *key, const char *text,
-                            double *out)
+static nd_status set_number(const place *at, const nd_yaml_node *node, const char *key,
+                            const char *text, double *out)
 {
     double value = 0;
     if (!nd_real_parse(text, &value) || value <= 0 || value > 1e12) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s: %s is '%.80s'; it must be a number above 0", where,
-                       at->key, key, text);
+        return fail_at(at, node, ": %s is '%.80s'; it must be a number above 0", key, text);
     }
     *out = value;
     return ND_OK;
@@ -189,95 +176,69 @@ static nd_status set_number(const place *at, const char *where, const char *key,
 
 static nd_status set_member(const place *at, const nd_yaml_node *n, nd_data_source *s)
 {
-    char buffer[600];
-    const char *where = where_of(at, n, buffer, sizeof buffer);
     if (n->kind != ND_YAML_SCALAR) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s: %.80s is %s; it must be a single value", where,
-                       at->key, n->key, nd_yaml_kind_name(n->kind));
+        return fail_at(at, n, ": %.80s is %s; it must be a single value", n->key,
+                       nd_yaml_kind_name(n->kind));
     }
     if (strcmp(n->key, "path") == 0) {
-        return set_path(at, where, s, n->text);
+        return set_path(at, n, s, n->text);
     }
     if (strcmp(n->key, "name") == 0) {
-        return set_name(at, where, s, n->text);
+        return set_name(at, n, s, n->text);
     }
-    if (strcmp(n->key, "weight") == 0) {
-        return set_number(at, where, n->key, n->text, &s->weight);
+    const bool weight = strcmp(n->key, "weight") == 0;
+    if (weight || strcmp(n->key, "epochs") == 0) {
+        return set_number(at, n, n->key, n->text, weight ? &s->weight : &s->epochs);
     }
-    if (strcmp(n->key, "epochs") == 0) {
-        return set_number(at, where, n->key, n->text, &s->epochs);
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "%s%s has a source with the key '%.80s'; it can have path, weight, epochs and "
-                   "name",
-                   where, at->key, n->key);
+    return fail_at(at, n,
+                   " has a source with the key '%.80s'; it can have path, weight, epochs and name",
+                   n->key);
 }
 
 /* One source: a path, or a map. */
 static nd_status read_source(const place *at, const nd_yaml_node *node, nd_data_sources *out)
 {
-    char buffer[600];
-    const char *where = where_of(at, node, buffer, sizeof buffer);
-    ND_TRY(room_for_one(at, where, out));
+    ND_TRY(add_source(at, node, out));
     nd_data_source *s = &out->list[out->count - 1];
     if (node->kind == ND_YAML_SEQUENCE) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s holds a list inside a list; a source is a path, or {path: ..., "
-                       "weight: ..., epochs: ...}",
-                       where, at->key);
+        return fail_at(at, node,
+                       " holds a list inside a list; a source is a path, or {path: ..., weight: "
+                       "..., epochs: ...}");
     }
     if (node->kind == ND_YAML_SCALAR) {
-        return set_path(at, where, s, nd_yaml_is_null(node) ? "" : node->text);
+        return set_path(at, node, s, nd_yaml_is_null(node) ? "" : node->text);
     }
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
         ND_TRY(set_member(at, n, s));
     }
-    return s->path ? ND_OK : set_path(at, where, s, "");
+    return s->path ? ND_OK : set_path(at, node, s, "");
 }
 
 static nd_status read_node(const place *at, const nd_yaml_node *node, nd_data_sources *out)
 {
-    char buffer[600];
-    const char *where = where_of(at, node, buffer, sizeof buffer);
-    if (node->kind == ND_YAML_MAP && nd_yaml_find(node, "path")) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s%s is a single source with keys; write it as a list of one: - path: ...",
-                       where, at->key);
+    const bool is_map = node->kind == ND_YAML_MAP;
+    if (is_map && nd_yaml_find(node, "path")) {
+        return fail_at(at, node,
+                       " is a single source with keys; write it as a list of one: - path: ...");
     }
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
         ND_TRY(read_source(at, n, out));
-        if (node->kind == ND_YAML_MAP) {
-            char line[600];
-            ND_TRY(set_name(at, where_of(at, n, line, sizeof line), &out->list[out->count - 1],
-                            n->key));
-        }
+        ND_TRY(is_map ? set_name(at, n, &out->list[out->count - 1], n->key) : ND_OK);
     }
     if (out->count == 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is an empty %s; name at least one file", where, at->key,
-                       node->kind == ND_YAML_MAP ? "map" : "list");
+        return fail_at(at, node, " is an empty %s; name at least one file",
+                       is_map ? "map" : "list");
     }
-    ND_TRY(check_names(at, where, out));
-    ND_TRY(check_alike(at, where, out));
-    name_sources(out);
-    return ND_OK;
+    return check_alike(at, node, out);
 }
 
-static nd_status finish(nd_status status, nd_data_sources *sources, nd_data_sources *out)
+static nd_status read_flow(const place *at, const char *text, nd_data_sources *out)
 {
-    if (status == ND_OK) {
-        *out = *sources;
-    } else {
-        nd_data_sources_fini(sources);
-    }
+    nd_yaml_node *root = NULL;
+    ND_TRY(nd_yaml_parse(text, strlen(text), at->key, &root));
+    nd_status status = read_node(at, root, out);
+    nd_yaml_destroy(root);
     return status;
-}
-
-nd_status nd_data_sources_of_node(const char *file, const char *key, const nd_yaml_node *node,
-                                  nd_data_sources *out)
-{
-    nd_data_sources sources = {0};
-    const place at = {.file = file, .where = "", .key = key};
-    return finish(read_node(&at, node, &sources), &sources, out);
 }
 
 /* Whether the words of the text are numbers and other words in turn. */
@@ -302,88 +263,49 @@ static nd_status read_words(const place *at, const char *text, nd_data_sources *
     nd_status status = ND_OK;
     char *copy = NULL, *state = NULL;
     ND_TRY(nd_text_replace(&copy, text));
-    for (char *word = strtok_r(copy, " ", &state); word && status == ND_OK;
-         word = strtok_r(NULL, " ", &state)) {
-        status = room_for_one(at, at->where, out);
-        if (status == ND_OK) {
-            nd_data_source *s = &out->list[out->count - 1];
-            status = set_number(at, at->where, "a weight", word, &s->weight);
-            word = strtok_r(NULL, " ", &state);
-            status = status == ND_OK ? set_path(at, at->where, s, word) : status;
-        }
+    for (char *word = strtok_r(copy, " ", &state); word; word = strtok_r(NULL, " ", &state)) {
+        ND_TRY_OUT(add_source(at, NULL, out));
+        nd_data_source *s = &out->list[out->count - 1];
+        ND_TRY_OUT(set_number(at, NULL, "a weight", word, &s->weight));
+        ND_TRY_OUT(set_path(at, NULL, s, strtok_r(NULL, " ", &state)));
     }
+out:
     free(copy);
-    if (status == ND_OK) {
-        name_sources(out);
-    }
     return status;
 }
 
-static nd_status read_flow(const place *at, const char *text, nd_data_sources *out)
+static nd_status read_text(const place *at, const char *text, nd_data_sources *out)
 {
-    nd_yaml_node *root = NULL;
-    ND_TRY(nd_yaml_parse(text, strlen(text), at->key, &root));
-    nd_status status = read_node(at, root, out);
-    nd_yaml_destroy(root);
+    const size_t length = strlen(text);
+    const char ends[] = {length > 1 ? text[0] : ' ', length > 1 ? text[length - 1] : ' ', '\0'};
+    bool is_file = false; /* whose name it is */
+    ND_TRY(nd_fs_exists(text, &is_file));
+    if (!is_file && (strcmp(ends, "[]") == 0 || strcmp(ends, "{}") == 0)) {
+        return read_flow(at, text, out);
+    }
+    if (!is_file && is_weighted_words(text)) {
+        return read_words(at, text, out);
+    }
+    ND_TRY(*text ? add_source(at, NULL, out) : ND_OK);
+    return *text ? set_path(at, NULL, &out->list[0], text) : ND_OK;
+}
+
+/* Gives names to what was read, or frees it. */
+static nd_status finish(nd_status status, nd_data_sources *sources)
+{
+    if (status == ND_OK) {
+        name_sources(sources);
+    } else {
+        nd_data_sources_fini(sources);
+    }
     return status;
 }
 
 nd_status nd_data_sources_read(const char *where, const char *key, const char *text,
                                nd_data_sources *out)
 {
-    nd_data_sources sources = {0};
-    const place at = {.where = where, .key = key};
-    const size_t length = strlen(text);
-    const char ends[] = {length > 1 ? text[0] : ' ', length > 1 ? text[length - 1] : ' ', '\0'};
-    const bool flow = strcmp(ends, "[]") == 0 || strcmp(ends, "{}") == 0;
-    bool named = false; /* a file has this name */
-    nd_status status = nd_fs_exists(text, &named);
-    ND_TRY(status);
-    if (flow && !named) {
-        status = read_flow(&at, text, &sources);
-    } else if (is_weighted_words(text) && !named) {
-        status = read_words(&at, text, &sources);
-    } else if (!*text) {
-        status = ND_OK;
-    } else {
-        status = room_for_one(&at, where, &sources);
-        status = status == ND_OK ? set_path(&at, where, &sources.list[0], text) : status;
-        if (status == ND_OK) {
-            name_sources(&sources);
-        }
-    }
-    return finish(status, &sources, out);
-}
-
-static void append_number(nd_text *text, const char *key, double value)
-{
-    char number[40];
-    nd_real_format(value, number, sizeof number);
-    nd_text_append(text, ", %s: %s", key, number);
-}
-
-nd_status nd_data_sources_format(const nd_data_sources *sources, char **out)
-{
-    nd_text text = {0};
-    nd_text_append(&text, "[");
-    for (int i = 0; i < sources->count; i++) {
-        const nd_data_source *s = &sources->list[i];
-        const bool plain = !s->named && s->weight == 0 && s->epochs == 0;
-        nd_text_append(&text, "%s%s", i > 0 ? ", " : "", plain ? "" : "{path: ");
-        nd_text_append_quoted(&text, s->path);
-        if (s->weight > 0) {
-            append_number(&text, "weight", s->weight);
-        }
-        if (s->epochs > 0) {
-            append_number(&text, "epochs", s->epochs);
-        }
-        if (s->named) {
-            nd_text_append(&text, ", name: %s", s->name);
-        }
-        nd_text_append(&text, plain ? "" : "}");
-    }
-    nd_text_append(&text, "]");
-    return nd_text_finish(&text, out);
+    *out = (nd_data_sources){0};
+    return finish(read_text(&(place){.where = where, .key = key}, text, out), out);
 }
 
 void nd_data_sources_fini(nd_data_sources *sources)
@@ -393,4 +315,210 @@ void nd_data_sources_fini(nd_data_sources *sources)
     }
     free(sources->list);
     *sources = (nd_data_sources){0};
+}
+
+static void append_number(nd_text *text, const char *key, double value)
+{
+    char number[40];
+    nd_real_format(value, number, sizeof number);
+    if (value > 0) {
+        nd_text_append(text, ", %s: %s", key, number);
+    }
+}
+
+nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_yaml_node *node,
+                                  char **out)
+{
+    nd_data_sources sources = {0};
+    nd_text text = {0};
+    ND_TRY(finish(read_node(&(place){.file = file, .key = key}, node, &sources), &sources));
+    nd_text_append(&text, "[");
+    for (int i = 0; i < sources.count; i++) {
+        const nd_data_source *s = &sources.list[i];
+        const bool plain = !s->named && s->weight == 0 && s->epochs == 0;
+        nd_text_append(&text, "%s%s", i > 0 ? ", " : "", plain ? "" : "{path: ");
+        nd_text_append_quoted(&text, s->path);
+        append_number(&text, "weight", s->weight);
+        append_number(&text, "epochs", s->epochs);
+        nd_text_append(&text, s->named ? ", name: %s" : "%s", s->named ? s->name : "");
+        nd_text_append(&text, plain ? "" : "}");
+    }
+    nd_text_append(&text, "]");
+    nd_data_sources_fini(&sources);
+    return nd_text_finish(&text, out);
+}
+
+/* Whether files exist. */
+
+static const nd_field_id path_fields[ND_PATH_COUNT] = {
+    [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,
+    [ND_PATH_MODEL_CONFIG] = ND_FIELD_model_config,
+    [ND_PATH_DATA] = ND_FIELD_data_path,
+    [ND_PATH_VALIDATION] = ND_FIELD_data_validation_path,
+};
+
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting)
+{
+    char origin[700];
+    for (int i = 0; i < ND_PATH_COUNT; i++) {
+        if (path_fields[i] == id) {
+            snprintf(origin, sizeof origin, "%s%s", setting->where, setting->name);
+            return nd_text_replace(&config->path_origin[i], origin);
+        }
+    }
+    return ND_OK;
+}
+
+/* A pair of Megatron files may be named without a suffix, and files of text by a pattern. */
+static nd_status is_there(const char *path, bool is_data, bool *out)
+{
+    static const char *const suffixes[] = {"", ".bin", ".idx"};
+    char name[8192];
+    nd_fs_kind kind = ND_FS_ABSENT;
+    nd_fs_names found = {0};
+    for (int i = 0; i < (is_data ? 3 : 1) && kind == ND_FS_ABSENT; i++) {
+        snprintf(name, sizeof name, "%s%s", path, suffixes[i]);
+        ND_TRY(nd_fs_look(name, &kind, NULL));
+    }
+    if (kind == ND_FS_ABSENT && is_data && strpbrk(path, "*?[")) {
+        ND_TRY(nd_fs_glob(path, &found));
+    }
+    *out = kind != ND_FS_ABSENT || found.count > 0;
+    nd_fs_names_fini(&found);
+    return ND_OK;
+}
+
+/* `path` is the value of the key, or one of several that it names. */
+static nd_status check_path(const nd_config *config, nd_path_key key, const char *value,
+                            const char *path, const char *advice)
+{
+    const nd_field *f = &nd_fields[path_fields[key]];
+    const char *origin = config->path_origin[key];
+    char name[64], folder[4096], from[4200] = "";
+    bool there = true;
+    ND_TRY(*path ? is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION, &there)
+                 : ND_OK);
+    if (there) {
+        return ND_OK;
+    }
+    const bool usual = strcmp(path, f->initial) == 0 && !origin;
+    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
+    if (path[0] != '/') {
+        snprintf(from, sizeof from, "paths are relative to the working directory, %s; ",
+                 getcwd(folder, sizeof folder) ? folder : "which cannot be read");
+    }
+    return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s%s",
+                   origin ? origin : name, strcmp(path, value) == 0 ? "is" : "names", path,
+                   usual ? " (the default)" : "", from, advice);
+}
+
+/* Each path of a list. */
+static nd_status check_sources(const nd_config *config, nd_path_key key, const char *text,
+                               const char *advice)
+{
+    nd_data_sources sources;
+    nd_status status = ND_OK;
+    ND_TRY(nd_data_sources_read("", "data.path", text, &sources)); /* it was read before */
+    for (int i = 0; i < sources.count && status == ND_OK; i++) {
+        status = check_path(config, key, text, sources.list[i].path, advice);
+    }
+    nd_data_sources_fini(&sources);
+    return status;
+}
+
+nd_status nd_config_check_model_path(const nd_config *config)
+{
+    const char *path = config->model.path, *json = config->model.config;
+    ND_TRY(check_path(config, ND_PATH_MODEL_PATH, path, path,
+                      "give a Hugging Face folder with --model-path, or ORG/NAME of the local "
+                      "cache with --model-name"));
+    return check_path(config, ND_PATH_MODEL_CONFIG, json, json,
+                      "change into the folder that the path starts from, or give a config.json "
+                      "with --model-config or a folder with --model-path");
+}
+
+nd_status nd_config_check_data_paths(const nd_config *config)
+{
+    const bool usual = strcmp(config->data.path, nd_fields[ND_FIELD_data_path].initial) == 0;
+    ND_TRY(check_sources(
+        config, ND_PATH_DATA, config->data.path,
+        usual ? "give a file with --data-path, or make it: scripts/prepare_data writes this text"
+              : "--data-path takes a file, a folder, a pattern, several as '[a.txt, b.txt]', and "
+                "with weights '0.7 a.txt 0.3 b.txt'"));
+    return check_sources(
+        config, ND_PATH_VALIDATION, config->data.validation_path,
+        "give a file with --validation-path, or an empty path, --validation-path=, "
+        "for no validation");
+}
+
+/* How long a check of the data and of the model may take. */
+
+/* Seconds to encode a file of data, on a slow disk. JSON lines and compressed texts are encoded
+ * also where ids are bytes. */
+static double encode_seconds(const nd_config *config, const char *path, double bytes)
+{
+    const bool compressed = nd_ends_with(path, ".gz") || nd_ends_with(path, ".zst");
+    const char *tokenizer = config->data.tokenizer;
+    const bool rows = config->data.format == ND_DATA_JSONL ||
+                      (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(path));
+    const bool encoded =
+        strcmp(tokenizer, "bytes") == 0 ? rows || compressed : strcmp(tokenizer, "file") != 0;
+    return encoded ? 400e-9 * (compressed ? 8.0 : 1.0) * bytes : 0;
+}
+
+/* Seconds to encode, or else to read, the files that a path names: one, those of a folder, or of a
+ * pattern. They may be links, as in the Hugging Face cache. What cannot be read counts as nothing:
+ * its reader says why. */
+static double add_up(const nd_config *config, const char *path, bool encode)
+{
+    nd_fs_names found = {0};
+    nd_fs_kind kind = ND_FS_ABSENT;
+    struct stat st;
+    double sum = 0;
+    (void)nd_fs_look(path, &kind, &st);
+    if (kind == ND_FS_FILE) {
+        const double bytes = (double)st.st_size;
+        return encode ? encode_seconds(config, path, bytes) : 10e-9 * bytes;
+    }
+    const bool folder = kind == ND_FS_FOLDER;
+    (void)(folder ? nd_fs_list(path, &found) : nd_fs_glob(path, &found));
+    for (int i = 0; i < found.count; i++) {
+        char *file = NULL;
+        if (nd_fs_format(&file, "%s%s%s", folder ? path : "", folder ? "/" : "", found.list[i]) ==
+                ND_OK &&
+            nd_fs_look(file, &kind, NULL) == ND_OK && kind == ND_FS_FILE) {
+            sum += add_up(config, file, encode);
+        }
+        free(file);
+    }
+    nd_fs_names_fini(&found);
+    nd_error_clear();
+    return sum;
+}
+
+static double seconds_of_sources(const nd_config *config, const char *text)
+{
+    nd_data_sources sources;
+    double seconds = 0;
+    if (nd_data_sources_read("", "data.path", text, &sources) != ND_OK) {
+        nd_error_clear(); /* said when the text was set, or no memory, which the next call says */
+        return 0;
+    }
+    for (int i = 0; i < sources.count; i++) {
+        seconds += add_up(config, sources.list[i].path, true);
+    }
+    nd_data_sources_fini(&sources);
+    return seconds;
+}
+
+double nd_config_data_seconds(const nd_config *config)
+{
+    const char *model = config->model.path;
+    bool has = false; /* model.verify reads every file */
+    if (config->model.verify && *model && nd_fs_has(model, "SHA256SUMS", &has) != ND_OK) {
+        nd_error_clear(); /* the check itself says what is wrong */
+    }
+    return seconds_of_sources(config, config->data.path) +
+           seconds_of_sources(config, config->data.validation_path) +
+           (has ? add_up(config, model, false) : 0);
 }

@@ -37,11 +37,10 @@ typedef struct nd_data_sources {
  */
 nd_status nd_data_sources_read(const char *where, const char *key, const char *text,
                                nd_data_sources *out);
-/* The same from a node of the YAML file; messages have its lines. */
-nd_status nd_data_sources_of_node(const char *file, const char *key, const nd_yaml_node *node,
-                                  nd_data_sources *out);
-/* In the form that nd_data_sources_read reads; owned by the caller. */
-nd_status nd_data_sources_format(const nd_data_sources *sources, char **out);
+/* The text that nd_data_sources_read reads for a node of the YAML file; owned by the caller.
+ * Messages have the file's lines. */
+nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_yaml_node *node,
+                                  char **out);
 void nd_data_sources_fini(nd_data_sources *sources); /* an all-zero one is legal */
 
 #endif
