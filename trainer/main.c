@@ -109,10 +109,10 @@ static const nd_command *find_command(const char *name)
 static const struct {
     nd_command_id command;
     nd_tool *run;
-} tools[] = {{ND_COMMAND_TOKENIZE, nd_tokenize},       {ND_COMMAND_REPORT, nd_report},
-             {ND_COMMAND_CKPT_LS, nd_ckpt_ls},         {ND_COMMAND_CKPT_VERIFY, nd_ckpt_verify},
-             {ND_COMMAND_CKPT_EXPORT, nd_ckpt_export}, {ND_COMMAND_CKPT_GGUF, nd_ckpt_gguf},
-             {ND_COMMAND_CKPT_DIFF, nd_ckpt_diff},     {ND_COMMAND_CKPT_PRUNE, nd_ckpt_prune}};
+} tools[] = {{ND_COMMAND_TOKENIZE, nd_tokenize},    {ND_COMMAND_REPORT, nd_report},
+             {ND_COMMAND_CKPT_LS, nd_ckpt_ls},      {ND_COMMAND_CKPT_VERIFY, nd_ckpt_verify},
+             {ND_COMMAND_EXPORT, nd_export},        {ND_COMMAND_CKPT_DIFF, nd_ckpt_diff},
+             {ND_COMMAND_CKPT_PRUNE, nd_ckpt_prune}};
 enum { TOOLS = sizeof tools / sizeof *tools };
 
 static const char ckpt[] = "ckpt";
@@ -150,11 +150,10 @@ static nd_status run_ckpt(const char *word)
         }
     }
     return *word ? nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s%s", word,
-                           search.best ? "did you mean "
-                                       : "it has ls, verify, export, gguf, diff and prune",
+                           search.best ? "did you mean " : "it has ls, verify, diff and prune",
                            search.best ? search.best : "", search.best ? "?" : "")
-                 : nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, export, gguf, diff or "
-                                          "prune; ndtrain ckpt --help says more");
+                 : nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, diff or prune; ndtrain "
+                                          "ckpt --help says more");
 }
 
 static nd_status run_tool(int tool, int argc, char **argv, int *code)

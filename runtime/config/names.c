@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 
 /* Notes a key that has no meaning here, and what to do in its place (NULL: nothing), for the one
@@ -221,6 +222,7 @@ static nd_status apply_model(nd_reader *r, const nd_name *row, const nd_setting 
     bool folder = false;
     ND_TRY(nd_fs_is_folder(setting->text, &folder));
     folder |= setting->text[0] && strchr("/.~", setting->text[0]);
+    folder |= nd_ends_with(setting->text, ".gguf");
     return nd_reader_set(r, folder ? ND_FIELD_model_path : ND_FIELD_model_name, setting);
 }
 

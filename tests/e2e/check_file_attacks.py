@@ -240,7 +240,7 @@ def terminal(bench):
     """Names of folders and texts of models hold escape sequences."""
     evil = "evil\x1b[31m\x07\u202e"
     shutil.copytree(bench.folder / "linked", bench.folder / evil)
-    for arguments in (["ckpt", "ls", evil], ["ckpt", "verify", evil], ["ckpt", "export", evil, evil + "/out"]):
+    for arguments in (["ckpt", "ls", evil], ["ckpt", "verify", evil], ["export", evil, evil + "/out"]):
         got = on_terminal(bench, *arguments)
         check(b"\\x1b[31m\\x07\\u202e" in got, f"{arguments}: {got!r}")
         check(not set(got) & (set(range(32)) - set(b"\r\n\t")) and "\u202e".encode() not in got, f"{arguments}: {got!r}")

@@ -41,7 +41,7 @@ def commands(bench):
         Command("ls", ["ckpt", "ls", "run", "--json"]),
         Command("verify", ["ckpt", "verify", "run"]),
         Command("prune", ["ckpt", "prune", "run", "--keep-last", "1"]),
-        Command("export", ["ckpt", "export", "run", "out"]),
+        Command("export", ["export", "run", "out"]),
         Command("diff", ["ckpt", "diff", "run/checkpoint-4", "run/checkpoint-4"]),
         Command("generate", ["generate", "--model", "run", "--tokenizer", "bytes", "--prompt", "abc", "--max-new-tokens", "4", "--temperature",
                              "0", "--device", "cpu"]),

@@ -524,7 +524,7 @@ Test(generate, the_end_of_text_of_a_run_is_that_of_its_model)
           "rm -rf run && sed 's/vocab_size\": 256/vocab_size\": 512/' model.json >own.json; " TRAIN
           "--model-config own.json --set data.tokenizer=tok --set data.cache_dir=cache "
           "--num-steps 2 --checkpoint-frequency 2 --output-dir run && " ND_TRAIN
-          " ckpt export run/checkpoint-2 out && grep eos_token_id out/config.json");
+          " export run/checkpoint-2 out && grep eos_token_id out/config.json");
     says("\"eos_token_id\": 420,");
 }
 

@@ -214,7 +214,7 @@ Test(tokenize, a_checkpoint_of_messages_has_the_files_of_the_run)
           "--num-processes 1 --chat-format chatml --save-model true --checkpoint-frequency 1000 "
           "--set checkpoint.export_model=true");
     shell(&dir, "grep -q eos_token_id run/model/generation_config.json && "
-                "mv run/checkpoint-*/ last && " ND_TRAIN " ckpt export last copy && "
+                "mv run/checkpoint-*/ last && " ND_TRAIN " export last copy && "
                 "diff -r run/model copy && for f in $(ls copy); do cmp copy/$f last/$f; done");
 }
 

@@ -116,37 +116,50 @@ nd_status nd_tensors_each(const nd_tensors_walk *walk)
 
 /* Export. */
 
+typedef struct target {
+    const nd_layout *layout;
+    nd_hf_writer *folder;
+    nd_gguf_writer *gguf; /* NULL: a folder is written */
+} target;
+
 static nd_status write_part(void *context, const nd_tensor_part *part)
 {
+    const target *to = context;
     const nd_param *p = part->param;
     int64_t n = 0;
+    if (to->gguf) {
+        return nd_gguf_writer_write(to->gguf, (int)(p - to->layout->params), part->begin,
+                                    part->count, part->values[0]);
+    }
     for (int64_t done = 0; done < part->count; done += n) {
         const int64_t at = part->begin + done;
         n = nd_min(part->count - done, nd_param_adjacent(p, at));
-        ND_TRY(nd_hf_writer_write(context, p->file_name, nd_param_in_file(p, at), n,
+        ND_TRY(nd_hf_writer_write(to->folder, p->file_name, nd_param_in_file(p, at), n,
                                   part->values[0] + done));
     }
     return ND_OK;
 }
 
-static nd_status open_writer(const char *folder, const nd_manifest *manifest,
+static nd_status open_folder(const char *folder, const nd_manifest *manifest,
                              const nd_export_options *options, const nd_layout *layout,
                              nd_hf_writer **out)
 {
-    const char *said = nd_manifest_pairs_find(&manifest->config, "data.chat_format");
+    const char *said =
+        options->model ? NULL : nd_manifest_pairs_find(&manifest->config, "data.chat_format");
     const nd_chat_choice chat = !said                         ? ND_CHOOSE_CHAT_NONE
                                 : strcmp(said, "llama3") == 0 ? ND_CHOOSE_CHAT_LLAMA3
                                 : strcmp(said, "chatml") == 0 ? ND_CHOOSE_CHAT_CHATML
                                 : strcmp(said, "model") == 0  ? ND_CHOOSE_CHAT_MODEL
                                                               : ND_CHOOSE_CHAT_NONE;
-    const nd_hf_writer_options writer = {.shape = manifest->shape,
-                                         .dtype = options->dtype,
-                                         .byte_tokenizer = options->byte_tokenizer,
-                                         .source = options->source,
-                                         .tokenizer = options->tokenizer,
-                                         .chat = chat,
-                                         .takes_empty = true,
-                                         .inside = !options->out};
+    const nd_hf_writer_options writer = {
+        .shape = options->model ? *nd_hf_reader_shape(options->model) : manifest->shape,
+        .dtype = options->dtype,
+        .byte_tokenizer = options->byte_tokenizer,
+        .source = options->source,
+        .tokenizer = options->tokenizer,
+        .chat = chat,
+        .takes_empty = true,
+        .inside = !options->out};
     nd_hf_tensor *tensors = NULL;
     int count = 0;
     ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));
@@ -162,23 +175,33 @@ nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     nd_source *source = NULL;
-    nd_hf_writer *writer = NULL;
+    target to = {0};
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_manifest_layout(manifest, &one, (nd_coord){{0}}, &layout));
-    ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
-    ND_TRY_OUT(open_writer(folder, manifest, options, layout, &writer));
+    if (options->model) {
+        const nd_layout_options of = {.shape = nd_hf_reader_shape(options->model), .mesh = &one};
+        ND_TRY_OUT(nd_layout_create(&of, &layout));
+    } else {
+        ND_TRY_OUT(nd_manifest_layout(manifest, &one, (nd_coord){{0}}, &layout));
+        ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
+    }
+    to.layout = layout;
+    ND_TRY_OUT(options->gguf ? nd_gguf_writer_open(options->out, options->gguf, &to.gguf)
+                             : open_folder(folder, manifest, options, layout, &to.folder));
     const nd_tensors_walk walk = {.layout = layout,
                                   .arrays = 1,
                                   .sources = {source},
+                                  .models = {options->model},
                                   .source_count = 1,
                                   .visit = write_part,
-                                  .context = writer};
+                                  .context = &to};
     ND_TRY_OUT(nd_tensors_each(&walk));
-    nd_hf_writer *complete = writer;
-    writer = NULL;
-    ND_TRY_OUT(nd_hf_writer_commit(complete));
+    const target complete = to;
+    to = (target){0};
+    status =
+        complete.gguf ? nd_gguf_writer_commit(complete.gguf) : nd_hf_writer_commit(complete.folder);
 out:
-    nd_hf_writer_abort(writer);
+    nd_gguf_writer_abort(to.gguf);
+    nd_hf_writer_abort(to.folder);
     nd_source_close(source);
     nd_layout_destroy(layout);
     return status;

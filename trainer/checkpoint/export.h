@@ -4,12 +4,14 @@
 /*
  * All tensors of one checkpoint or of two, from the first to the last element, in bounded memory;
  * and the model of a checkpoint as a Hugging Face folder, without ranks: the bytes that the run's
- * own save_model writes for the same step, SHA256SUMS included.
+ * own save_model writes for the same step, SHA256SUMS included. Or a model in another form, or as a
+ * GGUF file.
  *
  * Elements are read in batches of 32 MiB from each source, whatever the size of the model. A row of
  * a matrix is never cut. Blocking; any one thread.
  */
 #include "trainer/checkpoint/source.h"
+#include "trainer/weights/gguf.h"
 #include "trainer/weights/weights.h"
 
 enum { ND_TENSOR_SOURCES_MAX = 2 };
@@ -48,6 +50,9 @@ typedef struct nd_export_options {
     const char *source;
     const char *tokenizer; /* as in nd_hf_writer_options */
     bool verify;           /* the digests of the chunks that are read */
+    /* The weights are those of a model, and there is no checkpoint. Borrowed, as is: */
+    const nd_hf_reader *model;
+    const nd_gguf_writer_options *gguf; /* `out` is a GGUF file; NULL: a folder */
 } nd_export_options;
 
 /*

@@ -47,8 +47,8 @@ nd_status nd_job_check_room(const nd_command_call *call);
 /* A command that is no worker and needs no configuration. *code is the exit code when ND_OK is
  * returned, and is 0 before the call. */
 typedef nd_status nd_tool(const nd_command_flags *line, int *code);
-nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff, nd_ckpt_prune;
-nd_tool nd_report, nd_tokenize;
+nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_diff, nd_ckpt_prune;
+nd_tool nd_export, nd_report, nd_tokenize;
 
 /* Prints a row of JSON, which it takes; NULL: memory ran out. */
 struct json_t;

@@ -98,8 +98,7 @@ static void let_settle(int64_t settled)
     }
 }
 
-/* The folder of caches, which exists then; owned by the caller. */
-static nd_status find_folder(const char *asked, char **out)
+nd_status nd_token_cache_folder(const char *asked, char **out)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (asked[0]) {
@@ -124,7 +123,7 @@ nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out)
     FILE *lines = open_memstream(&text, &size);
     nd_status status = ND_OK;
     ND_TRY_OUT(lines ? ND_OK : nd_fail_memory("the name of a token cache"));
-    ND_TRY_OUT(find_folder(request->folder, &folder));
+    ND_TRY_OUT(nd_token_cache_folder(request->folder, &folder));
     ND_TRY_OUT(describe_rules(request, lines));
     if (request->tokenizer && request->job.rules->append_eod) {
         ND_TRY_OUT(describe_config(request->tokenizer, lines));

@@ -52,6 +52,10 @@ typedef struct nd_token_cache_request {
     double stall_seconds;  /* without progress of the process that writes; 0: 300 */
 } nd_token_cache_request;
 
+/* The folder of caches: `asked`, or with "" that of the user; it exists then. Owned by the
+ * caller. */
+nd_status nd_token_cache_folder(const char *asked, char **out);
+
 /* The path of the cache, whose folder exists then; owned by the caller. Waits until the time of
  * change of each file has passed. */
 nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out);

@@ -11,6 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/weights/gguf.h"
 
 /* Kinds. Each takes `folder`, also after a failure. */
 
@@ -21,7 +22,7 @@ static nd_status open_folder(char *folder, nd_model_files *out)
     ND_TRY(nd_hf_reader_open(folder, &out->reader));
     ND_TRY(nd_hf_reader_check(out->reader));
     out->shape = *nd_hf_reader_shape(out->reader);
-    return nd_fs_format(&out->side, "%s", folder);
+    return nd_fs_format(&out->side, "%s", nd_hf_reader_folder(out->reader));
 }
 
 static const char *setting_of(const nd_manifest *manifest, const char *key)
@@ -30,12 +31,27 @@ static const char *setting_of(const nd_manifest *manifest, const char *key)
     return value ? value : "";
 }
 
+/* Where the files beside the weights of a model.path are; owned by the caller. */
+static nd_status folder_of(const char *path, char **out)
+{
+    nd_fs_kind kind;
+    nd_gguf *gguf = NULL;
+    ND_TRY(nd_fs_look(path, &kind, NULL));
+    if (kind != ND_FS_FILE) {
+        return nd_fs_format(out, "%s", path);
+    }
+    ND_TRY(nd_gguf_open(path, &gguf));
+    const nd_status status = nd_gguf_make_folder(gguf, out);
+    nd_gguf_close(gguf);
+    return status;
+}
+
 /* The model beside the state; that of the run; the one that the run began with. */
 static nd_status find_side(nd_model_files *m)
 {
     const char *began = setting_of(&m->manifest, "model.path");
     const char *name = setting_of(&m->manifest, "model.name");
-    char *parent = NULL, *saved = NULL;
+    char *parent = NULL, *saved = NULL, *first = NULL;
     bool has = false;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_has(m->folder, "config.json", &has));
@@ -50,14 +66,17 @@ static nd_status find_side(nd_model_files *m)
         saved = NULL;
         goto out;
     }
-    ND_TRY_OUT(began[0] ? nd_fs_has(began, "config.json", &has) : ND_OK);
+    ND_TRY_OUT(began[0] ? folder_of(began, &first) : ND_OK);
+    ND_TRY_OUT(first ? nd_fs_has(first, "config.json", &has) : ND_OK);
     if (has) {
-        ND_TRY_OUT(nd_fs_format(&m->side, "%s", began));
+        m->side = first;
+        first = NULL;
     } else if (name[0]) {
         status = nd_hf_cache_find(name, &m->side);
         status = status == ND_ERR_IO ? status : ND_OK; /* a missing tokenizer is said later */
     }
 out:
+    free(first);
     free(saved);
     free(parent);
     return status;
@@ -161,10 +180,8 @@ static nd_status open_any(const char *name, nd_model_files *out)
     bool manifest = false, model = false;
     ND_TRY(nd_fs_look(name, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
-        if (kind != ND_FS_ABSENT) {
-            return nd_fail(ND_ERR_DATA, "--model \"%s\" is a file; name its folder", name);
-        }
-        ND_TRY(find_in_cache(name, &folder));
+        ND_TRY(kind == ND_FS_ABSENT ? find_in_cache(name, &folder)
+                                    : nd_fs_format(&folder, "%s", name));
         return open_folder(folder, out);
     }
     ND_TRY(nd_fs_format(&folder, "%s", name));
@@ -246,8 +263,8 @@ static nd_status given_to_run(const nd_model_files *m, char **owned, const char 
     }
     const char *config = setting_of(&m->manifest, "model.config");
     *given = setting_of(&m->manifest, "model.path");
-    if (!**given && *config) {
-        ND_TRY(nd_fs_parent(config, owned));
+    if (**given || *config) {
+        ND_TRY(**given ? folder_of(*given, owned) : nd_fs_parent(config, owned));
         *given = *owned;
     }
     return ND_OK;

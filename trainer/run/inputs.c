@@ -20,6 +20,9 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
     if (inputs->model_folder) {
         ND_TRY(nd_hf_reader_open(inputs->model_folder, &inputs->weights));
         ND_TRY(nd_hf_reader_check(inputs->weights));
+        free(inputs->model_folder);
+        inputs->model_folder = NULL;
+        ND_TRY(nd_fs_format(&inputs->model_folder, "%s", nd_hf_reader_folder(inputs->weights)));
         ND_TRY(nd_hf_side_files_bytes(inputs->model_folder, true, &inputs->side_bytes));
         inputs->shape = *nd_hf_reader_shape(inputs->weights);
     } else {

@@ -178,7 +178,7 @@ static nd_status fail_damaged(const char *run, const char *names)
     ND_TRY(list_names(run, ND_FOLDER_WHOLE, others));
     return nd_fail(ND_ERR_DATA,
                    "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
-                   "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
+                   "verify %s/%s` says how, `ndtrain export %s/%s OUT --no-verify` may "
                    "save a model, and another folder as output.dir begins afresh",
                    run, names, comma ? "are" : "is",
                    others[0] ? ", as may be what else is there: " : "", others, run, bad, run, bad);

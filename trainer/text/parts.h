@@ -103,6 +103,8 @@ nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
                           nd_bytes buffers[2], const uint8_t **out, size_t *out_size);
 
+/* The regular expression that has this scanner. */
+const char *nd_text_pattern(nd_splitter splitter);
 /* The ends of up to `room` words that begin at `at` and follow one another; returns their number,
  * at least 1; `size` > `at`. Each call takes time in proportion to the words and what follows up to
  * the next border. ND_SPLIT_REGEX is not one of these splitters: see regex.h. */

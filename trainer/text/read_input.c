@@ -117,6 +117,15 @@ static const struct {
      ND_SPLIT_QWEN2},
 };
 
+const char *nd_text_pattern(nd_splitter splitter)
+{
+    size_t i = 0;
+    while (patterns[i].splitter != splitter) {
+        i++;
+    }
+    return patterns[i].pattern;
+}
+
 static nd_status add_splitter(nd_tokenizer *t, nd_splitter splitter)
 {
     if (t->splitter_count == ND_TEXT_STEPS_MAX) {

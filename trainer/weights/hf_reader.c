@@ -10,6 +10,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/text.h"
 #include "trainer/layout/layout.h"
+#include "trainer/weights/gguf.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/weights/weights.h"
 
@@ -29,8 +30,10 @@ typedef struct tensor_place {
 } tensor_place;
 
 struct nd_hf_reader {
-    char *folder;
+    char *path;   /* as it was named, for messages */
+    char *folder; /* that has config.json */
     nd_shape shape;
+    nd_gguf *gguf;      /* NULL: the weights are in the folder */
     weight_file *files; /* owned */
     int64_t file_count;
     tensor_place *places; /* owned */
@@ -60,6 +63,16 @@ static nd_status open_file(nd_hf_reader *reader, const char *name)
     return nd_safetensors_read_header(file->fd, file->path, &file->list);
 }
 
+/* The file with the weights, whose list is taken over. */
+static nd_status take_gguf(nd_hf_reader *reader)
+{
+    weight_file *file = &reader->files[reader->file_count++];
+    *file = (weight_file){.fd = -1, .list = reader->gguf->list};
+    reader->gguf->list = (nd_safetensors_list){0};
+    ND_TRY(nd_fs_format(&file->name, "%s", reader->gguf->path));
+    return nd_fs_format(&file->path, "%s", reader->gguf->path);
+}
+
 /* Sorts all tensors of all files by name; a name in two files is an error. */
 static nd_status collect_places(nd_hf_reader *reader)
 {
@@ -80,7 +93,7 @@ static nd_status collect_places(nd_hf_reader *reader)
         if (strcmp(a->tensor->name, b->tensor->name) == 0) {
             return nd_fail(ND_ERR_DATA,
                            "\"%s\": tensor \"%.200s\" is in two files, \"%s\" and \"%s\"",
-                           reader->folder, a->tensor->name, a->file->name, b->file->name);
+                           reader->path, a->tensor->name, a->file->name, b->file->name);
         }
     }
     return ND_OK;
@@ -206,9 +219,9 @@ static nd_status open_weights(nd_hf_reader *reader)
     bool one = false, sharded = false;
     ND_TRY_OUT(nd_fs_exists(single, &one));
     ND_TRY_OUT(one ? ND_OK : nd_fs_exists(index, &sharded));
-    if (one) {
+    if (one || reader->gguf) {
         ND_TRY_OUT(ND_ALLOC(1, &reader->files));
-        ND_TRY_OUT(open_file(reader, "model.safetensors"));
+        ND_TRY_OUT(reader->gguf ? take_gguf(reader) : open_file(reader, "model.safetensors"));
         ND_TRY_OUT(collect_places(reader));
     } else if (sharded) {
         ND_TRY_OUT(read_index(reader, index));
@@ -235,25 +248,29 @@ static nd_status fail_no_model(const char *folder)
         ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json%s", folder,
         run          ? "; it is the folder of a run, whose model is in its folder model"
         : checkpoint ? "; go on from a checkpoint with --resume-from-checkpoint, or make a model "
-                       "of it with ndtrain ckpt export"
-        : nd_ends_with(folder, ".gguf") ? "; scripts/from_gguf.py makes one of a GGUF file"
-                                        : "");
+                       "of it with ndtrain export"
+                     : "");
 }
 
-nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
+nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out)
 {
     nd_status status = ND_OK;
     nd_hf_reader *reader = NULL;
     char *config = NULL;
-    ND_TRY_OUT(ND_ALLOC(1, &reader));
-    ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", folder));
-    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
+    nd_fs_kind kind;
     bool there = false;
-    ND_TRY_OUT(nd_fs_exists(config, &there));
-    if (!there) {
-        status = fail_no_model(folder);
-        goto out;
+    ND_TRY_OUT(ND_ALLOC(1, &reader));
+    ND_TRY_OUT(nd_fs_format(&reader->path, "%s", path));
+    ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
+    if (kind == ND_FS_FILE) {
+        ND_TRY_OUT(nd_gguf_open(path, &reader->gguf));
+        ND_TRY_OUT(nd_gguf_make_folder(reader->gguf, &reader->folder));
+    } else {
+        ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", path));
     }
+    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", reader->folder));
+    ND_TRY_OUT(nd_fs_exists(config, &there));
+    ND_TRY_OUT(there ? ND_OK : fail_no_model(path));
     ND_TRY_OUT(nd_shape_read(config, &reader->shape));
     ND_TRY_OUT(open_weights(reader));
     *out = reader;
@@ -278,15 +295,31 @@ void nd_hf_reader_close(nd_hf_reader *reader)
         free(file->path);
         free(file->name);
     }
+    nd_gguf_close(reader->gguf);
     free(reader->places);
     free(reader->files);
     free(reader->folder);
+    free(reader->path);
     free(reader);
 }
 
 const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
 {
     return &reader->shape;
+}
+
+const char *nd_hf_reader_folder(const nd_hf_reader *reader)
+{
+    return reader->folder;
+}
+
+bool nd_hf_reader_is_bf16(const nd_hf_reader *reader)
+{
+    bool all = true;
+    for (int64_t i = 0; i < reader->place_count; i++) {
+        all &= reader->places[i].tensor->dtype == ND_SAFETENSORS_BF16;
+    }
+    return all;
 }
 
 /* Values. */
@@ -308,11 +341,14 @@ nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_
 {
     const tensor_place *found = find_place(reader, name);
     if (!found) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" lacks tensor \"%s\"", reader->folder, name);
+        return nd_fail(ND_ERR_DATA, "\"%s\" lacks tensor \"%s\"", reader->path, name);
     }
     const nd_safetensors_tensor *t = found->tensor;
     ND_ASSERT(begin >= 0 && count >= 0 && begin <= nd_safetensors_tensor_count(t) - count);
     const weight_file *file = found->file;
+    if (reader->gguf) {
+        return nd_gguf_read(reader->gguf, t, begin, count, out);
+    }
     if (t->dtype == ND_SAFETENSORS_F32) {
         return nd_fs_pread(file->fd, file->path, out, (size_t)count * 4,
                            (int64_t)t->begin + begin * 4);
@@ -335,14 +371,14 @@ static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int 
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" lacks tensor \"%s\"; where the head shares the embedding's tensor, "
                        "write \"tie_word_embeddings\": true in config.json",
-                       reader->folder, name);
+                       reader->path, name);
     }
     if (!found) {
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" lacks tensor \"%s\", which a model of its config.json has: the folder is "
             "incomplete, or of another kind of model",
-            reader->folder, name);
+            reader->path, name);
     }
     const nd_safetensors_tensor *t = found->tensor;
     if (t->axes != axes || t->shape[0] != rows || (axes == 2 && t->shape[1] != cols)) {
@@ -383,7 +419,7 @@ static nd_status check_tied_head(const nd_hf_reader *reader)
                         "\"%s\": config.json has \"tie_word_embeddings\": true, but the tensors "
                         "lm_head.weight and model.embed_tokens.weight differ; write false there "
                         "to use both, or take lm_head.weight out of the files",
-                        reader->folder);
+                        reader->path);
         }
     }
 out:

@@ -3,7 +3,8 @@
 #define ND_WEIGHTS_WEIGHTS_H
 /*
  * Weights of a run: initial values, or those of a Hugging Face model folder, which has config.json,
- * model.safetensors or a sharded set with its index, and side files such as the tokenizer.
+ * model.safetensors or a sharded set with its index, and side files such as the tokenizer; or those
+ * of a GGUF file.
  *
  * Reading opens headers only; slices are read with pread straight into the caller's buffer, so each
  * rank reads just its own elements. Tensors may be F32, BF16 or F16; they are widened to F32
@@ -22,10 +23,16 @@
 
 typedef struct nd_hf_reader nd_hf_reader;
 
-/* ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and tensor. */
-nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out);
+/* Of a model folder, or of a GGUF file (gguf.h), whose tensors are read as if they were
+ * those of one. ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and
+ * tensor. */
+nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
+/* Where config.json and the side files are: the folder, or for a GGUF file one in the cache. */
+const char *nd_hf_reader_folder(const nd_hf_reader *reader);
 const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
+/* Whether the model is one of BF16 weights alone. */
+bool nd_hf_reader_is_bf16(const nd_hf_reader *reader);
 /* Checks that the folder holds every tensor of a model of this shape, with its shape, and no other
  * (rotary inv_freq buffers are ignored). A tied model may hold lm_head.weight if it equals
  * the embedding.

@@ -129,7 +129,7 @@ def check_written(top, mesh, tied, step):
         assert torch.equal(tensor, want[name]), (mesh, name)
     # The same model as our own export.
     exported = os.path.join(folder, "exported")
-    subprocess.run([NDTRAIN, "ckpt", "export", folder, exported, "--dtype", "fp32"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([NDTRAIN, "export", folder, exported, "--dtype", "fp32"], check=True, stdout=subprocess.DEVNULL)
     with safe_open(exported + "/model.safetensors", "pt") as f:
         assert set(f.keys()) == found.keys(), mesh
         for name in f.keys():

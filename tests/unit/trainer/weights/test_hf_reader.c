@@ -139,7 +139,7 @@ Test(hf_reader, reader_errors_of_single_files)
     hf_shell("cd %s && touch manifest.json", folder);
     assert_fails(open_and_check(folder), ND_ERR_DATA,
                  "has no config.json; go on from a checkpoint with --resume-from-checkpoint, or "
-                 "make a model of it with ndtrain ckpt export");
+                 "make a model of it with ndtrain export");
     hf_shell("cd %s && mkdir model && touch model/config.json", folder);
     assert_fails(
         open_and_check(folder), ND_ERR_DATA,

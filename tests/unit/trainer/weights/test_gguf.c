@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/weights/gguf.h"
+
+#include <string.h>
+
+#include "runtime/base/hash.h"
+#include "tests/unit/trainer/weights/hf_model.h"
+#include "tests/unit/trainer/weights/hf_shape.h"
+
+static void begin(void)
+{
+    hf_setup();
+    setenv("XDG_CACHE_HOME", hf_dir.path, 1);
+}
+
+TestSuite(gguf, .init = begin, .fini = hf_teardown);
+
+/* What the Python package gguf makes of a block of these bytes. */
+Test(gguf, blocks_stand_for_the_values_of_the_package)
+{
+    static const struct {
+        int type;
+        const char *digest; /* the first digits of that of the values */
+    } cases[] = {{0, "5618b9e4f156a78d"},  {1, "6ba747d25dab8bd2"}, {30, "04fb4866a8f3966f"},
+                 {8, "be1dd98ccbbe7286"},  {2, "6c259ceaa94eb741"}, {3, "0cb68bc9e28ef404"},
+                 {12, "9ff26438d096dbe0"}, {14, "11c9618b938fc8d2"}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const nd_gguf_type *type = &nd_gguf_types[cases[c].type];
+        uint8_t block[256];
+        float values[ND_GGUF_BLOCK_MAX];
+        char hex[65];
+        for (int i = 0; i < type->bytes; i++) {
+            block[i] = (uint8_t)((i * 73 + 11) % 251);
+            block[i] &= i == 1 || i == 3 || i == 209 ? 0xbf : 0xff;
+        }
+        type->load(block, values);
+        assert_ok(nd_sha256((const char *)values, (size_t)type->block * sizeof *values, hex));
+        cr_expect(strncmp(hex, cases[c].digest, 16) == 0, "%s: %s", type->name, hex);
+    }
+}
+
+static const char *write_file(const char *name, int type)
+{
+    static float values[65536];
+    const nd_shape shape = hf_small_shape(false);
+    const char *path = tempdir_file(&hf_dir, name);
+    nd_shape ended = shape;
+    ended.eos_id = 0;
+    nd_gguf_writer *writer;
+    hf_list_tensors(&shape);
+    assert_ok(nd_gguf_writer_open(
+        path, &(nd_gguf_writer_options){.shape = &ended, .type = type, .name = "small"}, &writer));
+    for (int i = hf_tensor_count - 1; i >= 0; i--) {
+        const int64_t rows = hf_tensors[i].shape[0], cols = hf_count_of(&hf_tensors[i]) / rows;
+        for (int64_t row = rows; row-- > 0;) {
+            for (int64_t k = 0; k < cols; k++) {
+                values[k] = hf_value_of(i, row * cols + k);
+            }
+            assert_ok(nd_gguf_writer_write(writer, i, row * cols, cols, values));
+        }
+    }
+    assert_ok(nd_gguf_writer_commit(writer));
+    return path;
+}
+
+Test(gguf, a_file_that_was_written_reads_back)
+{
+    static float values[65536];
+    const nd_shape shape = hf_small_shape(false);
+    const char *path = write_file("model.gguf", ND_GGUF_FP32);
+    nd_hf_reader *reader;
+    assert_ok(nd_hf_reader_open(path, &reader));
+    assert_ok(nd_hf_reader_check(reader));
+    cr_expect_not(nd_hf_reader_is_bf16(reader));
+    const nd_shape *read = nd_hf_reader_shape(reader);
+    cr_expect_eq(read->rope.type, ND_ROPE_LLAMA3);
+    cr_expect(read->rope.factor == shape.rope.factor && read->rms_eps == shape.rms_eps);
+    for (int64_t i = 0; i < 3; i++) { /* so few pairs have the same factors with other lengths */
+        cr_expect(nd_gguf_factor(&read->rope, 6, i) == nd_gguf_factor(&shape.rope, 6, i));
+    }
+    for (int i = 0; i < hf_tensor_count; i++) { /* in two pieces that cut rows */
+        const int64_t all = hf_count_of(&hf_tensors[i]), cut = all / 3;
+        assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, 0, cut, values));
+        assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, cut, all - cut, values + cut));
+        for (int64_t e = 0; e < all; e++) {
+            cr_assert(values[e] == hf_value_of(i, e), "%s %lld", hf_tensors[i].name, (long long)e);
+        }
+    }
+    hf_shell("cd %s && ls config.json tokenizer.json tokenizer_config.json generation_config.json",
+             nd_hf_reader_folder(reader));
+    nd_hf_reader_close(reader);
+}
+
+/* Every beginning of the head, and every byte of it changed, gives a model or one sentence. */
+Test(gguf, damaged_heads_give_a_sentence)
+{
+    char *whole = NULL, *bad = strdup(tempdir_file(&hf_dir, "bad.gguf"));
+    size_t size = 0;
+    nd_gguf *gguf;
+    assert_ok(
+        nd_fs_read(write_file("other.gguf", ND_GGUF_BF16), 1 << 24, ND_ERR_DATA, &whole, &size));
+    for (size_t i = 0; i < 3000; i += i < 400 ? 1 : 37) {
+        whole[i] ^= 0x55;
+        tempdir_write(&hf_dir, "bad.gguf", whole, size);
+        whole[i] ^= 0x55;
+        if (nd_gguf_open(bad, &gguf) == ND_OK) {
+            nd_gguf_close(gguf);
+        } else {
+            cr_expect_eq(nd_error_last()->status, ND_ERR_DATA);
+        }
+        tempdir_write(&hf_dir, "bad.gguf", whole, i);
+        cr_expect_eq(nd_gguf_open(bad, &gguf), ND_ERR_DATA, "%zu bytes", i);
+    }
+    free(whole);
+    free(bad);
+}
