@@ -61,10 +61,12 @@ static nd_status count_codes(void *context, nd_trainer *t, int64_t step)
 
 static nd_status expect_no_buffers(void *context, nd_trainer *t)
 {
-    const nd_fp8_scratch *f = &t->model->work.fp8;
+    void *const *f = t->model->work.fp8;
     const bool by_products = products_cast(t->rank->ops, t->rank->device);
-    ND_CHECK(by_products == !f->x && by_products == !f->dy && by_products == !f->w,
-             "buffers for codes of x, dy, w: %d %d %d", f->x != NULL, f->dy != NULL, f->w != NULL);
+    ND_CHECK(by_products == !f[ND_FP8_X] && by_products == !f[ND_FP8_DY] &&
+                 by_products == !f[ND_FP8_W],
+             "buffers for codes of x, dy, w: %d %d %d", f[ND_FP8_X] != NULL, f[ND_FP8_DY] != NULL,
+             f[ND_FP8_W] != NULL);
     return ND_OK;
 }
 

@@ -67,28 +67,21 @@ static bool is_codes(const act *a)
     return shape_of(a, &(nd_dims){0}).dtype == ND_DTYPE_F8_E4M3;
 }
 
-static bool kept_as_codes(const nd_model *m, const act *a, int64_t layer)
-{
-    return a->input != ND_INPUT_COUNT && nd_scales_keep_codes(&m->scales, a->input, layer);
-}
-
 /* PLACE_BORROWED: a gradient that no block keeps lies in a buffer of the backward. So does an input
  * of linears whose codes are kept, until they are made. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
-
-/* Of the MLP in pieces: its next piece overwrites it. */
-static bool of_piece(const nd_model *m, const act *a)
-{
-    return nd_mlp_has_pieces(m) && (a == &acts[of_gu] || a == &acts[of_act]);
-}
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
  * both. Gradients of norms and biases wait only where they are reduced over several shards. */
 static place place_of(const nd_model *m, const act *a, int64_t layer)
 {
-    bool kept = !m->forward_only && !of_piece(m, a) &&
+    /* What an MLP in pieces makes, its next piece overwrites. */
+    const bool of_piece = nd_mlp_has_pieces(m) && (a == &acts[of_gu] || a == &acts[of_act]);
+    bool kept = !m->forward_only && !of_piece &&
                 ((int)m->recompute <= a->kept || (m->delays && a->delayed));
-    bool as_codes = kept_as_codes(m, a, layer), vectors = a == &acts[of_dvectors];
+    const bool as_codes =
+        a->input != ND_INPUT_COUNT && nd_scales_keep_codes(&m->scales, a->input, layer);
+    const bool vectors = a == &acts[of_dvectors];
     if ((is_codes(a) && !as_codes) || (vectors && !(kept && m->layout->shards > 1))) {
         return PLACE_NONE;
     }
@@ -151,24 +144,18 @@ nd_tensor nd_block_vector_gradient(nd_block_call c, nd_param_id first, nd_param_
     return nd_tensor_1d(waits + before, ND_DTYPE_F32, rows);
 }
 
-/* A buffer of the layers that have an activation in `where`, each `stride` bytes after the one
- * before. */
-typedef struct buffer {
-    int want;
-    place where;
-    size_t stride;
-} buffer;
-
-static void point(nd_model *m, nd_memplan *plan, const act *a, buffer at)
+/* The layers that have an activation in `where` find it in a buffer, each `stride` bytes after the
+ * one before. */
+static void point(nd_model *m, nd_memplan *plan, const act *a, place where, int want, size_t stride)
 {
     const nd_layer_range range = m->stage->layers;
     const int64_t layers = range.end - range.begin;
     size_t before = 0;
     for (int64_t i = 0; i < m->set_count * layers; i++) { /* set by set */
         const int64_t l = range.begin + i % layers;
-        if (place_of(m, a, l) == at.where) {
-            void *pointer = &view_of(&m->sets[i / layers], a, l)->data;
-            nd_memplan_also(plan, at.want, before++ * at.stride, pointer);
+        if (place_of(m, a, l) == where) {
+            nd_memplan_also(plan, want, before++ * stride,
+                            &view_of(&m->sets[i / layers], a, l)->data);
         }
     }
 }
@@ -179,11 +166,11 @@ static void plan_activation(nd_model *m, nd_memplan *plan, const act *a)
     size_t bytes = stride_of(m, a);
     int want = nd_memplan_want(plan, ND_MEM_ACTIVATIONS, a->name,
                                (size_t)m->set_count * layers_in(m, a, PLACE_KEPT) * bytes, NULL);
-    point(m, plan, a, (buffer){want, PLACE_KEPT, bytes});
+    point(m, plan, a, PLACE_KEPT, want, bytes);
     if (!is_codes(a)) {
         want = nd_memplan_want(plan, ND_MEM_SCRATCH, a->name,
                                layers_in(m, a, PLACE_SHARED) ? bytes : 0, NULL);
-        point(m, plan, a, (buffer){want, PLACE_SHARED, 0});
+        point(m, plan, a, PLACE_SHARED, want, 0);
     }
 }
 
@@ -200,7 +187,7 @@ static void plan_shared_codes(nd_model *m, nd_memplan *plan)
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);
     for (int i = 0; i < ACT_COUNT; i++) {
         if (is_codes(&acts[i])) {
-            point(m, plan, &acts[i], (buffer){want, PLACE_SHARED, 0});
+            point(m, plan, &acts[i], PLACE_SHARED, want, 0);
         }
     }
 }
@@ -245,7 +232,7 @@ void nd_activations_borrow(nd_model *m, nd_memplan *plan, const int wants[ND_LEN
 {
     for (int i = 0; i < ACT_COUNT; i++) {
         ND_ASSERT(acts[i].lender != ND_LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
-        point(m, plan, &acts[i], (buffer){wants[acts[i].lender], PLACE_BORROWED, 0});
+        point(m, plan, &acts[i], PLACE_BORROWED, wants[acts[i].lender], 0);
     }
 }
 

@@ -233,8 +233,7 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
         beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
-        int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        nd_tensor h = nd_tensor_rows(m->work.head.h, 0, rows);
+        nd_tensor h = nd_tensor_rows(m->work.head.h, 0, nd_min(d->Tl - begin, d->head_rows));
         ND_TRY(norm_rows(m, set, in, begin, h));
         ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F, .row = begin}, h));
         ND_TRY(chunk(m, set, pass, begin, h, beta));
@@ -265,7 +264,7 @@ static nd_status read_logits(nd_model *m, nd_tensor all, int64_t computed, int64
     }
     for (int64_t i = 0; i < n; i++) {
         for (int64_t first = 0, p = 0; first < d->vocab; first += d->V, p++) {
-            int64_t valid = d->vocab - first < d->V ? d->vocab - first : d->V;
+            const int64_t valid = nd_min(d->vocab - first, d->V);
             ND_TRY(nd_copy(stream, out + i * d->vocab + first,
                            nd_tensor_rows(all, p * computed + i, 1).data,
                            (size_t)valid * sizeof(float)));
@@ -307,16 +306,10 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
     const int64_t most = m->work.logits.rows.shape[0];
     nd_tensor local = nd_tensor_rows(m->work.head.h, 0, set->Tl), h; /* (Tl, C), (T, C) */
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = local,
-          .sum = nd_tensor_rows(set->head.x, 0, set->Tl),
-          .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
-          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .plus = m->dims.norm_plus, .eps = m->dims.stream_eps);
-    ND_TRY(nd_model_scale(m, HEAD, local, m->dims.head_scale));
+    ND_TRY(norm_rows(m, set, in, 0, local));
     ND_TRY(nd_tp_gather(r, local, m->work.full_a, NULL, &h));
     for (int64_t begin = 0; begin < call->count; begin += most) {
-        int64_t n = call->count - begin < most ? call->count - begin : most;
-        ND_TRY(logits_of_rows(m, h, call, begin, n));
+        ND_TRY(logits_of_rows(m, h, call, begin, nd_min(call->count - begin, most)));
     }
     nd_fsdp_release(&m->fsdp, unit);
     return nd_stream_sync(&r->stream);

@@ -18,12 +18,6 @@ int64_t nd_kv_round_rows(int64_t rows, int64_t unit, int64_t most)
     return nd_min(nd_round_up(nd_round_up(rows, step), unit), most);
 }
 
-static size_t bytes_of(const nd_dims *d, nd_layer_range layers, int64_t slots, int64_t capacity)
-{
-    return (size_t)((layers.end - layers.begin) * slots * capacity * width_of(d)) *
-           nd_dtype_size(d->act);
-}
-
 /* The extents of the largest segment. */
 static nd_attention largest(const nd_kv_cache *cache)
 {
@@ -43,8 +37,9 @@ void nd_kv_cache_plan(nd_kv_cache *cache, nd_rank *rank, const nd_dims *dims, nd
 {
     *cache = (nd_kv_cache){
         .rank = rank, .dims = *dims, .layers = layers, .slots = o->slots, .capacity = o->capacity};
+    const int64_t rows = (layers.end - layers.begin) * o->slots * o->capacity;
     nd_memplan_want(plan, ND_MEM_CACHE, "keys and values",
-                    bytes_of(dims, layers, o->slots, o->capacity), &cache->memory);
+                    (size_t)(rows * width_of(dims)) * nd_dtype_size(dims->act), &cache->memory);
     const nd_attention most = largest(cache);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks",
                     rank->ops->attention_cached_scratch(rank->device, &most, dims->act),

@@ -20,7 +20,7 @@ static nd_status multiply(nd_model *m, nd_product_args *x)
     ND_OP(m->rank, ND_TRACE_GEMM, product, .c = x->c, .a = x->a, .a_transposed = x->a_transposed,
           .b = x->b, .b_transposed = x->b_transposed, .beta = x->beta,
           .few_rows = !fp8 && x->few_rows, .fast_accumulation = fp8 && x->b_transposed,
-          .scratch = fp8 ? m->work.fp8.gemm : NULL);
+          .scratch = fp8 ? m->work.fp8[ND_FP8_GEMM] : NULL);
     return ND_OK;
 }
 

@@ -101,7 +101,7 @@ typedef struct nd_linear_group {
 typedef struct nd_linear_method {
     /* Decides what else of the group follows from the recipe, and raises the bytes of the buffers
      * of products to what it needs. */
-    void (*plan)(const nd_model *, nd_linear_group *, nd_fp8_bytes *);
+    void (*plan)(const nd_model *, nd_linear_group *, size_t bytes[ND_FP8_BUFFERS]);
     /* Before y of a row-parallel group: settles what is found of its input x (T, K) together. */
     nd_status (*settle_input)(nd_block_call, const nd_linear_group *, nd_tensor x);
     /* Before the gradients dy (T, N), or (Tl, C) of a row-parallel group, are gathered: settles
@@ -113,11 +113,11 @@ extern const nd_linear_method nd_linear_fp8_tensor, nd_linear_fp8_rows;
 
 /* linear_groups.c */
 
-/* After the layout is made. *bytes: what the buffers need that the FP8 products of all blocks
+/* After the layout is made. bytes: what the buffers need that the FP8 products of all blocks
  * share. */
-nd_status nd_linears_create(nd_model *model, nd_fp8_bytes *bytes);
+nd_status nd_linears_create(nd_model *model, size_t bytes[ND_FP8_BUFFERS]);
 /* Wants those buffers. */
-void nd_linears_plan(nd_model *model, const nd_fp8_bytes *bytes, nd_memplan *plan);
+void nd_linears_plan(nd_model *model, const size_t bytes[ND_FP8_BUFFERS], nd_memplan *plan);
 /* Wants the packed forms of the weights of all blocks. */
 void nd_linears_want_packed(nd_model *model);
 /* The groups of a layer, [inputs], for passes that train (table 0) or validate (1). */
@@ -161,7 +161,8 @@ nd_status nd_weight_form(nd_block_call call, const nd_linear_group *group,
 /* Those weights, one below the other, in the compute dtype. */
 nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
 /* Raises the bytes of buffers to what the forms of a part need. */
-void nd_operand_rooms(const nd_model *model, const nd_linear_part *part, nd_fp8_bytes *bytes);
+void nd_operand_rooms(const nd_model *model, const nd_linear_part *part,
+                      size_t bytes[ND_FP8_BUFFERS]);
 
 /* linear.c */
 

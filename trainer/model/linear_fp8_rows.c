@@ -20,7 +20,7 @@ static nd_role split_weight(const nd_linear_group *g)
 
 /* The amaxes of all linears with one input lie one after the other in nd_scales.joint, for each
  * those of x or dy and then those of the weight, so that one reduction settles them. */
-static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
+static void plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
 {
     const nd_scales *s = &m->scales;
     const bool of_weight =

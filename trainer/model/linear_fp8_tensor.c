@@ -7,17 +7,17 @@
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
-static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
+static void plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
 {
     const nd_dims *d = &m->dims;
     const nd_linear_part *last = &g->dx_parts[g->dx_part_count - 1];
     const size_t outputs = (size_t)(d->T * (last->offset + last->rows));
     const bool at_once = nd_recipe_is_delayed(&m->scales.recipe) && g->input == ND_INPUT_GATE_UP;
     if (!m->forward_only && at_once) {
-        bytes->dy = nd_max_bytes(bytes->dy, outputs);
+        bytes[ND_FP8_DY] = nd_max_bytes(bytes[ND_FP8_DY], outputs);
     }
     if (!m->forward_only && g->travels) {
-        bytes->dy_local = nd_max_bytes(bytes->dy_local, (size_t)(d->Tl * d->C));
+        bytes[ND_FP8_DY_LOCAL] = nd_max_bytes(bytes[ND_FP8_DY_LOCAL], (size_t)(d->Tl * d->C));
     }
 }
 
@@ -40,7 +40,7 @@ static nd_status settle_gradients(nd_block_call c, const nd_linear_group *g, nd_
     }
     if (g->travels) { /* one linear */
         dy->scale = all;
-        dy->codes = nd_tensor_2d(m->work.fp8.dy_local, rule->format, dy->stored.shape[0],
+        dy->codes = nd_tensor_2d(m->work.fp8[ND_FP8_DY_LOCAL], rule->format, dy->stored.shape[0],
                                  dy->stored.shape[1]);
     }
     return g->travels ? nd_operand_encode(c, ND_DY_OF_DX, dy) : ND_OK;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Decides, when a model is made, what computes its linears, and in which forms products read. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
@@ -142,29 +143,29 @@ static size_t scratch_of(const nd_model *m, const nd_linear_group *g, const nd_l
     return !p->fp8 ? 0 : m->forward_only ? y : nd_max_bytes(y, nd_max_bytes(dx, dw));
 }
 
-static void plan_group(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
+static void plan_group(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
 {
     if (g->method->plan) {
         g->method->plan(m, g, bytes);
     }
     for (int i = 0; i < g->part_count; i++) {
-        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, g, &g->parts[i]));
+        bytes[ND_FP8_GEMM] = nd_max_bytes(bytes[ND_FP8_GEMM], scratch_of(m, g, &g->parts[i]));
     }
     for (int i = 0; i < g->dx_part_count; i++) {
-        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, g, &g->dx_parts[i]));
+        bytes[ND_FP8_GEMM] = nd_max_bytes(bytes[ND_FP8_GEMM], scratch_of(m, g, &g->dx_parts[i]));
         if (g->dx_parts[i].fp8) {
             nd_operand_rooms(m, &g->dx_parts[i], bytes);
         }
     }
 }
 
-nd_status nd_linears_create(nd_model *m, nd_fp8_bytes *bytes)
+nd_status nd_linears_create(nd_model *m, size_t bytes[ND_FP8_BUFFERS])
 {
     const nd_layer_range layers = m->stage->layers;
     const nd_scales *s = &m->scales;
     /* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
     const bool validates_in_bf16 = nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
-    *bytes = (nd_fp8_bytes){0};
+    memset(bytes, 0, ND_FP8_BUFFERS * sizeof *bytes);
     ND_TRY(ND_ALLOC(TABLES * (layers.end - layers.begin) * ND_INPUT_COUNT, &m->linears));
     for (int table = 0; table < TABLES; table++) {
         for (int64_t l = layers.begin; l < layers.end; l++) {
@@ -178,25 +179,20 @@ nd_status nd_linears_create(nd_model *m, nd_fp8_bytes *bytes)
     return ND_OK;
 }
 
-void nd_linears_plan(nd_model *m, const nd_fp8_bytes *bytes, nd_memplan *plan)
+void nd_linears_plan(nd_model *m, const size_t bytes[ND_FP8_BUFFERS], nd_memplan *plan)
 {
-    nd_fp8_scratch *f = &m->work.fp8;
-    const struct {
-        const char *name;
-        size_t bytes;
-        void **pointer;
-    } wants[] = {
-        {"fp8: input of a product", bytes->x, &f->x},
-        {"fp8: input, transposed", bytes->x_transposed, &f->x_transposed},
-        {"fp8: output gradients", bytes->dy, &f->dy},
-        {"fp8: output gradients, transposed", bytes->dy_transposed, &f->dy_transposed},
-        {"fp8: gradient before its gather", bytes->dy_local, &f->dy_local},
-        {"fp8: weight of a product", bytes->w, &f->w},
-        {"fp8: weight, transposed", bytes->w_transposed, &f->w_transposed},
-        {"fp8: work space of products", bytes->gemm, &f->gemm},
+    static const char *const names[ND_FP8_BUFFERS] = {
+        [ND_FP8_X] = "fp8: input of a product",
+        [ND_FP8_X_TRANSPOSED] = "fp8: input, transposed",
+        [ND_FP8_DY] = "fp8: output gradients",
+        [ND_FP8_DY_TRANSPOSED] = "fp8: output gradients, transposed",
+        [ND_FP8_DY_LOCAL] = "fp8: gradient before its gather",
+        [ND_FP8_W] = "fp8: weight of a product",
+        [ND_FP8_W_TRANSPOSED] = "fp8: weight, transposed",
+        [ND_FP8_GEMM] = "fp8: work space of products",
     };
-    for (size_t i = 0; i < sizeof wants / sizeof *wants && m->scales.recipe.name; i++) {
-        nd_memplan_want(plan, ND_MEM_SCRATCH, wants[i].name, wants[i].bytes, wants[i].pointer);
+    for (int i = 0; i < ND_FP8_BUFFERS && m->scales.recipe.name; i++) {
+        nd_memplan_want(plan, ND_MEM_SCRATCH, names[i], bytes[i], &m->work.fp8[i]);
     }
 }
 

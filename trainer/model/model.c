@@ -172,7 +172,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                           nd_model **out)
 {
     nd_model *m = NULL;
-    nd_fp8_bytes fp8;
+    size_t fp8[ND_FP8_BUFFERS];
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &m));
     m->rank = rank;
@@ -207,7 +207,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* plan_head, and forward and backward below, take the stage for the whole model. */
     ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, o->forward_only, plan));
-    ND_TRY_OUT(nd_linears_create(m, &fp8));
+    ND_TRY_OUT(nd_linears_create(m, fp8));
     const nd_dims *d = &m->dims;
     /* Kept weights have their own. A backward has those of dy and w of up to three linears. */
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout,
@@ -227,7 +227,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
     m->batches.first_keys = o->separate ? nd_cp_first_key_count(rank, &m->dims) : 0;
     nd_batches_plan(&m->batches, rank, &m->dims, m->set_count, plan);
-    nd_linears_plan(m, &fp8, plan);
+    nd_linears_plan(m, fp8, plan);
     if (o->cache) {
         nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
     } else {
@@ -254,13 +254,11 @@ static nd_status load_rope_table(nd_model *m, const nd_rope_config *rope, nd_rop
     ND_TRY(ND_ALLOC(2 * count, &host));
     nd_rope_table(rope, d->rotated, to.positions, queries, host, host + count);
     nd_stream *stream = &m->rank->stream;
-    nd_status status = nd_copy(stream, (float *)to.cos, host, (size_t)count * 4);
-    if (status == ND_OK) {
-        status = nd_copy(stream, (float *)to.sin, host + count, (size_t)count * 4);
-    }
-    if (status == ND_OK) {
-        status = nd_stream_sync(stream);
-    }
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_copy(stream, (float *)to.cos, host, (size_t)count * 4));
+    ND_TRY_OUT(nd_copy(stream, (float *)to.sin, host + count, (size_t)count * 4));
+    ND_TRY_OUT(nd_stream_sync(stream));
+out:
     free(host);
     return status;
 }

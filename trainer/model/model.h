@@ -39,18 +39,17 @@ typedef enum nd_pass {
 } nd_pass;
 
 /* Buffers of FP8 products, shared by all blocks; NULL where nothing needs them. */
-typedef struct nd_fp8_scratch {
-    void *x, *x_transposed;   /* an input: (T, columns) */
-    void *dy, *dy_transposed; /* gradients of the outputs of linears with one input */
-    void *dy_local;           /* (Tl, C), before it is gathered over tp; NULL when tp is 1 */
-    void *w, *w_transposed;   /* a weight */
-    void *gemm;               /* nd_ops.product_scratch */
-} nd_fp8_scratch;
-
-/* The bytes of each of those buffers. */
-typedef struct nd_fp8_bytes {
-    size_t x, x_transposed, dy, dy_transposed, dy_local, w, w_transposed, gemm;
-} nd_fp8_bytes;
+typedef enum nd_fp8_buffer {
+    ND_FP8_X = 0, /* an input: (T, columns); its transposed codes */
+    ND_FP8_X_TRANSPOSED,
+    ND_FP8_DY, /* gradients of the outputs of linears with one input; their transposed codes */
+    ND_FP8_DY_TRANSPOSED,
+    ND_FP8_DY_LOCAL, /* (Tl, C), before it is gathered over tp; NULL when tp is 1 */
+    ND_FP8_W,        /* a weight; its transposed codes */
+    ND_FP8_W_TRANSPOSED,
+    ND_FP8_GEMM, /* nd_ops.product_scratch */
+    ND_FP8_BUFFERS
+} nd_fp8_buffer;
 
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
 typedef struct nd_head_scratch {
@@ -83,7 +82,7 @@ typedef struct nd_workspace {
     nd_tensor dout;    /* (T, H D) */
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     void *full_h; /* (T, C): the gathered input of an MLP in pieces, in its backward; else NULL */
-    nd_fp8_scratch fp8;
+    void *fp8[ND_FP8_BUFFERS];
     nd_head_scratch head;
     nd_logits_scratch logits; /* with a cache, or with train.sample_prompt */
 } nd_workspace;

@@ -14,15 +14,18 @@
 
 /* Casts. */
 
-static bool is_input(nd_role role)
+/* Scales of rows or columns have a vector for each of these (nd_scales.vectors). */
+typedef enum kind { INPUT, WEIGHT, GRADIENT } kind;
+
+static kind kind_of(nd_role role)
 {
-    return role == ND_X_OF_Y || role == ND_X_OF_DW;
+    return role == ND_X_OF_Y || role == ND_X_OF_DW   ? INPUT
+           : role == ND_W_OF_Y || role == ND_W_OF_DX ? WEIGHT
+                                                     : GRADIENT;
 }
 
-static bool is_weight(nd_role role)
-{
-    return role == ND_W_OF_Y || role == ND_W_OF_DX;
-}
+static const nd_fp8_buffer buffers[] = {
+    [INPUT] = ND_FP8_X, [WEIGHT] = ND_FP8_W, [GRADIENT] = ND_FP8_DY}; /* of codes */
 
 /* How an operand of a role becomes codes. */
 typedef struct cast {
@@ -50,29 +53,25 @@ static cast cast_of(nd_block_call c, const nd_linear_group *g, const nd_linear_p
                     nd_role role)
 {
     const nd_scales *s = &c.model->scales;
-    const nd_fp8_scratch *f = &c.model->work.fp8;
+    const kind of = kind_of(role);
+    char *codes = c.model->work.fp8[buffers[of]];
+    char *transposed = c.model->work.fp8[buffers[of] + 1];
     const bool one_scale = p->rules[role]->granularity == ND_PER_TENSOR;
     cast how = {.rule = p->rules[role],
                 .settled = p->joint[role] >= 0,
                 .split = role == ND_X_OF_Y && !g->column,
-                .record = is_input(role) ? c.pass == ND_PASS_TRAIN : !is_weight(role)};
+                .record = of == INPUT ? c.pass == ND_PASS_TRAIN : of == GRADIENT};
     if (!one_scale) {
-        how.scale = how.settled ? nd_scales_joint(s, p->joint[role], 1)
-                                : s->vectors[is_input(role)    ? 0
-                                             : is_weight(role) ? 1
-                                                               : 2];
+        how.scale = how.settled ? nd_scales_joint(s, p->joint[role], 1) : s->vectors[of];
     }
-    if (is_input(role)) {
-        want(&how, p->forms[role], f->x, f->x_transposed);
-    } else if (is_weight(role)) {
-        want(&how, p->forms[role], f->w, f->w_transposed);
-    } else {
-        void *codes = (char *)f->dy + p->dy_codes;
-        void *transposed = (char *)f->dy_transposed + p->dy_transposed;
-        /* With one scale dx and dw read the same codes. */
-        want(&how, p->forms[one_scale ? ND_DY_OF_DX : role], codes, transposed);
-        want(&how, p->forms[one_scale ? ND_DY_OF_DW : role], codes, transposed);
+    if (of == GRADIENT) {
+        codes += p->dy_codes;
+        transposed += p->dy_transposed;
     }
+    /* With one scale dx and dw read the same codes of a gradient. */
+    const bool both = of == GRADIENT && one_scale;
+    want(&how, p->forms[both ? ND_DY_OF_DX : role], codes, transposed);
+    want(&how, p->forms[both ? ND_DY_OF_DW : role], codes, transposed);
     return how;
 }
 
@@ -118,12 +117,12 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     nd_scales *s = &c.model->scales;
     const cast how = {.rule = &s->recipe.rules[role],
                       .split = true,
-                      .record = !is_input(role) || c.pass == ND_PASS_TRAIN,
+                      .record = kind_of(role) != INPUT || c.pass == ND_PASS_TRAIN,
                       .codes = x->codes.data};
     if (!x->codes.data) {
         return ND_OK;
     }
-    s->casts.inputs += is_input(role);
+    s->casts.inputs += kind_of(role) == INPUT;
     if (x->known != ND_KNOWN_CODES) {
         ND_TRY(make(c.model, &how, x));
     }
@@ -146,7 +145,7 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
                           nd_role role, nd_operand *x, nd_matrix *a)
 {
     nd_scales *s = &c.model->scales;
-    const bool input = is_input(role), weight = is_weight(role);
+    const kind of = kind_of(role);
     if (!p->rules[role]) {
         *a = nd_rows(x->stored);
         return ND_OK;
@@ -156,9 +155,9 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         x->form.matrix.granularity != p->rules[role]->granularity) {
         const cast how = cast_of(c, g, p, role);
         const bool codes = nd_dtype_is_fp8(x->stored.dtype);
-        s->casts.gradients += !input && !weight;
-        s->casts.inputs += input && !codes;
-        s->casts.weights += weight && !codes;
+        s->casts.gradients += of == GRADIENT;
+        s->casts.inputs += of == INPUT && !codes;
+        s->casts.weights += of == WEIGHT && !codes;
         ND_TRY(make(c.model, &how, x));
     }
     *a = x->form.matrix;
@@ -166,7 +165,7 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         a->stored = x->form.transposed;
         a->transposed = true;
     }
-    if (!input && !weight && p->count > 1) {
+    if (of == GRADIENT && p->count > 1) {
         join(p, x->stored, a);
     }
     return ND_OK;
@@ -199,16 +198,14 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
     return ND_OK;
 }
 
-void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, nd_fp8_bytes *bytes)
+void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, size_t bytes[ND_FP8_BUFFERS])
 {
     const nd_role end = m->forward_only ? ND_DY_OF_DX : ND_ROLE_COUNT;
     for (nd_role role = 0; role < end; role++) {
         const nd_form_rule form = p->forms[role];
-        const bool other = is_input(role) || is_weight(role);
-        const int64_t at = other ? 0 : form.transposed ? p->dy_transposed : p->dy_codes;
-        size_t *rooms[2][3] = {{&bytes->x, &bytes->w, &bytes->dy},
-                               {&bytes->x_transposed, &bytes->w_transposed, &bytes->dy_transposed}};
-        size_t *room = rooms[form.transposed][is_input(role) ? 0 : is_weight(role) ? 1 : 2];
+        const kind of = kind_of(role);
+        const int64_t at = of != GRADIENT ? 0 : form.transposed ? p->dy_transposed : p->dy_codes;
+        size_t *room = &bytes[buffers[of] + form.transposed];
         if (form.maker == ND_FORM_BY_OP) {
             *room = nd_max_bytes(*room, (size_t)at + form.bytes);
         }
@@ -310,7 +307,7 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
     const nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
     if (delayed) {
-        dy->codes = nd_tensor_2d(m->work.fp8.dy, s->recipe.rules[ND_DY_OF_DX].format,
+        dy->codes = nd_tensor_2d(m->work.fp8[ND_FP8_DY], s->recipe.rules[ND_DY_OF_DX].format,
                                  g->count * d->T, d->F);
     }
     for (int p = 0; p < g->dx_part_count; p++) {

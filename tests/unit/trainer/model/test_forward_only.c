@@ -59,10 +59,10 @@ static nd_status check_kept(const nd_model *m)
         }
     }
     ND_CHECK(checked > 0 || !s->recipe.name, "no weight is kept as codes");
-    ND_CHECK(!m->work.fp8.dy && !m->work.fp8.dy_transposed && !m->work.fp8.dy_local &&
-                 !m->work.fp8.x_transposed,
+    ND_CHECK(!m->work.fp8[ND_FP8_DY] && !m->work.fp8[ND_FP8_DY_TRANSPOSED] &&
+                 !m->work.fp8[ND_FP8_DY_LOCAL] && !m->work.fp8[ND_FP8_X_TRANSPOSED],
              "there are buffers of gradients");
-    ND_CHECK(!m->work.fp8.w && !m->work.fp8.w_transposed, "a weight is cast again");
+    ND_CHECK(!m->work.fp8[ND_FP8_W] && !m->work.fp8[ND_FP8_W_TRANSPOSED], "a weight is cast again");
     return ND_OK;
 }
 
