@@ -41,7 +41,7 @@ static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_
     nd_ids prompt = {0};
     nd_corpus_counts counts = {0};
     bool empty = false;
-    const nd_status status = nd_chat_add(chat, encoder, data, size, &piece, &counts, &empty);
+    const nd_status status = nd_chat_add(chat, encoder, data, size, false, &piece, &counts, &empty);
     const nd_status other = nd_chat_prompt(chat, encoder, (const char *)data, size, &prompt);
     ND_ASSERT(status == ND_OK || status == ND_ERR_DATA);
     ND_ASSERT(other == (empty ? ND_ERR_DATA : status));

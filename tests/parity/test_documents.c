@@ -28,7 +28,7 @@ static int32_t id_of(int row, int token)
 }
 
 typedef struct rows_file {
-    nd_megatron_output out;
+    nd_token_files out;
     nd_corpus_piece piece;
     char prefix[PATH_MAX];
 } rows_file;
@@ -50,14 +50,14 @@ static void begin_file(const char *name, rows_file *f)
 {
     memset(f, 0, sizeof *f);
     snprintf(f->prefix, sizeof f->prefix, "%s/%s", dir.path, name);
-    assert_ok(nd_megatron_output_open(f->prefix, VOCAB, &f->out));
+    assert_ok(nd_token_files_open(f->prefix, VOCAB, NULL, &f->out));
 }
 
 static void end_file(rows_file *f)
 {
-    assert_ok(nd_megatron_output_write(&f->out, &f->piece));
-    assert_ok(nd_megatron_output_commit(&f->out));
-    nd_megatron_output_fini(&f->out);
+    assert_ok(nd_token_files_write(&f->out, &f->piece));
+    assert_ok(nd_token_files_commit(&f->out));
+    nd_token_files_fini(&f->out);
     free(f->piece.ids.data);
     free(f->piece.ends.data);
     free(f->piece.spans.data);

@@ -44,17 +44,17 @@ static rows make_rows(void)
 /* Rows [first, last) as token files with their mask. */
 static void write_rows(const rows *r, int first, int last, const char *prefix)
 {
-    nd_megatron_output out;
-    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
+    nd_token_files out;
+    assert_ok(nd_token_files_open(prefix, VOCAB, NULL, &out));
     for (int i = first; i < last; i++) {
         int32_t count = r->begin[i + 1] - r->begin[i], span[2] = {0, r->prompt[i]};
         const nd_corpus_piece piece = {.ids = {(int32_t *)r->ids + r->begin[i], (size_t)count, 0},
                                        .ends = {&count, 1, 0},
                                        .spans = {span, 2, 0}};
-        assert_ok(nd_megatron_output_write(&out, &piece));
+        assert_ok(nd_token_files_write(&out, &piece));
     }
-    assert_ok(nd_megatron_output_commit(&out));
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_commit(&out));
+    nd_token_files_fini(&out);
 }
 
 static nd_status zero_span(void *context, const nd_span *span)

@@ -21,7 +21,7 @@ typedef struct work {
     nd_corpus_rules rules;
     char *separator; /* owned, as `files` is */
     int threads;
-    nd_megatron_output out;
+    nd_token_files out;
     double begin;
     bool bar; /* standard error is a terminal */
 } work;
@@ -88,7 +88,7 @@ static void on_signal(int signal_number)
 static nd_status write_piece(void *context, const nd_corpus_piece *piece)
 {
     work *w = context;
-    return nd_megatron_output_write(&w->out, piece);
+    return nd_token_files_write(&w->out, piece);
 }
 
 static void show_progress(void *context, uint64_t bytes)
@@ -167,7 +167,7 @@ static void print_table(const work *w, const nd_corpus_counts *c)
         print_count("folders within", w->files.folders, "not read");
     }
     printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n", w->prefix,
-           c->ignored > 0 ? ", .mask" : "", w->out.bin.width == 2 ? "u16" : "i32", w->prefix);
+           c->ignored > 0 ? ", .mask" : "", w->out.width == 2 ? "u16" : "i32", w->prefix);
 }
 
 /* The work. */
@@ -222,7 +222,7 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
     if (counts.documents == 0) {
         return nd_fail(ND_ERR_DATA, "the input has no document with text in it");
     }
-    ND_TRY(nd_megatron_output_commit(&w->out));
+    ND_TRY(nd_token_files_commit(&w->out));
     print_table(w, &counts);
     return ND_OK;
 }
@@ -260,10 +260,10 @@ nd_status nd_tokenize(const nd_command_flags *line, int *code)
     ND_TRY_OUT(check_output(&w));
     ND_TRY_OUT(find_tokenizer(w.flags[ND_TOKENIZE_TOKENIZER].text, &path));
     ND_TRY_OUT(path ? nd_tokenizer_open(path, &tokenizer) : nd_byte_tokenizer_create(&tokenizer));
-    ND_TRY_OUT(nd_megatron_output_open(w.prefix, nd_tokenizer_vocab_size(tokenizer), &w.out));
+    ND_TRY_OUT(nd_token_files_open(w.prefix, nd_tokenizer_vocab_size(tokenizer), NULL, &w.out));
     status = encode(&w, tokenizer, path);
 out:
-    nd_megatron_output_fini(&w.out);
+    nd_token_files_fini(&w.out);
     nd_tokenizer_close(tokenizer);
     free(path);
     nd_corpus_files_fini(&w.files);

@@ -211,21 +211,6 @@ static nd_status add_form(chat_text *t, const char *form, const char *role, bool
     return ND_OK;
 }
 
-/* What the forms by name do not write; a null or an empty list says that there is none. */
-static nd_status check_calls(const nd_row_field *fields, int count)
-{
-    for (int i = 0; i < count; i++) {
-        if (!fields[i].empty) {
-            return nd_fail(ND_ERR_DATA,
-                           "a message has \"%s\", which data.chat_format (--chat-format) does not "
-                           "write; write it with the chat template of the tokenizer, as "
-                           "scripts/encode_rows.py does",
-                           fields[i].key);
-        }
-    }
-    return ND_OK;
-}
-
 /* "weight" of a message: 0 leaves its turn out of the loss, as in OpenAI's and Mistral's files. */
 static nd_status read_weight(const nd_row_field *field, bool *counts)
 {
@@ -253,7 +238,15 @@ static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
                              {.key = NULL}};
     size_t column;
     const char *fault = nd_row_scan(json, size, fields, 7, &column);
-    ND_TRY(fault ? ND_OK : check_calls(fields + 2, 3));
+    for (int i = 2; i < 5 && !fault; i++) { /* a null or an empty list says that there is none */
+        if (!fields[i].empty) {
+            return nd_fail(ND_ERR_DATA,
+                           "a message has \"%s\", which data.chat_format (--chat-format) does not "
+                           "write; write it with the chat template of the tokenizer, as "
+                           "scripts/encode_rows.py does",
+                           fields[i].key);
+        }
+    }
     ND_TRY(fault ? ND_OK : read_weight(&fields[5], counts));
     if (fault || fields[0].kind != ND_ROW_STRING || fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
@@ -347,38 +340,33 @@ static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_
     return ND_OK;
 }
 
-static nd_status add_chat(chat_text *t, const uint8_t *json, size_t size, bool prompts, bool *empty)
+nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
+                      bool prompts, nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty)
 {
-    const nd_chat_form *form = t->chat->rules.template->form;
+    const nd_chat_form *form = chat->rules.template->form;
     const char *prompt = form->prompt ? form->prompt : form->open;
+    chat_text t = {.chat = chat, .encoder = encoder, .piece = piece, .counts = counts};
     const uint8_t *message, *next;
     size_t message_size, next_size, at = 0;
     const char *fault = nd_row_next(json, size, &at, &message, &message_size);
     nd_status status = ND_OK;
     *empty = !fault && !message;
-    ND_TRY_OUT(fault || *empty ? ND_OK : add_form(t, form->begin, "", false));
+    ND_TRY_OUT(fault || *empty ? ND_OK : add_form(&t, form->begin, "", false));
     while (!fault && message) {
         fault = nd_row_next(json, size, &at, &next, &next_size);
-        ND_TRY_OUT(fault ? ND_OK : add_message(t, !next, message, message_size));
+        ND_TRY_OUT(fault ? ND_OK : add_message(&t, !next, message, message_size));
         message = next;
         message_size = next_size;
     }
     ND_TRY_OUT(fault    ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault)
                : *empty ? ND_OK
-                        : add_form(t, prompts ? prompt : form->end, role_names[ASSISTANT], false));
-    status = flush(t);
+                        : add_form(&t, prompts ? prompt : form->end, role_names[ASSISTANT], false));
+    status = flush(&t);
 out:
-    free(t->strings[0].data);
-    free(t->strings[1].data);
-    free(t->body.data);
+    free(t.strings[0].data);
+    free(t.strings[1].data);
+    free(t.body.data);
     return status;
-}
-
-nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty)
-{
-    chat_text t = {.chat = chat, .encoder = encoder, .piece = piece, .counts = counts};
-    return add_chat(&t, json, size, false, empty);
 }
 
 nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *json, size_t size,
@@ -386,9 +374,9 @@ nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *j
 {
     nd_corpus_piece piece = {.ids = *ids};
     nd_corpus_counts counts = {0};
-    chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece, .counts = &counts};
     bool empty = false;
-    nd_status status = add_chat(&t, (const uint8_t *)json, size, true, &empty);
+    nd_status status =
+        nd_chat_add(chat, encoder, (const uint8_t *)json, size, true, &piece, &counts, &empty);
     if (status == ND_OK && empty) {
         status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
                                       "with \"role\" and \"content\"");

@@ -77,14 +77,13 @@ nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules
 /* The chat of a model by its files: the template beside the tokenizer if it is known, else a form
  * by name whose tokens the tokenizer has. False: there is none. */
 bool nd_chat_guess(const nd_tokenizer *tokenizer, const char *path, nd_chat *out);
-/* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none. The
- * JSON is that of rows (row.h); counts->lone grows as there, and counts->stray is set if it is "".
+/* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none.
+ * `prompts`: with the beginning of an assistant's message behind them, up to its text. The JSON is
+ * that of rows (row.h); counts->lone grows as there, and counts->stray is set if it is "".
  * ND_ERR_DATA says what is wrong. */
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty);
-/* What a model continues: appends the messages of a JSON array as above, then the beginning of an
- * assistant's message, up to its text. ND_ERR_DATA says what is wrong with them; also when there
- * are none. */
+                      bool prompts, nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty);
+/* Appends what a model continues, messages that prompt. ND_ERR_DATA also when there are none. */
 nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *json, size_t size,
                          nd_ids *ids);
 

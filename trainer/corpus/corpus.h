@@ -117,7 +117,6 @@ typedef struct nd_corpus_counts {
     char stray[48];    /* the first key of a message that nothing reads, cut; "": there is none */
     int64_t tokens;
     int64_t ignored; /* tokens that do not count in the loss */
-    uint64_t bytes;  /* of the files, compressed or not */
 } nd_corpus_counts;
 
 typedef struct nd_corpus_job {

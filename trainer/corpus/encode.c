@@ -324,7 +324,6 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
         watch(&c, &workers[i]);
         add_counts(&c.counts, &workers[i].maker);
     }
-    c.counts.bytes = atomic_load(&c.bytes);
     for (int i = 0; i < threads; i++) {
         fini(&workers[i].maker);
     }

@@ -122,23 +122,6 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     return ND_OK;
 }
 
-nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end)
-{
-    nd_u64s *spans = &mask->spans;
-    ND_ASSERT(begin <= end && (spans->count == 0 || spans->data[spans->count - 1] <= begin));
-    if (begin == end) {
-        return ND_OK;
-    }
-    if (spans->count > 0 && spans->data[spans->count - 1] == begin) {
-        spans->data[spans->count - 1] = end;
-    } else {
-        ND_TRY(nd_u64s_add(spans, begin));
-        ND_TRY(nd_u64s_add(spans, end));
-    }
-    mask->ignored += end - begin;
-    return ND_OK;
-}
-
 nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65])
 {
     uint8_t piece[PIECE_BYTES];
@@ -165,18 +148,25 @@ out:
     return status;
 }
 
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, nd_bytes *out)
+nd_status nd_loss_mask_make(const nd_u64s *spans, const nd_loss_mask_pair *pair, nd_bytes *out)
 {
-    mask_header h = {.version = VERSION,
-                     .tokens = pair->tokens,
-                     .spans = mask->spans.count / 2,
-                     .ignored = mask->ignored};
+    mask_header h = {.version = VERSION, .tokens = pair->tokens};
     char hex[DIGEST_BYTES + 1];
     memcpy(h.magic, magic, sizeof magic);
     memcpy(h.index_sha256, pair->index_sha256, DIGEST_BYTES);
     memcpy(h.bin_sha256, pair->bin_sha256, DIGEST_BYTES);
     ND_TRY(nd_bytes_add(out, &h, sizeof h));
-    ND_TRY(nd_bytes_add(out, mask->spans.data, mask->spans.count * sizeof *mask->spans.data));
+    for (size_t i = 0; i < spans->count; i += 2) {
+        const uint64_t *span = &spans->data[i];
+        h.ignored += span[1] - span[0];
+        if (i > 0 && span[-1] == span[0]) {
+            memcpy(out->data + out->count - sizeof *span, &span[1], sizeof *span);
+        } else {
+            ND_TRY(nd_bytes_add(out, span, SPAN_BYTES));
+            h.spans++;
+        }
+    }
+    memcpy(out->data, &h, sizeof h);
     ND_TRY(nd_sha256(out->data, out->count, hex));
     return nd_bytes_add(out, hex, DIGEST_BYTES);
 }

@@ -72,8 +72,8 @@ static nd_status add_messages(nd_piece_maker *m, const nd_row_field *field,
     if (field->kind != ND_ROW_ARRAY) {
         return nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
     }
-    ND_TRY(
-        nd_chat_add(m->chat, m->encoder, field->begin, field->size, &m->piece, &m->counts, &empty));
+    ND_TRY(nd_chat_add(m->chat, m->encoder, field->begin, field->size, false, &m->piece, &m->counts,
+                       &empty));
     m->counts.empty += empty;
     return empty ? ND_OK : end_document(m, true);
 }

@@ -2,7 +2,6 @@
 /* Finds a cache by its name, or encodes the text. */
 #include "trainer/corpus/token_cache.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -15,78 +14,8 @@
 enum {
     HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
     CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
-    WRITE_BACK_BYTES = 64 << 20,
     WORD_SECONDS = 10
 };
-
-/* The first bytes of a file; zeros follow up to HEADER_BYTES. Then come the ids, zeros up to a
- * multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
-static const char magic[8] = {'N', 'D', 'T', 'O', 'K', 'E', 'N', 'S'};
-typedef struct cache_header {
-    char magic[8];
-    uint32_t version, width;
-    uint64_t tokens, documents, spans, vocab, file_bytes;
-    uint64_t sums_sum;   /* checksum of the checksums */
-    uint64_t header_sum; /* of all above */
-} cache_header;
-
-/* Reading. */
-
-static nd_status fail_file(const char *name, const char *why)
-{
-    return nd_fail(ND_ERR_DATA, "the token cache \"%s\" %s", name, why);
-}
-
-/* The sizes that the header gives, without overflow: each part fits into the file alone. */
-static bool sizes_fit(const cache_header *h, size_t size, uint64_t *ends_at, uint64_t *sums_at,
-                      uint64_t *chunks)
-{
-    uint64_t room = size - HEADER_BYTES;
-    if (h->tokens > room / h->width || h->documents > room / 8 || h->spans > room / 16) {
-        return false;
-    }
-    *ends_at = (HEADER_BYTES + h->tokens * h->width + 7) / 8 * 8;
-    *sums_at = *ends_at + h->documents * 8 + h->spans * 16;
-    *chunks = (*sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
-    return *sums_at <= size && *sums_at + *chunks * 8 == size;
-}
-
-nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
-                               nd_token_view *out)
-{
-    cache_header h;
-    uint64_t ends_at, sums_at, chunks;
-    if (size < HEADER_BYTES) {
-        return fail_file(name, "is shorter than its header");
-    }
-    memcpy(&h, data, sizeof h);
-    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != ND_TOKEN_CACHE_VERSION) {
-        return fail_file(name, "is none, or of another version");
-    }
-    if (h.header_sum != XXH3_64bits(&h, offsetof(cache_header, header_sum)) ||
-        (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
-        return fail_file(name, "has a damaged header");
-    }
-    if (h.file_bytes != size || !sizes_fit(&h, size, &ends_at, &sums_at, &chunks)) {
-        return fail_file(name, "has another size than its header says");
-    }
-    if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
-        return fail_file(name, "has damaged checksums");
-    }
-    *out = (nd_token_view){
-        .width = h.width,
-        .tokens = h.tokens,
-        .documents = h.documents,
-        .spans = h.spans,
-        .vocab = (int32_t)h.vocab,
-        .ids = data + HEADER_BYTES,
-        .ends = data + ends_at,
-        .span_pairs = data + ends_at + h.documents * 8,
-        .sums = data + sums_at,
-        .chunks = chunks,
-    };
-    return ND_OK;
-}
 
 static nd_status parse_map(void *context)
 {
@@ -168,59 +97,15 @@ nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uin
 
 typedef struct writer {
     const nd_token_cache_request *request;
-    nd_token_output file;
-    nd_u64s ends, spans, sums;
-    XXH3_state_t *hash; /* of the chunk that is being filled */
-    size_t hashed;      /* bytes of it */
-    uint64_t sent;      /* bytes of the file that are on their way to the disk */
-    char what[256];     /* the text, for messages */
+    nd_token_files file;
+    char what[256]; /* the text, for messages */
     double begin, said;
 } writer;
-
-/* Hashes what was appended to the file. */
-static nd_status add_sums(writer *w, const uint8_t *data, size_t size)
-{
-    while (size > 0) {
-        size_t n = CHUNK_BYTES - w->hashed < size ? CHUNK_BYTES - w->hashed : size;
-        XXH3_64bits_update(w->hash, data, n);
-        w->hashed += n;
-        data += n;
-        size -= n;
-        if (w->hashed == CHUNK_BYTES) {
-            ND_TRY(nd_u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
-            XXH3_64bits_reset(w->hash);
-            w->hashed = 0;
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status append(writer *w, const void *data, size_t size)
-{
-    ND_TRY(nd_token_output_append(&w->file, data, size));
-    return add_sums(w, data, size);
-}
 
 static nd_status write_piece(void *context, const nd_corpus_piece *piece)
 {
     writer *w = context;
-    const uint64_t before = w->file.tokens;
-    ND_TRY(nd_token_output_add(&w->file, &piece->ids));
-    ND_TRY(add_sums(w, w->file.buffer.data, w->file.buffer.count));
-    for (size_t i = 0; i < piece->ends.count; i++) {
-        ND_TRY(nd_u64s_add(&w->ends, before + (uint64_t)piece->ends.data[i]));
-    }
-    for (size_t i = 0; i < piece->spans.count; i++) {
-        ND_TRY(nd_u64s_add(&w->spans, before + (uint64_t)piece->spans.data[i]));
-    }
-    if (w->file.bytes - w->sent >= WRITE_BACK_BYTES) {
-        /* All but the last bytes are on the disk when the file is made durable, since those that
-         * wait see no progress then. Some file systems cannot do that. */
-        const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
-        (void)sync_file_range(w->file.fd, 0, 0, flags);
-        w->sent = w->file.bytes;
-    }
-    return ND_OK;
+    return nd_token_files_write(&w->file, piece);
 }
 
 static void report_progress(void *context, uint64_t bytes)
@@ -233,36 +118,6 @@ static void report_progress(void *context, uint64_t bytes)
         nd_log_info("encoding %s: %.0f %%, %.1f MB/s", w->what, 100.0 * (double)bytes / (double)all,
                     (double)bytes * 1e-6 / (now - w->begin));
     }
-}
-
-static nd_status finish(writer *w, int32_t vocab)
-{
-    uint8_t begin[HEADER_BYTES] = {0};
-    struct stat st;
-    cache_header h = {.version = ND_TOKEN_CACHE_VERSION,
-                      .width = (uint32_t)w->file.width,
-                      .tokens = w->file.tokens,
-                      .documents = w->ends.count,
-                      .spans = w->spans.count / 2,
-                      .vocab = (uint64_t)vocab};
-    memcpy(h.magic, magic, sizeof magic);
-    ND_TRY(append(w, begin, (size_t)(-w->file.bytes & 7)));
-    ND_TRY(append(w, w->ends.data, w->ends.count * 8));
-    ND_TRY(append(w, w->spans.data, w->spans.count * 8));
-    if (w->hashed > 0) {
-        ND_TRY(nd_u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
-    }
-    ND_TRY(nd_token_output_append(&w->file, w->sums.data, w->sums.count * 8));
-    h.sums_sum = XXH3_64bits(w->sums.data, w->sums.count * 8);
-    h.file_bytes = w->file.bytes;
-    h.header_sum = XXH3_64bits(&h, offsetof(cache_header, header_sum));
-    memcpy(begin, &h, sizeof h);
-    ND_TRY(nd_fs_pwrite(w->file.fd, w->file.part, begin, sizeof begin, 0));
-    if (fstat(w->file.fd, &st) == 0) { /* others may have had to write it, if this process died */
-        (void)!fchmod(w->file.fd, st.st_mode & 0755);
-    }
-    ND_TRY(nd_token_output_sync(&w->file));
-    return nd_token_output_rename(&w->file);
 }
 
 static void say_done(const writer *w, const nd_corpus_counts *counts)
@@ -314,27 +169,23 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
     const nd_token_cache_request *r = w->request;
     nd_corpus_counts counts = {0};
     nd_corpus_job job = r->job;
-    const char *slash = strrchr(w->file.path, '/');
+    const char *slash = strrchr(w->file.tokens.path, '/');
     char *now = NULL;
     job.tokenizer = tokenizer;
     job.eod = -1;
     job.context = w;
     job.write = write_piece;
     job.progress = report_progress;
-    w->hash = XXH3_createState();
-    if (!w->hash) {
-        return nd_fail_memory("a checksum");
-    }
-    XXH3_64bits_reset(w->hash);
     nd_log_info("encoding %s (%.1f MB) %s %s into the folder %.*s", w->what,
                 (double)job.files->bytes * 1e-6, r->tokenizer ? "with" : "as",
-                r->tokenizer ? r->tokenizer : "bytes", (int)(slash - w->file.path), w->file.path);
+                r->tokenizer ? r->tokenizer : "bytes", (int)(slash - w->file.tokens.path),
+                w->file.tokens.path);
     if (job.rules->append_eod && r->tokenizer) {
         ND_TRY(nd_corpus_eod(tokenizer, r->tokenizer, &job.eod));
     }
     ND_TRY(nd_corpus_encode(&job, &counts));
     ND_TRY(nd_token_cache_path(r, &now));
-    const bool same = strcmp(now, w->file.path) == 0;
+    const bool same = strcmp(now, w->file.tokens.path) == 0;
     free(now);
     if (!same) {
         return nd_fail(ND_ERR_DATA,
@@ -342,7 +193,7 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
                        "are complete",
                        w->what);
     }
-    ND_TRY(finish(w, nd_tokenizer_vocab_size(tokenizer)));
+    ND_TRY(nd_token_files_commit(&w->file));
     say_done(w, &counts);
     return ND_OK;
 }
@@ -393,7 +244,7 @@ static nd_status make(const nd_token_cache_request *request, const char *path, n
     const int32_t vocab = nd_tokenizer_vocab_size(tokenizer);
     ND_TRY_OUT(
         check_vocab(request, vocab)); /* before a wait, or hours of work, that would end so */
-    ND_TRY_OUT(nd_token_output_open(path, vocab, HEADER_BYTES, &sharing, &w.file));
+    ND_TRY_OUT(nd_token_files_open(path, vocab, &sharing, &w.file));
     w.begin = w.said = nd_clock_seconds();
     ND_TRY_OUT(try_open(path, true, out)); /* another process may have made it meanwhile */
     if (!*out) {
@@ -406,11 +257,7 @@ out:
         nd_fail(status, "%s; set data.cache_dir to a folder with locks and room for the tokens",
                 why.message);
     }
-    nd_token_output_fini(&w.file);
-    XXH3_freeState(w.hash);
-    free(w.ends.data);
-    free(w.spans.data);
-    free(w.sums.data);
+    nd_token_files_fini(&w.file);
     nd_tokenizer_close(tokenizer);
     return status;
 }

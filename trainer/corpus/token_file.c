@@ -2,15 +2,17 @@
 #include "trainer/corpus/token_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
-#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/token_cache.h"
 
 enum {
     SMALL_VOCAB = 65500,
@@ -18,11 +20,16 @@ enum {
     CODE_I32 = 4,
     CODE_U16 = 8,
     INDEX_PIECE = 4096,
+    HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
+    CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
+    WRITE_BACK_BYTES = 64 << 20,
     STALL_SECONDS = 300,
     POLL_MS = 20,
     POLL_MS_MAX = 1000,
     WORD_SECONDS = 10,
 };
+
+/* One file. */
 
 /* The .part, as it lies there, or new: *is_new. One that this process makes for others too gets the
  * folder's permissions. Somebody who can write to the folder may have put anything under this
@@ -127,15 +134,15 @@ static nd_status take_part(const nd_token_output *out, const nd_token_sharing *s
                          strerror(errno));
 }
 
-nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
-                               const nd_token_sharing *sharing, nd_token_output *out)
+static nd_status open_output(const char *path, const char *suffix, const nd_token_sharing *sharing,
+                             nd_token_output *out)
 {
-    nd_token_output made = {.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
+    nd_token_output made = {.fd = -1};
     waiting wait = {.pause_ms = POLL_MS};
     bool is_new;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&made.path, "%s", path));
-    ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", path));
+    ND_TRY_OUT(nd_fs_format(&made.path, "%s%s", path, suffix));
+    ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", made.path));
     for (bool taken = false; !taken;) {
         ND_TRY_OUT(open_part(&made, sharing, &is_new));
         status = take_part(&made, sharing, is_new, &wait, &taken);
@@ -152,35 +159,21 @@ out:
     return status;
 }
 
-nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size)
+static nd_status append(nd_token_output *out, const void *data, size_t size)
 {
     ND_TRY(nd_fs_pwrite(out->fd, out->part, data, size, (int64_t)out->bytes));
     out->bytes += size;
     return ND_OK;
 }
 
-nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids)
-{
-    ND_TRY(nd_bytes_reserve(&out->buffer, ids->count * out->width));
-    out->buffer.count = ids->count * out->width;
-    if (out->width == 4 && ids->count > 0) {
-        memcpy(out->buffer.data, ids->data, out->buffer.count);
-    }
-    for (size_t i = 0; out->width == 2 && i < ids->count; i++) {
-        uint16_t id = (uint16_t)ids->data[i];
-        memcpy(out->buffer.data + 2 * i, &id, sizeof id);
-    }
-    out->tokens += ids->count;
-    return nd_token_output_append(out, out->buffer.data, out->buffer.count);
-}
-
 /* The file stays locked until it is renamed. */
-nd_status nd_token_output_sync(const nd_token_output *out)
+static nd_status sync_output(const nd_token_output *out)
 {
     return nd_fs_sync_close(dup(out->fd), out->part);
 }
 
-nd_status nd_token_output_rename(nd_token_output *out)
+/* After sync. The file has its name for good, or none once *out is finished. */
+static nd_status rename_output(nd_token_output *out)
 {
     char *folder = NULL;
     if (rename(out->part, out->path) != 0) {
@@ -198,7 +191,8 @@ nd_status nd_token_output_rename(nd_token_output *out)
     return status;
 }
 
-void nd_token_output_fini(nd_token_output *out)
+/* Removes what was not renamed; an all-zero one is legal. */
+static void fini_output(nd_token_output *out)
 {
     if (out->part) {
         unlink(out->part);
@@ -208,83 +202,221 @@ void nd_token_output_fini(nd_token_output *out)
     }
     free(out->part);
     free(out->path);
-    free(out->buffer.data);
-    *out = (nd_token_output){0};
+}
+
+/* Pieces. */
+
+nd_status nd_token_files_open(const char *path, int32_t vocab, const nd_token_sharing *sharing,
+                              nd_token_files *out)
+{
+    static const char *const suffixes[] = {".bin", ".idx", ".mask"};
+    nd_token_output *const files[] = {&out->tokens, &out->idx, &out->mask};
+    *out = (nd_token_files){.vocab = vocab, .width = vocab < SMALL_VOCAB ? 2 : 4};
+    if (sharing) {
+        ND_TRY(nd_hash_create(ND_HASH_XXH3_64, &out->hash));
+        ND_TRY(nd_hash_begin(out->hash));
+        ND_TRY(open_output(path, "", sharing, &out->tokens));
+        out->tokens.bytes = HEADER_BYTES;
+        return ND_OK;
+    }
+    for (int i = 0; i < 3; i++) {
+        ND_TRY(open_output(path, suffixes[i], NULL, files[i]));
+    }
+    return ND_OK;
+}
+
+static nd_status end_sum(nd_token_files *f)
+{
+    uint8_t digest[ND_HASH_MAX];
+    uint64_t sum;
+    ND_TRY(nd_hash_end(f->hash, digest));
+    memcpy(&sum, digest, sizeof sum);
+    f->hashed = 0;
+    ND_TRY(nd_u64s_add(&f->sums, sum));
+    return nd_hash_begin(f->hash);
+}
+
+/* Appends to the file that has the tokens, and keeps the checksums of a cache. */
+static nd_status append_tokens(nd_token_files *f, const void *data, size_t size)
+{
+    ND_TRY(append(&f->tokens, data, size));
+    for (size_t at = 0, n; f->hash && at < size; at += n) {
+        n = CHUNK_BYTES - f->hashed < size - at ? CHUNK_BYTES - f->hashed : size - at;
+        ND_TRY(nd_hash_add(f->hash, (const uint8_t *)data + at, n));
+        f->hashed += n;
+        ND_TRY(f->hashed == CHUNK_BYTES ? end_sum(f) : ND_OK);
+    }
+    return ND_OK;
+}
+
+nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
+{
+    const nd_ids *ids = &piece->ids;
+    const uint64_t before = f->count;
+    ND_TRY(nd_bytes_reserve(&f->buffer, ids->count * f->width));
+    for (size_t i = 0; i < ids->count; i++) { /* little-endian: the low bytes come first */
+        memcpy(f->buffer.data + i * f->width, &ids->data[i], f->width);
+    }
+    ND_TRY(append_tokens(f, f->buffer.data, ids->count * f->width));
+    f->count += ids->count;
+    for (size_t i = 0; i < piece->ends.count; i++) {
+        ND_TRY(nd_u64s_add(&f->ends, before + (uint64_t)piece->ends.data[i]));
+    }
+    for (size_t i = 0; i < piece->spans.count; i++) {
+        ND_TRY(nd_u64s_add(&f->spans, before + (uint64_t)piece->spans.data[i]));
+    }
+    if (f->tokens.bytes - f->sent >= WRITE_BACK_BYTES) {
+        /* All but the last bytes are on the disk when the file is made durable, since those that
+         * wait see no progress then. Some file systems cannot do that. */
+        const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
+        (void)sync_file_range(f->tokens.fd, 0, 0, flags);
+        f->sent = f->tokens.bytes;
+    }
+    return ND_OK;
+}
+
+/* The cache. */
+
+/* The first bytes of a file; zeros follow up to HEADER_BYTES. Then come the ids, zeros up to a
+ * multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
+static const char magic[8] = {'N', 'D', 'T', 'O', 'K', 'E', 'N', 'S'};
+typedef struct cache_header {
+    char magic[8];
+    uint32_t version, width;
+    uint64_t tokens, documents, spans, vocab, file_bytes;
+    uint64_t sums_sum;   /* checksum of the checksums */
+    uint64_t header_sum; /* of all above */
+} cache_header;
+
+static nd_status fail_file(const char *name, const char *why)
+{
+    return nd_fail(ND_ERR_DATA, "the token cache \"%s\" %s", name, why);
+}
+
+/* The sizes that the header gives, without overflow: each part fits into the file alone. */
+static bool sizes_fit(const cache_header *h, size_t size, uint64_t *ends_at, uint64_t *sums_at,
+                      uint64_t *chunks)
+{
+    uint64_t room = size - HEADER_BYTES;
+    if (h->tokens > room / h->width || h->documents > room / 8 || h->spans > room / 16) {
+        return false;
+    }
+    *ends_at = (HEADER_BYTES + h->tokens * h->width + 7) / 8 * 8;
+    *sums_at = *ends_at + h->documents * 8 + h->spans * 16;
+    *chunks = (*sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    return *sums_at <= size && *sums_at + *chunks * 8 == size;
+}
+
+nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
+                               nd_token_view *out)
+{
+    cache_header h;
+    uint64_t ends_at, sums_at, chunks;
+    if (size < HEADER_BYTES) {
+        return fail_file(name, "is shorter than its header");
+    }
+    memcpy(&h, data, sizeof h);
+    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != ND_TOKEN_CACHE_VERSION) {
+        return fail_file(name, "is none, or of another version");
+    }
+    if (h.header_sum != XXH3_64bits(&h, offsetof(cache_header, header_sum)) ||
+        (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
+        return fail_file(name, "has a damaged header");
+    }
+    if (h.file_bytes != size || !sizes_fit(&h, size, &ends_at, &sums_at, &chunks)) {
+        return fail_file(name, "has another size than its header says");
+    }
+    if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
+        return fail_file(name, "has damaged checksums");
+    }
+    *out = (nd_token_view){
+        .width = h.width,
+        .tokens = h.tokens,
+        .documents = h.documents,
+        .spans = h.spans,
+        .vocab = (int32_t)h.vocab,
+        .ids = data + HEADER_BYTES,
+        .ends = data + ends_at,
+        .span_pairs = data + ends_at + h.documents * 8,
+        .sums = data + sums_at,
+        .chunks = chunks,
+    };
+    return ND_OK;
+}
+
+static nd_status commit_cache(nd_token_files *f)
+{
+    uint8_t begin[HEADER_BYTES] = {0};
+    nd_token_output *file = &f->tokens;
+    struct stat st;
+    cache_header h = {.version = ND_TOKEN_CACHE_VERSION,
+                      .width = (uint32_t)f->width,
+                      .tokens = f->count,
+                      .documents = f->ends.count,
+                      .spans = f->spans.count / 2,
+                      .vocab = (uint64_t)f->vocab};
+    memcpy(h.magic, magic, sizeof magic);
+    ND_TRY(append_tokens(f, begin, (size_t)(-file->bytes & 7)));
+    ND_TRY(append_tokens(f, f->ends.data, f->ends.count * 8));
+    ND_TRY(append_tokens(f, f->spans.data, f->spans.count * 8));
+    ND_TRY(f->hashed > 0 ? end_sum(f) : ND_OK);
+    ND_TRY(append(file, f->sums.data, f->sums.count * 8));
+    h.sums_sum = XXH3_64bits(f->sums.data, f->sums.count * 8);
+    h.file_bytes = file->bytes;
+    h.header_sum = XXH3_64bits(&h, offsetof(cache_header, header_sum));
+    memcpy(begin, &h, sizeof h);
+    ND_TRY(nd_fs_pwrite(file->fd, file->part, begin, sizeof begin, 0));
+    if (fstat(file->fd, &st) == 0) { /* others may have had to write it, if this process died */
+        (void)!fchmod(file->fd, st.st_mode & 0755);
+    }
+    ND_TRY(sync_output(file));
+    return rename_output(file);
 }
 
 /* Megatron. */
 
-nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out)
-{
-    static const char *const suffixes[] = {".bin", ".idx", ".mask"};
-    nd_token_output *const files[] = {&out->bin, &out->idx, &out->mask};
-    *out = (nd_megatron_output){0};
-    for (int i = 0; i < 3; i++) {
-        char *path;
-        ND_TRY(nd_fs_format(&path, "%s%s", prefix, suffixes[i]));
-        nd_status status = nd_token_output_open(path, vocab, 0, NULL, files[i]);
-        free(path);
-        ND_TRY(status);
-    }
-    return ND_OK;
-}
+typedef enum index_part { LENGTHS, PLACES, NUMBERS } index_part;
 
-nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece)
+/* Appends `count` numbers: the length of each document, where it begins in the .bin, or its number.
+ * They are made in pieces: the index of many documents is larger than the memory that encodes
+ * them. */
+static nd_status append_numbers(nd_token_files *f, index_part part, size_t count)
 {
-    const uint64_t before = out->bin.tokens;
-    int32_t begin = 0;
-    ND_TRY(nd_token_output_add(&out->bin, &piece->ids));
-    for (size_t i = 0; i < piece->spans.count; i += 2) {
-        const int32_t *span = &piece->spans.data[i];
-        ND_TRY(nd_loss_mask_add(&out->loss_mask, before + (uint64_t)span[0],
-                                before + (uint64_t)span[1]));
-    }
-    for (size_t i = 0; i < piece->ends.count; i++) {
-        uint64_t length = out->open + (uint64_t)(piece->ends.data[i] - begin);
-        if (length > INT32_MAX) {
-            return nd_fail(ND_ERR_DATA,
-                           "a document has %llu tokens, but Megatron's index counts at most "
-                           "2,147,483,647; split it",
-                           (unsigned long long)length);
-        }
-        int32_t entry = (int32_t)length;
-        ND_TRY(nd_ids_add(&out->lengths, &entry, 1));
-        begin = piece->ends.data[i];
-        out->open = 0;
-    }
-    out->open += piece->ids.count - (size_t)begin;
-    return ND_OK;
-}
-
-/* Appends `count` numbers: where each document begins in the .bin, or the number of each. They are
- * made in pieces: the index of many documents is larger than the memory that encodes them. */
-static nd_status append_numbers(nd_megatron_output *out, bool places, size_t count)
-{
-    uint64_t numbers[INDEX_PIECE], at = 0;
+    const size_t width = part == LENGTHS ? 4 : 8;
+    uint8_t numbers[8 * INDEX_PIECE];
     for (size_t i = 0; i < count;) {
         size_t n = 0;
         for (; n < INDEX_PIECE && i < count; n++, i++) {
-            numbers[n] = places ? at : i;
-            at += places ? (uint64_t)out->lengths.data[i] * out->bin.width : 0;
+            const uint64_t begin = i > 0 ? f->ends.data[i - 1] : 0;
+            const uint64_t number = part == LENGTHS  ? f->ends.data[i] - begin
+                                    : part == PLACES ? begin * f->width
+                                                     : i;
+            if (part == LENGTHS && number > INT32_MAX) {
+                return nd_fail(ND_ERR_DATA,
+                               "a document has %llu tokens, but Megatron's index counts at most "
+                               "2,147,483,647; split it",
+                               (unsigned long long)number);
+            }
+            memcpy(numbers + n * width, &number, width);
         }
-        ND_TRY(nd_token_output_append(&out->idx, numbers, n * sizeof *numbers));
+        ND_TRY(append(&f->idx, numbers, n * width));
     }
     return ND_OK;
 }
 
 /* The arrays behind the header are not aligned. */
-static nd_status write_index(nd_megatron_output *out)
+static nd_status write_index(nd_token_files *f)
 {
-    const size_t count = out->lengths.count;
+    const uint64_t count = f->ends.count, borders = count + 1;
     uint8_t header[IDX_HEADER_BYTES] = "MMIDIDX\0\0\1"; /* version 1 */
-    header[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
-    memcpy(header + 18, &(uint64_t){count}, sizeof(uint64_t));
-    memcpy(header + 26, &(uint64_t){count + 1}, sizeof(uint64_t));
-    ND_TRY(nd_token_output_append(&out->idx, header, sizeof header));
-    ND_TRY(nd_token_output_append(&out->idx, out->lengths.data, 4 * count));
-    ND_TRY(append_numbers(out, true, count));
-    ND_TRY(append_numbers(out, false, count + 1));
-    return nd_token_output_sync(&out->idx);
+    header[17] = f->width == 2 ? CODE_U16 : CODE_I32;
+    memcpy(header + 18, &count, sizeof count);
+    memcpy(header + 26, &borders, sizeof borders);
+    ND_TRY(append(&f->idx, header, sizeof header));
+    ND_TRY(append_numbers(f, LENGTHS, count));
+    ND_TRY(append_numbers(f, PLACES, count));
+    ND_TRY(append_numbers(f, NUMBERS, borders));
+    return sync_output(&f->idx);
 }
 
 /* An index or a mask that is there belongs to another .bin: it goes first, and for good. */
@@ -302,56 +434,55 @@ static nd_status remove_old(const char *path)
     return status;
 }
 
-static nd_status write_mask(nd_megatron_output *out)
+static nd_status write_mask(nd_token_files *f)
 {
     char index_sha256[65], bin_sha256[65];
-    const nd_loss_mask_pair pair = {.bin = out->bin.path,
-                                    .idx = out->idx.path,
-                                    .tokens = out->bin.tokens,
+    const nd_loss_mask_pair pair = {.bin = f->tokens.path,
+                                    .idx = f->idx.path,
+                                    .tokens = f->count,
                                     .index_sha256 = index_sha256,
                                     .bin_sha256 = bin_sha256};
-    nd_bytes file = {0};
-    nd_status status = ND_OK;
-    ND_TRY(nd_sha256_file(out->idx.part, index_sha256));
-    ND_TRY(nd_loss_mask_bin_sha256(out->bin.part, bin_sha256));
-    ND_TRY_OUT(nd_loss_mask_make(&out->loss_mask, &pair, &file));
-    ND_TRY_OUT(nd_token_output_append(&out->mask, file.data, file.count));
-    ND_TRY_OUT(nd_token_output_sync(&out->mask));
-out:
-    free(file.data);
-    return status;
+    f->buffer.count = 0;
+    ND_TRY(nd_sha256_file(f->idx.part, index_sha256));
+    ND_TRY(nd_loss_mask_bin_sha256(f->tokens.part, bin_sha256));
+    ND_TRY(nd_loss_mask_make(&f->spans, &pair, &f->buffer));
+    ND_TRY(append(&f->mask, f->buffer.data, f->buffer.count));
+    return sync_output(&f->mask);
 }
 
 /* All get their names, or none. */
-static nd_status rename_all(nd_megatron_output *out)
+static nd_status commit_megatron(nd_token_files *f)
 {
-    ND_TRY(remove_old(out->idx.path));
-    ND_TRY(remove_old(out->mask.path));
-    nd_status status = nd_token_output_rename(&out->bin);
-    status = status == ND_OK && out->mask.bytes > 0 ? nd_token_output_rename(&out->mask) : status;
-    status = status == ND_OK ? nd_token_output_rename(&out->idx) : status;
-    if (status != ND_OK && !out->bin.part) {
-        unlink(out->idx.path);
-        unlink(out->mask.path);
-        unlink(out->bin.path);
+    ND_TRY(write_index(f));
+    ND_TRY(f->spans.count > 0 ? write_mask(f) : ND_OK);
+    ND_TRY(sync_output(&f->tokens));
+    ND_TRY(remove_old(f->idx.path));
+    ND_TRY(remove_old(f->mask.path));
+    nd_status status = rename_output(&f->tokens);
+    status = status == ND_OK && f->mask.bytes > 0 ? rename_output(&f->mask) : status;
+    status = status == ND_OK ? rename_output(&f->idx) : status;
+    if (status != ND_OK && !f->tokens.part) {
+        unlink(f->idx.path);
+        unlink(f->mask.path);
+        unlink(f->tokens.path);
     }
     return status;
 }
 
-nd_status nd_megatron_output_commit(nd_megatron_output *out)
+nd_status nd_token_files_commit(nd_token_files *files)
 {
-    ND_TRY(write_index(out));
-    ND_TRY(out->loss_mask.spans.count > 0 ? write_mask(out) : ND_OK);
-    ND_TRY(nd_token_output_sync(&out->bin));
-    return rename_all(out);
+    return files->hash ? commit_cache(files) : commit_megatron(files);
 }
 
-void nd_megatron_output_fini(nd_megatron_output *out)
+void nd_token_files_fini(nd_token_files *files)
 {
-    nd_token_output_fini(&out->bin);
-    nd_token_output_fini(&out->idx);
-    nd_token_output_fini(&out->mask);
-    free(out->lengths.data);
-    free(out->loss_mask.spans.data);
-    *out = (nd_megatron_output){0};
+    fini_output(&files->tokens);
+    fini_output(&files->idx);
+    fini_output(&files->mask);
+    free(files->ends.data);
+    free(files->spans.data);
+    free(files->sums.data);
+    free(files->buffer.data);
+    nd_hash_destroy(files->hash);
+    *files = (nd_token_files){0};
 }

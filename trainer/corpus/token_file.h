@@ -2,23 +2,16 @@
 #ifndef ND_CORPUS_TOKEN_FILE_H
 #define ND_CORPUS_TOKEN_FILE_H
 /*
- * Files of tokens under construction, and the loss mask beside Megatron's files, also for those who
- * read it (docs/formats.md has the bytes).
+ * Files of tokens under construction: the token cache, or the pair of Megatron-LM with a loss mask;
+ * and what the mask holds for those who read it. docs/formats.md has the bytes of all.
  *
  * The files take pieces in order, are written as PATH.part, and appear under their own names only
  * when they are complete and durable. The process that writes a .part has it locked; one that a
  * killed process left is written anew. Ids have 2 bytes when the vocabulary has less than 65,500,
  * else 4: Megatron's rule.
  */
+#include "runtime/base/hash.h"
 #include "trainer/corpus/corpus.h"
-
-typedef struct nd_token_output {
-    char *path, *part; /* part: NULL once it has its own name */
-    int fd;
-    size_t width; /* bytes of an id */
-    uint64_t bytes, tokens;
-    nd_bytes buffer; /* a piece in its final width */
-} nd_token_output;
 
 /* For a file that other processes, also of other users, may need too: they wait for the one that
  * writes it. */
@@ -27,21 +20,40 @@ typedef struct nd_token_sharing {
     double stall_seconds;    /* without progress of the writer, then ND_ERR_HANG; 0: 300 */
 } nd_token_sharing;
 
+typedef struct nd_token_output {
+    char *path, *part; /* part: NULL once it has its own name */
+    int fd;
+    uint64_t bytes;
+} nd_token_output;
+
+typedef struct nd_token_files {
+    nd_token_output tokens, idx, mask; /* the cache, or PREFIX.bin, .idx and .mask */
+    int32_t vocab;
+    size_t width;        /* bytes of an id */
+    uint64_t count;      /* tokens */
+    nd_u64s ends, spans; /* tokens before them; begin and end of each */
+    nd_bytes buffer;
+    uint64_t sent; /* bytes that are on their way to the disk */
+    nd_hash *hash; /* of a cache, for the chunk that is being filled; else NULL */
+    size_t hashed; /* bytes of it */
+    nd_u64s sums;
+} nd_token_files;
+
 /*
- * What stands before the tokens is `offset` bytes, not written. Without sharing, which may be NULL,
- * it is an error that another process writes the file, or that a .part lies where there are no
- * locks; with it, that the file system has no locks.
+ * With sharing, the cache of this path; it is an error that its file system has no locks. Else the
+ * pair PATH.bin and PATH.idx of Megatron-LM, in which each document is one sequence: it is an error
+ * that another process writes them, or that a .part lies where there are no locks. *out: to be
+ * finished after a failure too.
  */
-nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
-                               const nd_token_sharing *sharing, nd_token_output *out);
-/* Appends ids; what was written stays in out->buffer until the next call. */
-nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids);
-nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size);
-nd_status nd_token_output_sync(const nd_token_output *out);
-/* After sync. The file has its name for good, or none once *out is finished. */
-nd_status nd_token_output_rename(nd_token_output *out);
-/* Removes what was not renamed; an all-zero one is legal. */
-void nd_token_output_fini(nd_token_output *out);
+nd_status nd_token_files_open(const char *path, int32_t vocab, const nd_token_sharing *sharing,
+                              nd_token_files *out);
+nd_status nd_token_files_write(nd_token_files *files, const nd_corpus_piece *piece);
+/* With PATH.mask when some tokens do not count in the loss; else a mask that is there is removed,
+ * since it belongs to other files. The .idx gets its name last, so that a reader refuses files of
+ * which only some were renamed. */
+nd_status nd_token_files_commit(nd_token_files *files);
+/* Removes what was not committed; an all-zero one is legal. */
+void nd_token_files_fini(nd_token_files *files);
 
 /* The loss mask P.mask beside P.bin and P.idx: which tokens do not count in the loss, as spans of
  * the .bin. It names its .idx by SHA-256, and its .bin by that of samples. A pair without a mask
@@ -72,33 +84,8 @@ nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65]);
 nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
                              const nd_loss_mask_pair *pair, nd_loss_mask_view *out);
 
-/* A mask under construction; an all-zero one has no spans, the owner frees spans.data. */
-typedef struct nd_loss_mask {
-    nd_u64s spans; /* begin and end of each */
-    uint64_t ignored;
-} nd_loss_mask;
-
-/* Appends tokens [begin, end), which lie behind the last span; adjacent spans become one. */
-nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end);
-/* Appends the bytes of the file. */
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, nd_bytes *out);
-
-/*
- * The pair PREFIX.bin and PREFIX.idx of Megatron-LM: each document is one sequence. Also
- * PREFIX.mask when some tokens do not count in the loss; else a mask that is there is
- * removed, since it belongs to other files.
- */
-typedef struct nd_megatron_output {
-    nd_token_output bin, idx, mask;
-    nd_ids lengths;
-    nd_loss_mask loss_mask;
-    uint64_t open; /* tokens of the document that has not ended */
-} nd_megatron_output;
-
-nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out);
-nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece);
-/* The .idx gets its name last, so that a reader refuses files of which only some were renamed. */
-nd_status nd_megatron_output_commit(nd_megatron_output *out);
-void nd_megatron_output_fini(nd_megatron_output *out); /* removes what was not committed */
+/* The bytes of the file into an empty buffer. Of the spans, begin and end of each, adjacent ones
+ * become one. */
+nd_status nd_loss_mask_make(const nd_u64s *spans, const nd_loss_mask_pair *pair, nd_bytes *out);
 
 #endif

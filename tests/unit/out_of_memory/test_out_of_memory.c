@@ -327,21 +327,21 @@ static nd_status write_and_read_tokens(void)
     const nd_corpus_piece piece = {
         .ids = {ids, 6, 0}, .ends = {ends, 2, 0}, .spans = {spans, 4, 0}};
     char prefix[600], hex[65];
-    nd_megatron_output out = {0};
+    nd_token_files out = {0};
     nd_dataset *dataset = NULL;
     nd_status status = ND_OK;
     int64_t ignored = 0;
     snprintf(prefix, sizeof prefix, "%s/pair", dir.path);
-    ND_TRY_OUT(nd_megatron_output_open(prefix, 256, &out));
-    ND_TRY_OUT(nd_megatron_output_write(&out, &piece));
-    ND_TRY_OUT(nd_megatron_output_commit(&out));
+    ND_TRY_OUT(nd_token_files_open(prefix, 256, NULL, &out));
+    ND_TRY_OUT(nd_token_files_write(&out, &piece));
+    ND_TRY_OUT(nd_token_files_commit(&out));
     ND_TRY_OUT(nd_dataset_open(prefix, ND_DATA_AUTO, "file", 256, 8, &dataset));
     ND_TRY_OUT(nd_dataset_ignored(dataset, &ignored));
     cr_expect_eq(ignored, 3);
     ND_TRY_OUT(nd_dataset_digest(dataset, hex));
 out:
     nd_dataset_close(dataset);
-    nd_megatron_output_fini(&out);
+    nd_token_files_fini(&out);
     return status;
 }
 

@@ -73,10 +73,8 @@ int main(int argc, char **argv)
     for (char *json; (json = read_record(&size)); free(json)) {
         bool empty;
         piece.ids.count = piece.spans.count = 0;
-        nd_status status =
-            strcmp(argv[7], "prompt") == 0
-                ? nd_chat_prompt(&chat, encoder, json, size, &piece.ids)
-                : nd_chat_add(&chat, encoder, (const uint8_t *)json, size, &piece, &counts, &empty);
+        nd_status status = nd_chat_add(&chat, encoder, (const uint8_t *)json, size,
+                                       strcmp(argv[7], "prompt") == 0, &piece, &counts, &empty);
         if (status != ND_OK) {
             fail("encode");
         }

@@ -19,17 +19,12 @@ static const char index_sha256[] =
 static const char bin_sha256[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
 static const nd_loss_mask_pair pair = {"x.bin", "x.idx", 20, index_sha256, bin_sha256};
 
-/* Spans 2-5 and 9-20 of 20 tokens. */
+/* Spans 2-5, which are adjacent ones, and 9-20 of 20 tokens. */
 static nd_bytes make(void)
 {
-    nd_loss_mask mask = {0};
+    const nd_u64s spans = {(uint64_t[]){2, 4, 4, 5, 9, 20}, 6, 0};
     nd_bytes file = {0};
-    assert_ok(nd_loss_mask_add(&mask, 2, 4));
-    assert_ok(nd_loss_mask_add(&mask, 4, 5)); /* adjacent: the same span */
-    assert_ok(nd_loss_mask_add(&mask, 7, 7)); /* empty: none */
-    assert_ok(nd_loss_mask_add(&mask, 9, 20));
-    assert_ok(nd_loss_mask_make(&mask, &pair, &file));
-    free(mask.spans.data);
+    assert_ok(nd_loss_mask_make(&spans, &pair, &file));
     return file;
 }
 
@@ -197,7 +192,7 @@ Test(masked_files, the_digest_of_a_bin)
 static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(void))
 {
     char prefix[128];
-    nd_megatron_output out;
+    nd_token_files out;
     nd_corpus_piece pieces[] = {
         {.ids = {(int32_t[]){1, 2, 3}, 3, 0}, .ends = {(int32_t[]){3}, 1, 0}},
         {.ids = {(int32_t[]){4, 5}, 2, 0}, .ends = {(int32_t[]){2}, 1, 0}}};
@@ -205,12 +200,12 @@ static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(voi
         pieces[i].spans = (nd_ids){spans[i], 2, 0};
     }
     snprintf(prefix, sizeof prefix, "%s/p", dir.path);
-    assert_ok(nd_megatron_output_open(prefix, 100, &out));
-    assert_ok(nd_megatron_output_write(&out, &pieces[0]));
-    assert_ok(nd_megatron_output_write(&out, &pieces[1]));
+    assert_ok(nd_token_files_open(prefix, 100, NULL, &out));
+    assert_ok(nd_token_files_write(&out, &pieces[0]));
+    assert_ok(nd_token_files_write(&out, &pieces[1]));
     nd_status status = before_commit ? before_commit() : ND_OK;
-    status = status == ND_OK ? nd_megatron_output_commit(&out) : status;
-    nd_megatron_output_fini(&out);
+    status = status == ND_OK ? nd_token_files_commit(&out) : status;
+    nd_token_files_fini(&out);
     return status;
 }
 

@@ -531,18 +531,17 @@ Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
 /* Which would say whether another process writes it. */
 Test(token_cache, a_new_token_file_that_lies_there_needs_locks)
 {
-    nd_token_output first, second;
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "new.bin"));
+    nd_token_files first, second;
+    char prefix[128];
+    snprintf(prefix, sizeof prefix, "%s/new", dir.path);
     atomic_store(&shared_locks->none, true);
-    assert_ok(nd_token_output_open(path, 100, 0, NULL, &first));
-    assert_fails(nd_token_output_open(path, 100, 0, NULL, &second), ND_ERR_CANTCREATE,
+    assert_ok(nd_token_files_open(prefix, 100, NULL, &first));
+    assert_fails(nd_token_files_open(prefix, 100, NULL, &second), ND_ERR_CANTCREATE,
                  "remove it when none does");
-    assert_ok(nd_token_output_append(&first, "ab", 2));
-    assert_ok(nd_token_output_sync(&first));
-    assert_ok(nd_token_output_rename(&first));
-    nd_token_output_fini(&first);
-    cr_expect(tempdir_has_path(path));
+    nd_token_files_fini(&second);
+    assert_ok(nd_token_files_commit(&first));
+    nd_token_files_fini(&first);
+    cr_expect(tempdir_has_path(tempdir_file(&dir, "new.bin")));
     cr_expect_not(tempdir_has_path(tempdir_file(&dir, "new.bin.part")));
 }
 
@@ -747,7 +746,7 @@ Test(token_cache, the_index_of_many_documents)
 {
     enum { DOCUMENTS = 10000 };
     static int32_t ids[2 * DOCUMENTS], ends[DOCUMENTS];
-    nd_megatron_output out;
+    nd_token_files out;
     char prefix[128], *data;
     size_t size;
     int32_t tokens = 0;
@@ -757,10 +756,10 @@ Test(token_cache, the_index_of_many_documents)
     }
     const nd_corpus_piece piece = {.ids = {ids, (size_t)tokens, 0}, .ends = {ends, DOCUMENTS, 0}};
     snprintf(prefix, sizeof prefix, "%s/many", dir.path);
-    assert_ok(nd_megatron_output_open(prefix, 65500, &out));
-    assert_ok(nd_megatron_output_write(&out, &piece));
-    assert_ok(nd_megatron_output_commit(&out));
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
+    assert_ok(nd_token_files_write(&out, &piece));
+    assert_ok(nd_token_files_commit(&out));
+    nd_token_files_fini(&out);
     assert_ok(nd_fs_read(tempdir_file(&dir, "many.idx"), 1 << 20, ND_ERR_DATA, &data, &size));
     cr_assert_eq(size, 34 + 12 * DOCUMENTS + 8 * (DOCUMENTS + 1));
     const uint8_t *lengths = (const uint8_t *)data + 34, *places = lengths + 4 * DOCUMENTS;
@@ -779,7 +778,7 @@ Test(token_cache, the_index_of_many_documents)
 /* The pair that Megatron-LM reads. */
 Test(token_cache, megatron_files)
 {
-    nd_megatron_output out;
+    nd_token_files out;
     const nd_corpus_piece first = {.ids = {(int32_t[]){1, 2, 3, 4}, 4, 0},
                                    .ends = {(int32_t[]){3}, 1, 0}};
     const nd_corpus_piece second = {.ids = {(int32_t[]){5, 65499}, 2, 0},
@@ -787,12 +786,12 @@ Test(token_cache, megatron_files)
     char prefix[128], *data;
     size_t size;
     snprintf(prefix, sizeof prefix, "%s/out", dir.path);
-    assert_ok(nd_megatron_output_open(prefix, 65499, &out));
-    assert_ok(nd_megatron_output_write(&out, &first));
-    assert_ok(nd_megatron_output_write(&out, &second));
+    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
+    assert_ok(nd_token_files_write(&out, &first));
+    assert_ok(nd_token_files_write(&out, &second));
     cr_expect_not(tempdir_has_path(tempdir_file(&dir, "out.bin")));
-    assert_ok(nd_megatron_output_commit(&out));
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_commit(&out));
+    nd_token_files_fini(&out);
     assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
     cr_assert_eq(size, 12);
     cr_expect_eq(memcmp(data, (uint16_t[]){1, 2, 3, 4, 5, 65499}, 12), 0);
@@ -805,31 +804,31 @@ Test(token_cache, megatron_files)
     cr_expect_eq(memcmp(data + 46, (int64_t[]){0, 6, 10}, 24), 0);
     cr_expect_eq(memcmp(data + 70, (int64_t[]){0, 1, 2, 3}, 32), 0);
     free(data);
-    assert_ok(nd_megatron_output_open(prefix, 65500, &out));
-    cr_expect_eq(out.bin.width, 4);
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
+    cr_expect_eq(out.width, 4);
+    nd_token_files_fini(&out);
     /* A new pair, and what a killed process left. */
-    nd_megatron_output second_one;
+    nd_token_files second_one;
     static const char what_was_left[200];
     tempdir_write(&dir, "out.idx.part", what_was_left, sizeof what_was_left);
-    assert_ok(nd_megatron_output_open(prefix, 65499, &out));
-    assert_fails(nd_megatron_output_open(prefix, 65499, &second_one), ND_ERR_CANTCREATE,
+    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
+    assert_fails(nd_token_files_open(prefix, 65499, NULL, &second_one), ND_ERR_CANTCREATE,
                  "another process writes");
-    nd_megatron_output_fini(&second_one);
+    nd_token_files_fini(&second_one);
     cr_expect(tempdir_has_path(tempdir_file(&dir, "out.bin.part")));
-    assert_ok(nd_megatron_output_write(&out, &second));
-    assert_ok(nd_megatron_output_commit(&out));
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_write(&out, &second));
+    assert_ok(nd_token_files_commit(&out));
+    nd_token_files_fini(&out);
     assert_ok(nd_fs_read(tempdir_file(&dir, "out.idx"), 1000, ND_ERR_DATA, &data, &size));
     cr_expect_eq(size, 34 + 2 * 12 + 3 * 8);
     free(data);
     /* An index that cannot be replaced: the old .bin stays with it. */
     cr_assert_eq(unlink(tempdir_file(&dir, "out.idx")), 0);
     cr_assert_eq(mkdir(tempdir_file(&dir, "out.idx"), 0700), 0);
-    assert_ok(nd_megatron_output_open(prefix, 65499, &out));
-    assert_ok(nd_megatron_output_write(&out, &first));
-    assert_fails(nd_megatron_output_commit(&out), ND_ERR_CANTCREATE, "cannot be replaced");
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
+    assert_ok(nd_token_files_write(&out, &first));
+    assert_fails(nd_token_files_commit(&out), ND_ERR_CANTCREATE, "cannot be replaced");
+    nd_token_files_fini(&out);
     assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
     cr_expect_eq(size, 4);
     free(data);

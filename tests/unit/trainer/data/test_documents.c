@@ -82,11 +82,11 @@ static nd_dataset *as_rows(const text_of *text, bool one)
 /* Takes over what the piece holds. */
 static void write_piece(const char *prefix, nd_corpus_piece *piece)
 {
-    nd_megatron_output files;
-    assert_ok(nd_megatron_output_open(prefix, 256, &files));
-    assert_ok(nd_megatron_output_write(&files, piece));
-    assert_ok(nd_megatron_output_commit(&files));
-    nd_megatron_output_fini(&files);
+    nd_token_files files;
+    assert_ok(nd_token_files_open(prefix, 256, NULL, &files));
+    assert_ok(nd_token_files_write(&files, piece));
+    assert_ok(nd_token_files_commit(&files));
+    nd_token_files_fini(&files);
     free(piece->ids.data);
     free(piece->ends.data);
     free(piece->spans.data);

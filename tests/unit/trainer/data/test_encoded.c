@@ -122,16 +122,16 @@ Test(encoded, blocks_are_those_of_the_megatron_files)
 {
     static const char text[] = "{\"text\":\"the first one, some words\"}\n{\"text\":\"second\"}\n";
     nd_dataset *encoded, *file;
-    nd_megatron_output out;
+    nd_token_files out;
     corpus_result all;
     char prefix[128], digest[65], again[65];
     assert_ok(open_text(text, VOCAB, &encoded));
     encode_rows(text, &all);
     snprintf(prefix, sizeof prefix, "%s/pair", dir.path);
-    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
-    assert_ok(nd_megatron_output_write(&out, &(nd_corpus_piece){.ids = all.ids, .ends = all.ends}));
-    assert_ok(nd_megatron_output_commit(&out));
-    nd_megatron_output_fini(&out);
+    assert_ok(nd_token_files_open(prefix, VOCAB, NULL, &out));
+    assert_ok(nd_token_files_write(&out, &(nd_corpus_piece){.ids = all.ids, .ends = all.ends}));
+    assert_ok(nd_token_files_commit(&out));
+    nd_token_files_fini(&out);
     assert_ok(nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &file));
     cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(file));
     for (int64_t b = 0; b < nd_dataset_blocks(file); b++) {
