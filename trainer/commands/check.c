@@ -29,12 +29,6 @@ static nd_status begin(nd_worker *worker)
     return nd_identity_read(&worker->identity);
 }
 
-/* For the comparison between nodes, where paths may differ: digests of what the files hold. */
-static void print_digest(void *context, const char *key, const char *hex)
-{
-    printf("digest %s %s\n", key, hex);
-}
-
 static void print_good(const nd_config *config, const nd_inputs *inputs)
 {
     char mesh[128];
@@ -97,7 +91,8 @@ static nd_status check(const nd_command_call *call)
     }
     ND_TRY_OUT(nd_resume_preflight(config, &inputs));
     if (config->launch.nnodes > 1) {
-        ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
+        /* For the comparison between nodes, where paths may differ. */
+        ND_TRY_OUT(nd_inputs_print_digests(&inputs, "digest ", ' ', stdout));
     }
     if (!called_by_ndlaunch()) { /* else rank 0 says it */
         nd_banner_warn_of_documents(config, &inputs.shape, gpu, NULL);

@@ -46,10 +46,11 @@ enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
 
 static const char text_key[] = "configuration of rank 0", explained[] = "configurations differ";
 
-nd_status nd_inputs_each_digest(const nd_inputs *inputs,
-                                void (*visit)(void *context, const char *key, const char *hex),
-                                void *context)
+nd_status nd_inputs_print_digests(const nd_inputs *inputs, const char *before, char between,
+                                  FILE *out)
 {
+    const nd_dataset *const data[] = {inputs->data, inputs->validation};
+    static const char *const keys[] = {"data.path", "data.validation_path"};
     char hex[HEX_BYTES], *text = NULL;
     size_t size;
     FILE *shape = open_memstream(&text, &size);
@@ -63,38 +64,30 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
     nd_status status = nd_sha256(text, strlen(text), hex);
     free(text);
     ND_TRY(status);
-    visit(context, "model.config", hex);
-    ND_TRY(nd_dataset_digest(inputs->data, hex));
-    visit(context, "data.path", hex);
-    if (inputs->validation) {
-        ND_TRY(nd_dataset_digest(inputs->validation, hex));
-        visit(context, "data.validation_path", hex);
+    fprintf(out, "%smodel.config%c%s\n", before, between, hex);
+    for (int i = 0; i < 2 && data[i]; i++) {
+        ND_TRY(nd_dataset_digest(data[i], hex));
+        fprintf(out, "%s%s%c%s\n", before, keys[i], between, hex);
     }
     return ND_OK;
-}
-
-static void append_digest(void *context, const char *key, const char *hex)
-{
-    fprintf(context, "%s=%s\n", key, hex);
 }
 
 static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char **out)
 {
     char *settings = NULL;
     size_t bytes;
+    nd_status status = ND_OK;
     ND_TRY(nd_config_job_text(config, &settings));
     FILE *text = open_memstream(out, &bytes);
-    if (!text) {
-        free(settings);
-        return nd_fail_memory("the settings of the job");
+    if (text) {
+        fputs(settings, text);
+        status = nd_inputs_print_digests(inputs, "", '=', text);
     }
-    fputs(settings, text);
-    nd_status status = nd_inputs_each_digest(inputs, append_digest, text);
     free(settings);
-    if (fclose(text) != 0 && status == ND_OK) { /* what could not grow is not compared */
+    if (!text || (fclose(text) != 0 && status == ND_OK)) { /* a part of it is not compared */
         status = nd_fail_memory("the settings of the job");
     }
-    if (status != ND_OK) {
+    if (text && status != ND_OK) {
         free(*out);
     }
     return status;

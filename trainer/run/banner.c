@@ -53,25 +53,19 @@ static void print_settings(const nd_config *config)
     nd_config_fini(&context.defaults);
 }
 
-static void print_cpus(const nd_worker *worker)
+/* Threads of different workers that share a CPU wait for each other at the end of every parallel
+ * region. */
+static void print_cpus(const nd_run *run)
 {
-    const nd_affinity *a = &worker->affinity;
+    const nd_affinity *a = &run->worker->affinity;
+    const int workers = run->worker->peers.sharers, threads = a->threads * workers;
     char cores[32] = "";
     if (a->cores < a->allowed) {
         snprintf(cores, sizeof cores, " of %d core%s", a->cores, a->cores == 1 ? "" : "s");
     }
-    nd_log_info("cpus: %d%s for %d local worker%s, %d thread%s each%s", a->allowed, cores,
-                worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s", a->threads,
-                a->threads == 1 ? "" : "s",
+    nd_log_info("cpus: %d%s for %d local worker%s, %d thread%s each%s", a->allowed, cores, workers,
+                workers == 1 ? "" : "s", a->threads, a->threads == 1 ? "" : "s",
                 a->bound ? ", bound" : ", not bound: more workers than cpus");
-}
-
-/* Threads of different workers that share a CPU wait for each other at the end of every parallel
- * region. */
-static void warn_of_threads(const nd_run *run)
-{
-    const nd_affinity *a = &run->worker->affinity;
-    int workers = run->worker->peers.sharers, threads = a->threads * workers;
     if (run->config->launch.threads_per_worker > 1 && threads > a->allowed) {
         nd_log_warning(
             "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s, so steps "
@@ -79,23 +73,6 @@ static void warn_of_threads(const nd_run *run)
             a->threads, workers, threads, a->allowed, a->allowed == 1 ? "" : "s",
             a->cores > workers ? a->cores / workers : 1);
     }
-}
-
-/* How many tokens count in the loss: a mask that is lost, or one too strict, shows here. */
-static nd_status print_counted(const char *what, const nd_dataset *data)
-{
-    const int64_t tokens = nd_dataset_tokens(data);
-    int64_t ignored;
-    ND_TRY(nd_dataset_ignored(data, &ignored));
-    if (ignored == 0) {
-        nd_log_info("%s: all tokens%s count in the loss", what,
-                    nd_dataset_is_separate(data) ? " but the first of each document" : "");
-        return ND_OK;
-    }
-    nd_log_info("%s: %lld of %lld tokens count in the loss (%.1f %%)", what,
-                (long long)(tokens - ignored), (long long)tokens,
-                100.0 * (double)(tokens - ignored) / (double)tokens);
-    return ND_OK;
 }
 
 /* Settings of documents that these data have no use for. */
@@ -113,55 +90,66 @@ static void print_unused(const char *what, const nd_dataset *data, const nd_conf
     }
 }
 
-/* The documents that are separate, as far as their number is known. */
-static void print_separate(const char *what, int64_t documents, const nd_config *config)
+/* The documents that are separate, as far as their number is known, and what became of rows that
+ * are kept whole. */
+static void print_separate(const char *what, const nd_dataset_facts *facts, const nd_config *config)
 {
+    const int64_t documents = config->data.end_of_text < 0 ? facts->documents : -1;
     char count[32] = "";
-    if (documents == 1) {
-        nd_log_info("%s: 1 document: data.documents separate changes nothing", what);
-        return;
-    }
     if (documents > 1) {
         snprintf(count, sizeof count, "%lld ", (long long)documents);
     }
-    nd_log_info(
-        "%s: %sdocuments are separate: a token sees the tokens before it in its own document, "
-        "and positions %s (data.documents, data.positions)",
-        what, count,
-        config->data.positions == ND_POSITIONS_RUNNING ? "run on over a block"
-                                                       : "begin at 0 in each");
+    if (documents == 1) {
+        nd_log_info("%s: 1 document: data.documents separate changes nothing", what);
+    } else {
+        nd_log_info("%s: %sdocuments are separate: a token sees the tokens before it in its own "
+                    "document, and positions %s (data.documents, data.positions)",
+                    what, count,
+                    config->data.positions == ND_POSITIONS_RUNNING ? "run on over a block"
+                                                                   : "begin at 0 in each");
+    }
+    if (facts->long_rows > 0) {
+        nd_log_info("%s: %lld rows are longer than a block of %lld tokens and are %s "
+                    "(data.long_rows)",
+                    what, (long long)facts->long_rows, (long long)config->train.sequence_length + 1,
+                    facts->drops ? "left out" : "cut");
+    }
+    if (facts->padding > 0) {
+        nd_log_info("%s: %.2f %% of the tokens are padding, since rows stay whole", what,
+                    100 * facts->padding);
+    }
 }
 
-/* What a token sees, and what became of rows that are kept whole. */
-static void print_documents(const char *what, const nd_dataset *data, const nd_config *config)
+/* What a token sees, and how many tokens count in the loss: a mask that is lost, or one too strict,
+ * shows here. */
+static nd_status print_facts(const char *what, const nd_dataset *data, const nd_config *config)
 {
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
     const nd_documents_rule rule = nd_dataset_documents(data);
+    const int64_t tokens = nd_dataset_tokens(data);
+    int64_t ignored;
     print_unused(what, data, config);
     if (rule == ND_DOCUMENTS_AUTO) {
         nd_log_info("%s: documents of some sources are separate, and those of others are joined "
                     "(data.documents)",
                     what);
-        return;
+    } else if (rule == ND_DOCUMENTS_JOIN) {
+        nd_log_info("%s: documents are joined: a token sees all tokens before it in its block, "
+                    "also those of other documents (data.documents)",
+                    what);
+    } else {
+        print_separate(what, &facts, config);
     }
-    if (rule == ND_DOCUMENTS_JOIN) {
-        nd_log_info(
-            "%s: documents are joined: a token sees all tokens before it in its block, also "
-            "those of other documents (data.documents)",
-            what);
-        return;
+    ND_TRY(nd_dataset_ignored(data, &ignored));
+    if (ignored == 0) {
+        nd_log_info("%s: all tokens%s count in the loss", what,
+                    nd_dataset_is_separate(data) ? " but the first of each document" : "");
+    } else {
+        nd_log_info("%s: %lld of %lld tokens count in the loss (%.1f %%)", what,
+                    (long long)(tokens - ignored), (long long)tokens,
+                    100.0 * (double)(tokens - ignored) / (double)tokens);
     }
-    print_separate(what, config->data.end_of_text < 0 ? facts.documents : -1, config);
-    if (facts.long_rows > 0) {
-        nd_log_info("%s: %lld rows are longer than a block of %lld tokens and are %s "
-                    "(data.long_rows)",
-                    what, (long long)facts.long_rows, (long long)config->train.sequence_length + 1,
-                    facts.drops ? "left out" : "cut");
-    }
-    if (facts.padding > 0) {
-        nd_log_info("%s: %.2f %% of the tokens are padding, since rows stay whole", what,
-                    100 * facts.padding);
-    }
+    return ND_OK;
 }
 
 /* How often the run reads each source, and how much of it counts. */
@@ -187,8 +175,7 @@ static nd_status print_sources(const nd_dataset *data, const nd_config *config)
             exact ? "" : "about ", 100.0 * (double)had[j] / (double)samples,
             (double)had[j] / (double)nd_dataset_blocks(source));
         snprintf(what, sizeof what, "source %.100s", name);
-        print_documents(what, source, config);
-        ND_TRY_OUT(print_counted(what, source));
+        ND_TRY_OUT(print_facts(what, source, config));
     }
 out:
     free(had);
@@ -253,12 +240,9 @@ static nd_status print_data(const nd_run *run)
                     config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
                     (long long)step_blocks, (long long)config->train.steps);
     }
-    print_documents("training data", run->inputs->data, config);
-    ND_TRY(print_counted("training data", run->inputs->data));
-    if (run->inputs->validation) {
-        print_documents("validation data", run->inputs->validation, config);
-        ND_TRY(print_counted("validation data", run->inputs->validation));
-    }
+    ND_TRY(print_facts("training data", run->inputs->data, config));
+    ND_TRY(run->inputs->validation ? print_facts("validation data", run->inputs->validation, config)
+                                   : ND_OK);
     ND_TRY(print_balance(run->inputs->data, run->rank));
     ND_TRY(print_sources(run->inputs->data, config));
     if (step_blocks > blocks) {
@@ -350,8 +334,7 @@ nd_status nd_banner_print(const nd_run *run)
         nd_log_info("instruction set: %s; %s", nd_ops_machine(r->device),
                     nd_ops_products(r->device));
     }
-    print_cpus(run->worker);
-    warn_of_threads(run);
+    print_cpus(run);
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",
                 (double)nd_shape_parameters(&r->shape) * 1e-6,

@@ -98,24 +98,6 @@ out:
 
 /* What data.path and data.validation_path name. */
 
-/* Takes the dataset over when it fails. */
-static nd_status set_documents(const nd_config *config, const nd_inputs *inputs, nd_dataset **data)
-{
-    const nd_shape *shape = &inputs->shape;
-    const nd_document_rules rules = {
-        .rule = config->data.documents,
-        .end_of_text = config->data.end_of_text,
-        .model_end = shape->eos_is_default ? -1 : shape->eos_id,
-        .drop_long = config->data.long_rows == ND_LONG_ROWS_DROP,
-    };
-    nd_status status = nd_dataset_set_documents(*data, &rules);
-    if (status != ND_OK) {
-        nd_dataset_close(*data);
-        *data = NULL;
-    }
-    return status;
-}
-
 /* A text that the tokenizer encodes, or JSON lines or a compressed text that are read as bytes: a
  * file, a folder or a pattern. */
 static nd_status open_text(const nd_config *config, const nd_inputs *inputs, const char *path,
@@ -152,7 +134,31 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
     nd_status status =
         nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
     free(separator);
-    return status == ND_OK ? set_documents(config, inputs, out) : status;
+    return status;
+}
+
+/* One text, or one file of token ids. */
+static nd_status open_one(const nd_config *config, const nd_inputs *inputs, const char *path,
+                          bool is_text, nd_dataset **out)
+{
+    const nd_shape *shape = &inputs->shape;
+    const nd_document_rules rules = {
+        .rule = config->data.documents,
+        .end_of_text = config->data.end_of_text,
+        .model_end = shape->eos_is_default ? -1 : shape->eos_id,
+        .drop_long = config->data.long_rows == ND_LONG_ROWS_DROP,
+    };
+    /* A tokenizer is the one that made the ids. */
+    const char *tokenizer = inputs->tokenizer ? "file" : config->data.tokenizer;
+    ND_TRY(is_text ? open_text(config, inputs, path, out)
+                   : nd_dataset_open(path, config->data.format, tokenizer, shape->vocab,
+                                     config->train.sequence_length, out));
+    const nd_status status = nd_dataset_set_documents(*out, &rules);
+    if (status != ND_OK) {
+        nd_dataset_close(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
 static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -163,36 +169,26 @@ static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
 /* A text whose bytes are taken as they are has no use for rules of encoding. */
 static nd_status check_bytes(const nd_config *config, const char *path)
 {
-    if (config->data.document_separator[0]) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.document_separator is set, but \"%s\" is read as bytes, in which no "
-                       "document ends; name a tokenizer (data.tokenizer), or leave it out",
-                       path);
+    const bool separator = config->data.document_separator[0];
+    if (!separator && config->data.invalid_utf8 != ND_CHOOSE_INVALID_REFUSE) {
+        return ND_OK;
     }
-    if (config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.invalid_utf8 is refuse, but \"%s\" is read as bytes, which may be "
-                       "anything; name a tokenizer (data.tokenizer), or leave it out",
-                       path);
-    }
-    return ND_OK;
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s, but \"%s\" is read as bytes, %s; name a tokenizer (data.tokenizer), or "
+                   "leave it out",
+                   separator ? "data.document_separator is set" : "data.invalid_utf8 is refuse",
+                   path, separator ? "in which no document ends" : "which may be anything");
 }
 
-/* A file of token ids, or a text. */
-static nd_status open_path(const nd_config *config, const nd_inputs *inputs, const char *path,
+static nd_status open_file(const nd_config *config, const nd_inputs *inputs, const char *path,
                            nd_dataset **out)
 {
-    const nd_data_format format = config->data.format;
+    const bool bytes = reads_bytes(config, inputs);
     bool ids = false, streamed = false;
-    ND_TRY(nd_data_holds(path, format, &ids, &streamed));
-    if ((inputs->tokenizer && !ids) || (streamed && reads_bytes(config, inputs))) {
-        return open_text(config, inputs, path, out);
-    }
-    ND_TRY(!ids && reads_bytes(config, inputs) ? check_bytes(config, path) : ND_OK);
-    ND_TRY(nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
-                           inputs->tokenizer ? "file" : config->data.tokenizer, inputs->shape.vocab,
-                           config->train.sequence_length, out));
-    return set_documents(config, inputs, out);
+    ND_TRY(nd_data_holds(path, config->data.format, &ids, &streamed));
+    const bool is_text = (inputs->tokenizer && !ids) || (streamed && bytes);
+    ND_TRY(!is_text && !ids && bytes ? check_bytes(config, path) : ND_OK);
+    return open_one(config, inputs, path, is_text, out);
 }
 
 /* Makes one text of the parts, which it takes over, and closes them where that or their opening
@@ -216,7 +212,7 @@ static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
     nd_status status = ND_ALLOC(files->count, &parts);
     for (; count < (int)files->count && status == ND_OK; count++) {
         parts[count].name = "";
-        status = open_path(config, inputs, files->list[count].path, &parts[count].data);
+        status = open_file(config, inputs, files->list[count].path, &parts[count].data);
     }
     return join_parts(parts, count, status, out);
 }
@@ -228,7 +224,7 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
     bool several = false;
     ND_TRY(nd_corpus_is_several(path, &several));
     if (!several) {
-        return open_path(config, inputs, path, out);
+        return open_file(config, inputs, path, out);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
     const bool ids = files.count > 0;
@@ -253,8 +249,8 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
         }
     }
     if (status == ND_OK) {
-        status =
-            one ? open_text(config, inputs, path, out) : open_files(config, inputs, &files, out);
+        status = one ? open_one(config, inputs, path, true, out)
+                     : open_files(config, inputs, &files, out);
     }
     nd_corpus_files_fini(&files);
     return status;
@@ -308,27 +304,26 @@ nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
                        .step = nd_step_blocks(config)};
 }
 
-/* The files of a folder or a pattern in data.path have none that is in data.validation_path: it
- * would be trained on. What cannot be listed is told of when it is opened. */
-static nd_status check_apart(const nd_config *config, const nd_data_source *training,
-                             const nd_data_source *validation)
+/* A file of data.validation_path that a folder or a pattern in data.path has too would be trained
+ * on. What cannot be listed is told of when it is opened. */
+static nd_status check_apart(const nd_config *config, const char *training, const char *validation)
 {
     nd_corpus_files files = {0};
     struct stat own, other;
     nd_fs_kind kind;
     bool several = false, same = false;
-    nd_status status = nd_corpus_is_several(training->path, &several);
-    if (status == ND_OK && several && nd_fs_look(validation->path, &kind, &own) == ND_OK &&
-        kind == ND_FS_FILE) {
-        status = nd_corpus_files_add_tokens(&files, training->path);
+    nd_status status = nd_corpus_is_several(training, &several);
+    status = status == ND_OK ? nd_fs_look(validation, &kind, &own) : status;
+    if (status == ND_OK && several && kind == ND_FS_FILE) {
+        status = nd_corpus_files_add_tokens(&files, training);
         if (status == ND_OK && files.count == 0) {
             nd_corpus_files_fini(&files);
-            status = nd_corpus_files_add(&files, training->path, config->data.format);
+            (void)nd_corpus_files_add(&files, training, config->data.format);
         }
     }
-    for (size_t i = 0; i < files.count && status == ND_OK && !same; i++) {
-        status = nd_fs_look(files.list[i].path, &kind, &other);
-        same = kind != ND_FS_ABSENT && own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+    for (size_t i = 0; i < files.count && !same; i++) {
+        same = nd_fs_look(files.list[i].path, &kind, &other) == ND_OK && kind == ND_FS_FILE &&
+               own.st_dev == other.st_dev && own.st_ino == other.st_ino;
     }
     nd_corpus_files_fini(&files);
     nd_error_clear();
@@ -337,24 +332,22 @@ static nd_status check_apart(const nd_config *config, const nd_data_source *trai
                          "\"%s\" (data.validation_path) is one of the files of \"%s\" (data.path), "
                          "so it would be trained on too; move it elsewhere, or name the training "
                          "files with a pattern that leaves it out",
-                         validation->path, training->path)
+                         validation, training)
                : ND_OK;
 }
 
 static nd_status check_all_apart(const nd_config *config)
 {
-    nd_data_sources training = {0}, validation = {0};
+    nd_data_sources a = {0}, b = {0};
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_data_sources_read("", "data.path", config->data.path, &training));
-    ND_TRY_OUT(nd_data_sources_read("", "data.validation_path", config->data.validation_path,
-                                    &validation));
-    for (int i = 0; i < training.count * validation.count; i++) {
-        ND_TRY_OUT(check_apart(config, &training.list[i / validation.count],
-                               &validation.list[i % validation.count]));
+    ND_TRY_OUT(nd_data_sources_read("", "data.path", config->data.path, &a));
+    ND_TRY_OUT(nd_data_sources_read("", "data.validation_path", config->data.validation_path, &b));
+    for (int i = 0; i < a.count * b.count; i++) {
+        ND_TRY_OUT(check_apart(config, a.list[i / b.count].path, b.list[i % b.count].path));
     }
 out:
-    nd_data_sources_fini(&training);
-    nd_data_sources_fini(&validation);
+    nd_data_sources_fini(&a);
+    nd_data_sources_fini(&b);
     return status;
 }
 

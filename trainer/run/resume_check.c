@@ -176,8 +176,10 @@ typedef struct comparison {
     const char *folder;
     const nd_manifest *manifest;
     nd_manifest_pairs own;
-    bool files;    /* both have a tokenizer.json, by which tokenizers are compared */
-    bool finished; /* no step is left to do */
+    bool logs;        /* what is allowed */
+    bool files;       /* both have a tokenizer.json, by which tokenizers are compared */
+    bool finished;    /* no step is left to do */
+    const char *said; /* the word of what was said: the data are told of once */
     nd_status status;
     char words[1024]; /* of checkpoint.allow, each once */
 } comparison;
@@ -250,14 +252,45 @@ static nd_status fail_pair(const comparison *c, const nd_manifest_pair *own, con
                    c->folder, rule.what, stored, own->value, rule.word, rule.word);
 }
 
+/* Files whose content changed, which their paths do not show, their order, and other samples of a
+ * step. Settings are told of with those that may change. */
+static void log_allowed(comparison *c, const nd_manifest_pair *pair, const char *stored)
+{
+    const identity_rule rule = rule_of(pair->key);
+    if (!c->logs || strcmp(rule.word, c->said) == 0) {
+        return;
+    }
+    if (strcmp(pair->key, step_samples) == 0) {
+        nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
+                    "data go on behind sample %lld, and steps, by which the learning rate's "
+                    "schedule goes, count on from %lld",
+                    stored, pair->value, (long long)c->manifest->samples_seen,
+                    (long long)c->manifest->position.step);
+    } else if (rule.what) {
+        nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
+                    "--resume-allow permits",
+                    rule.word, pair->value, stored);
+    } else if (rule.order) {
+        nd_log_info("resume: %s was %s and is %s, as --resume-allow permits, so that some "
+                    "samples may be left out, or read once more",
+                    pair->key, stored, pair->value);
+    } else {
+        return;
+    }
+    c->said = rule.word;
+}
+
 static void compare(comparison *c, const nd_manifest_pair *pair, const char *stored)
 {
     const identity_rule rule = rule_of(pair->key);
     const size_t used = strlen(c->words);
     const bool file = strcmp(pair->key, tokenizer_file) == 0;
     const bool other = strcmp(rule.word, "data.tokenizer") == 0 && file != c->files;
-    if (!stored || strcmp(stored, pair->value) == 0 || other ||
-        holds(c->config->checkpoint.allow, rule.word) || (rule.order && c->finished)) {
+    if (!stored || strcmp(stored, pair->value) == 0 || other || (rule.order && c->finished)) {
+        return;
+    }
+    if (holds(c->config->checkpoint.allow, rule.word)) {
+        log_allowed(c, pair, stored);
         return;
     }
     if (c->status == ND_OK) {
@@ -360,39 +393,6 @@ static void log_setting(void *context, const char *key, const char *value, bool 
     }
 }
 
-/* Files whose content changed, which their paths do not show, and other samples of a step. The
- * checks have let them pass. */
-static void log_identity(const comparison *c)
-{
-    const char *said = ""; /* the word of what was said: the data are told of once */
-    for (int i = 0; i < c->own.count; i++) {
-        const nd_manifest_pair *pair = &c->own.list[i];
-        const char *stored = find_stored(c, pair->key);
-        const identity_rule rule = rule_of(pair->key);
-        const bool is_key = rule.word == pair->key; /* as log_setting tells */
-        if (is_key || !stored || strcmp(stored, pair->value) == 0 || strcmp(rule.word, said) == 0 ||
-            (rule.order && c->finished)) {
-            continue;
-        }
-        if (strcmp(pair->key, step_samples) == 0) {
-            nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
-                        "data go on behind sample %lld, and steps, by which the learning rate's "
-                        "schedule goes, count on from %lld",
-                        stored, pair->value, (long long)c->manifest->samples_seen,
-                        (long long)c->manifest->position.step);
-        } else if (rule.what) {
-            nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
-                        "--resume-allow permits",
-                        rule.word, pair->value, stored);
-        } else if (rule.order) {
-            nd_log_info("resume: %s was %s and is %s, as --resume-allow permits, so that some "
-                        "samples may be left out, or read once more",
-                        pair->key, stored, pair->value);
-        }
-        said = rule.word;
-    }
-}
-
 /* train.validation_batches counts for each data-parallel rank. */
 static void log_validation(const comparison *c)
 {
@@ -426,7 +426,6 @@ static nd_status log_changes(comparison *c)
         nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
                        "--checkpoint-export-model true they do, as before");
     }
-    log_identity(c);
     log_validation(c);
     return nd_config_each(c->config, log_setting, c);
 }
@@ -434,7 +433,12 @@ static nd_status log_changes(comparison *c)
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs)
 {
-    comparison c = {.config = config, .inputs = inputs, .folder = folder, .manifest = manifest};
+    comparison c = {.config = config,
+                    .inputs = inputs,
+                    .folder = folder,
+                    .manifest = manifest,
+                    .logs = logs,
+                    .said = ""};
     nd_status status = ND_OK;
     ND_TRY(nd_shape_compare(&manifest->shape, folder, &inputs->shape, "the model of this run"));
     ND_TRY_OUT(nd_resume_identity(config, inputs, &c.own));

@@ -61,10 +61,10 @@ nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *id
  */
 nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder,
                                    const char *model_config, char **out);
-/* Calls visit("model.config", 64 hexadecimal digits), then data.path and data.validation_path. */
-nd_status nd_inputs_each_digest(const nd_inputs *inputs,
-                                void (*visit)(void *context, const char *key, const char *hex),
-                                void *context);
+/* Prints BEFORE, key, BETWEEN and 64 hexadecimal digits, a line for the model's config and each of
+ * data.path and data.validation_path. */
+nd_status nd_inputs_print_digests(const nd_inputs *inputs, const char *before, char between,
+                                  FILE *out);
 
 /*
  * Ranks that no ndlaunch started compare their configurations themselves: the keys of the job, and

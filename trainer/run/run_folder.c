@@ -308,7 +308,6 @@ static nd_status describe_place(nd_run *s)
 {
     const char *id = s->worker->identity.run_id;
     nd_run_place *place = &s->place;
-    struct timespec now;
     if (!realpath(s->dir, place->path)) {
         return nd_fail(ND_ERR_IO, "the run folder %s is gone: %s", s->dir, strerror(errno));
     }
@@ -319,9 +318,7 @@ static nd_status describe_place(nd_run *s)
     if (!is_looked_at(s)) {
         return ND_OK;
     }
-    clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(place->mark, sizeof place->mark, "%012llx.%08lx.%016llx",
-             (unsigned long long)now.tv_sec, (unsigned long)now.tv_nsec,
+    snprintf(place->mark, sizeof place->mark, "%012llx.%016llx", (unsigned long long)time(NULL),
              (unsigned long long)(nd_clock_ns() ^ getpid()));
     return nd_run_lock_mark(&s->lock, s->dir, place->mark);
 }

@@ -6,10 +6,9 @@
  * table, and closes them in the reverse order. Every rank calls the functions of a run, in the same
  * order, except where their comment says that rank 0 does.
  *
- * run.json holds everything that is needed to say later what a run was. It is written once, before
- * step 1, to a temporary file that is synced and then renamed, so it is whole or absent. A run that
- * is resumed in its folder leaves run-2.json, run-3.json, ..., and appends to metrics.jsonl.
- * docs/formats.md lists its keys.
+ * run.json says what a run was (docs/formats.md has its keys). It is written once, before step 1,
+ * and is whole or absent. A run that is resumed in its folder leaves run-2.json, run-3.json, ...,
+ * and appends to metrics.jsonl.
  */
 #include <jansson.h>
 
@@ -46,9 +45,9 @@ typedef struct nd_run_best {
     int64_t newest_step; /* the last finite one; 0: none */
     double newest_loss;
     int64_t pending_step; /* of the last checkpoint that was begun; 0: none */
-    double pending_loss;
-    bool pending_validated, pending_durable; /* in either order */
-} nd_run_best;                               /* all zero: nothing yet */
+    double pending_loss;  /* not a number: its state is not validated yet */
+    bool pending_durable;
+} nd_run_best; /* all zero: nothing yet */
 
 /* What the ranks learn from rank 0 about the run folder. */
 typedef struct nd_run_place {
@@ -149,11 +148,9 @@ nd_status nd_run_write_trace(const nd_run *run);
 /* Rank 0 of a run that continues renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_set_aside(const nd_run *run, const char *name);
-/* Rank 0 of a fresh run that ends before step 1: removes what it has written, so that the folder
- * can be used again, and the folder too where this start made it and nobody has put anything there.
- * Without run.json of its own it has written nothing: what lies there is another start's, which
- * trains or has ended.
- */
+/* Rank 0 of a fresh run that ends before step 1 removes what it has written, and the folder too
+ * where this start made it and nobody has put anything there. Without run.json of its own it has
+ * written nothing: what lies there is another start's, which trains or has ended. */
 void nd_run_forget(const nd_run *run);
 /* About what one checkpoint takes, its model included. */
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs);
@@ -181,58 +178,43 @@ typedef struct nd_resume_search {
                                 of another run stay as they are, which each search says */
 } nd_resume_search;
 
-/*
- * Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
- * checkpoint, or it is latest and there is none; the message lists those that are there. Also for
- * auto: all checkpoints of the run are damaged.
- */
+/* Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
+ * checkpoint, it is latest and there is none, or all checkpoints of the run are damaged. */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
 /* Whether the checkpoint lies in the folder of the run that goes on, which may then rename it. */
 bool nd_resume_is_own(const nd_resume *resume);
-/*
- * Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
- * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest)
- * before a restart takes it or pruning counts it. A checkpoint of another run changes nothing.
- */
+/* Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
+ * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest).
+ * A checkpoint of another run changes nothing. */
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 /* Rank 0: a damaged checkpoint of the run becomes checkpoint-N.bad, and that is said. */
 nd_status nd_resume_set_damaged_aside(const char *run, int64_t step);
 
-/*
- * What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
- * of the training data, sequence length, order of samples, samples of a step, optimizer.
- */
+/* What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
+ * of the training data, sequence length, order of samples, samples of a step, optimizer. */
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out);
 /*
  * Compares a checkpoint with the run: its model and nd_resume_identity, and, where no step is left
- * to do, also seed, precision and optimizer. ND_ERR_CONFIG names the
- * first difference with both values, and where there are several the words of checkpoint.allow,
- * which lists what is not compared, for all of them. `logs`: then logs each setting, the content of
- * each file, and the samples of a step that differ although they may.
+ * to do, also seed, precision and optimizer. ND_ERR_CONFIG names the first difference with both
+ * values, and where there are several the words of checkpoint.allow, which lists what is not
+ * compared, for all of them. `logs`: logs what differs although it may.
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs);
 
-/* checkpoints_load.c: what a run goes on from. */
+/* checkpoints.c: what a run goes on from, and what it saves. */
 
 /* Before the run folder is opened: finds the source. It changes nothing. */
 nd_status nd_run_find_source(nd_run *run);
-/*
- * With the run folder open and locked on rank 0: looks for the newest checkpoint of a run that goes
- * on again, and sets damaged ones aside. Weights, moments and position of the trainer: those of the
- * source, or fresh ones. ND_ERR_DATA: a checkpoint that was named is damaged, or all of them are.
- */
+/* With the run folder open and locked on rank 0: looks for the newest checkpoint of a run that goes
+ * on again, and sets damaged ones aside. The trainer gets the state of the source, or a fresh one.
+ * ND_ERR_DATA: a checkpoint that was named is damaged, or all of them are. */
 nd_status nd_run_load_source(nd_run *run);
-/*
- * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
- * the newest good checkpoint; one that is damaged by now is set aside as at the start. The samples
- * of the steps since then are passed over.
- * ND_ERR_NUMERIC with that error's sentence when there is no checkpoint, or after ten rewinds.
- */
+/* After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
+ * the newest good checkpoint, and on behind the samples of the steps since then. ND_ERR_NUMERIC
+ * with that error's sentence when there is no checkpoint, or after ten rewinds. */
 nd_status nd_run_rewind(nd_run *run);
-
-/* checkpoints.c: the checkpoints that a run saves. */
 
 nd_status nd_run_saving_open(nd_run *run);
 /* Ends the process where a thread of the saver still runs, which uses what the run has. */
@@ -243,13 +225,8 @@ nd_status nd_run_saving_step(nd_run *run, const nd_step_result *result);
 /* Between the batches of a validation: goes on with the save in flight. `flag`: the largest
  * nd_trainer_reported_save of all ranks. Errors as above. */
 nd_status nd_run_saving_advance(nd_run *run, int64_t flag);
-/* Waits for the save in flight, if there is one. */
-nd_status nd_run_saving_wait(nd_run *run);
-/*
- * After the last step: waits until the save in flight is durable. A run that was stopped, or is
- * over early, saves its state first.
- * ND_ERR_CANTCREATE when a run that was stopped could not save.
- */
+/* After the last step: waits until the save in flight is durable. A run that was stopped, or is
+ * over early, saves its state first. ND_ERR_CANTCREATE: a run that was stopped could not save. */
 nd_status nd_run_saving_finish(nd_run *run);
 /* A save has ended, if it has: it is logged and recorded. ND_ERR_CANTCREATE: it failed, and
  * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
@@ -276,8 +253,6 @@ nd_status nd_run_best_rewound(nd_run *run);
 /* The saver deletes no checkpoint that is the best one by now. */
 void nd_run_keep_best(const nd_run *run);
 
-/* The best validation: pure bookkeeping, which loads, saves and deletes nothing. */
-
 /* A validation after `step`. The checkpoint of that state may be the best one from now on. */
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss);
 /* A checkpoint of the state after `step` is begun; the one before has ended. */
@@ -286,11 +261,8 @@ void nd_run_best_saving(nd_run_best *best, int64_t step);
 bool nd_run_best_saved(nd_run_best *best, int64_t step);
 /* Early stopping is asked for, and its patience has come to an end. */
 bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config);
-/*
- * What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and
- * the checkpoints of its folder, without losses of another rule, of which it logs how many there
- * are. ND_ERR_DATA, ND_ERR_IO: these cannot be read.
- */
+/* What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and
+ * the checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read. */
 nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
                              int64_t step);
 /* What this start knew before it went back to `step`, joined to what was replayed: the best
@@ -298,10 +270,10 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
 void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step);
 
 /*
- * profile.c: what every rank called in the steps log.profile_steps, as RUN/profile.json, which
- * Perfetto and chrome://tracing open: ranks are processes, and all of them count from one moment,
- * that behind a barrier before the first of these steps. What lies between two steps, such as a
- * validation, is left out. docs/formats.md has the keys.
+ * profile.c: what every rank called in the steps log.profile_steps, as RUN/profile.json
+ * (docs/formats.md): ranks are processes, and all of them count from one moment, that behind a
+ * barrier before the first of these steps. What lies between two steps, such as a validation, is
+ * left out.
  *
  * Each rank writes its part into RUN/profile/, and rank 0 puts the parts together, so the folder
  * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory

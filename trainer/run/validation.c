@@ -22,7 +22,7 @@ static int64_t rule_of(const nd_config *config)
 /* True: the last checkpoint is the best one from now on. */
 static bool settle(nd_run_best *best)
 {
-    bool known = best->pending_validated && best->pending_durable;
+    const bool known = best->pending_durable && !isnan(best->pending_loss);
     if (!known || (best->saved_step > 0 && best->pending_loss >= best->saved_loss)) {
         return false;
     }
@@ -46,7 +46,6 @@ void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t s
         best->newest_loss = loss;
     }
     if (isfinite(loss) && step == best->pending_step) {
-        best->pending_validated = true;
         best->pending_loss = loss;
         (void)settle(best);
     }
@@ -55,8 +54,7 @@ void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t s
 void nd_run_best_saving(nd_run_best *best, int64_t step)
 {
     best->pending_step = step;
-    best->pending_loss = best->newest_loss;
-    best->pending_validated = step > 0 && best->newest_step == step;
+    best->pending_loss = step > 0 && best->newest_step == step ? best->newest_loss : (double)NAN;
     best->pending_durable = false;
 }
 
@@ -145,9 +143,9 @@ void nd_run_keep_best(const nd_run *s)
     }
 }
 
-static bool asks_best(const nd_config *config)
+static bool asks_best(const nd_run *s)
 {
-    return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+    return s->config->checkpoint.load_best || s->config->train.early_stopping_patience > 0;
 }
 
 /* Rank 0, whose status so far is `prepared`, reads what the folder tells of the validations up to
@@ -167,10 +165,9 @@ static nd_status replay(nd_run *s, int64_t step, const char *key, nd_status prep
 
 nd_status nd_run_best_find(nd_run *s)
 {
-    const nd_config *config = s->config;
     const int64_t step = s->trainer->position.step;
     char path[ND_RUN_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
-    if (!s->resume.continues || !asks_best(config)) {
+    if (!s->resume.continues || !asks_best(s)) {
         return ND_OK;
     }
     ND_TRY(replay(s, step, "best validation", ND_OK));
@@ -178,7 +175,7 @@ nd_status nd_run_best_find(nd_run *s)
     if (strcmp(path, s->resume.source) == 0) {
         take_up(&s->best, step);
     }
-    s->over = step < config->train.steps && nd_run_best_is_over(&s->best, config);
+    s->over = step < s->config->train.steps && nd_run_best_is_over(&s->best, s->config);
     if (s->over && s->dir) {
         nd_log_info("the run has ended early, after step %lld: %lld validations in a row were not "
                     "below the lowest loss; it goes on with a larger "
@@ -192,7 +189,7 @@ nd_status nd_run_best_rewound(nd_run *s)
 {
     const int64_t step = s->trainer->position.step;
     char key[64];
-    if (!asks_best(s->config)) {
+    if (!asks_best(s)) {
         return ND_OK;
     }
     const nd_run_best known = s->best;
@@ -217,11 +214,8 @@ static nd_status find_next_best(nd_run *s)
     const nd_status aside = s->dir ? nd_resume_set_damaged_aside(s->place.path, damaged) : ND_OK;
     snprintf(key, sizeof key, "best validation without checkpoint %lld", (long long)damaged);
     ND_TRY(replay(s, s->trainer->position.step, key, aside));
-    if (s->best.saved_step > 0) {
-        return ND_OK;
-    }
-    return error.cause == ND_CAUSE_OWN ? nd_fail(ND_ERR_DATA, "%s", error.message)
-                                       : nd_fail_elsewhere(ND_ERR_DATA, "%s", error.message);
+    nd_error_restore(&error);
+    return s->best.saved_step > 0 ? ND_OK : ND_ERR_DATA;
 }
 
 /* A load that has failed may have written to the weights, so that those of the last step are to be
@@ -272,25 +266,10 @@ static nd_status stop_is_asked(void *context, bool *stop)
 }
 
 /* The loss of a validation is the mean over the labels of all its sets. */
-static void add_sets(const nd_run *s, nd_validation_record *record)
-{
-    double sum = 0;
-    for (int i = 0; i < s->set_count; i++) {
-        sum += s->sets[i].tokens > 0 ? s->sets[i].loss * (double)s->sets[i].tokens : 0.0;
-        record->tokens += s->sets[i].tokens;
-    }
-    if (s->set_count == 1) {
-        record->loss = s->sets[0].loss;
-        return;
-    }
-    record->loss = sum / (double)record->tokens;
-    record->sets = s->sets;
-    record->set_count = s->set_count;
-}
-
-static nd_status run_sets(nd_run *s)
+static nd_status run_sets(nd_run *s, nd_validation_record *record)
 {
     const nd_stop_check check = {stop_is_asked, s};
+    double sum = 0;
     for (int i = 0; i < s->set_count && !s->stopped; i++) {
         nd_source_loss *set = &s->sets[i];
         if (s->set_count > 1) {
@@ -303,7 +282,12 @@ static nd_status run_sets(nd_run *s)
             return nd_fail(status, "\"%s\" in data.validation_path: %s", set->name, error.message);
         }
         ND_TRY(status);
+        sum += set->tokens > 0 ? set->loss * (double)set->tokens : 0.0;
+        record->tokens += set->tokens;
     }
+    record->loss = s->set_count == 1 ? s->sets[0].loss : sum / (double)record->tokens;
+    record->sets = s->set_count > 1 ? s->sets : NULL;
+    record->set_count = s->set_count > 1 ? s->set_count : 0;
     return ND_OK;
 }
 
@@ -333,7 +317,7 @@ static nd_status validate(nd_run *s)
     const nd_trace steps = s->rank->trace;
     const nd_stop_check check = {stop_is_asked, s};
     double begin = nd_clock_seconds();
-    ND_TRY(run_sets(s));
+    ND_TRY(run_sets(s, &record));
     record.seconds = nd_clock_seconds() - begin;
     ND_TRY(nd_run_samples_write(s->samples, &check, &s->sinks, &s->stopped));
     s->validation_seconds += nd_clock_seconds() - begin;
@@ -341,7 +325,6 @@ static nd_status validate(nd_run *s)
     if (s->stopped) {
         return ND_OK;
     }
-    add_sets(s, &record);
     if (record.tokens == 0) { /* no reason to lose what was trained */
         nd_log_warning("the validation after step %lld has no label that counts; check "
                        "data.validation_path, or raise train.validation_batches",
