@@ -48,7 +48,8 @@ typedef enum nd_folder_kind {
     ND_FOLDER_BEGUN = 8,   /* .tmp-checkpoint-... */
     ND_FOLDER_DOOMED = 16, /* .del-checkpoint-... */
     ND_FOLDER_ALL = 31,
-    ND_FOLDER_OURS = 32 /* for nd_folder_list: without those of other programs */
+    ND_FOLDER_OURS = 32 /* for nd_folder_list: without those of other programs, but with links to
+                           nowhere, which may lead to one of ours later */
 } nd_folder_kind;
 
 /* What a name in a run folder says. */
@@ -62,8 +63,6 @@ nd_folder nd_folder_parse(const char *name);
 /* The folders whose names are of these kinds, and links to nowhere, by step, kind and number; owned
  * by the caller. A run that does not exist has none. */
 nd_status nd_folder_list(const char *run, int kinds, nd_folder **out, int *count);
-/* nd_checkpoint_is_ours, and true for a link to nowhere, which may lead to one later. */
-nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
 
 /* "checkpoint-STEP"; returns `out`. */
 enum { ND_CHECKPOINT_NAME_MAX = 32 };
@@ -116,7 +115,7 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
 typedef struct nd_prune_options {
     int64_t keep_last, keep_every, keep, best;
 } nd_prune_options;
-/* Those that go, the newest first; owned by the caller. */
+/* Those that go, the oldest first; owned by the caller. */
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
                                    bool checks_files, nd_folder **out, int *count);
 /* Deletes a folder of ours. ND_ERR_DATA when the manifest of one that was not set aside cannot be

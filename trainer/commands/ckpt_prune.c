@@ -44,7 +44,7 @@ static nd_status delete_older(pruning *p, const nd_prune_options *options)
     int count = 0;
     ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &list, &count));
     nd_status status = ND_OK;
-    for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
+    for (int i = 0; i < count && status == ND_OK; i++) {
         status = delete_one(p, &list[i], list[i].name);
     }
     free(list);

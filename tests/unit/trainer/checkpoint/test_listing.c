@@ -139,7 +139,7 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     nd_prune_options options = {.keep_last = 1, .keep = -1};
     assert_ok(nd_checkpoint_prune_plan(dir.path, &options, true, &list, &count));
     cr_assert_eq(count, 2);
-    cr_assert(list[0].step == 2 && list[1].step == 1);
+    cr_assert(list[0].step == 1 && list[1].step == 2);
     free(list);
     assert_ok(nd_checkpoint_prune_plan(dir.path, &options, false, &list, &count));
     cr_assert_eq(count, 3); /* by its manifest 5 is good */
