@@ -159,14 +159,13 @@ enum { SHAPE_NUMBERS = sizeof shape_numbers / sizeof *shape_numbers };
 /* The kinds of members. */
 
 /*
- * An object of the manifest that is made or read. Each function below makes the member of a value,
- * or sets the value to the member, so that one description of the members does for both. An object
- * is NULL when memory ran out while it was made (json.h); after the first fault that is read
- * nothing is set any more.
+ * The manifest that is made or read, and the object in it whose members come. Each function below
+ * makes the member of a value, or sets the value to the member, so that one description of the
+ * members does for both. After a fault the rest means nothing.
  */
 typedef struct members {
-    json_t *object;
-    const char *path; /* of the file that is read, for messages; NULL: the object is made */
+    json_t *root, *object;
+    const char *path; /* of the file that is read, for messages; NULL: it is made */
     nd_status status;
 } members;
 
@@ -177,40 +176,30 @@ static void fault(members *m, const char *key, const char *what)
     }
 }
 
-static members open_object(const members *m, const char *key)
-{
-    members inner = {
-        .object = m->path ? json_object_get(m->object, key) : json_object(),
-        .path = m->path,
-        .status = m->status,
-    };
-    if (m->path && !json_is_object(inner.object)) {
-        fault(&inner, key, inner.object ? "is not an object" : "is missing");
-    }
-    return inner;
-}
-
-static void close_object(members *m, const char *key, const members *inner)
-{
-    m->status = inner->status;
-    if (!m->path) {
-        nd_json_set(&m->object, key, inner->object);
-    }
-}
-
 /* The member that is read; NULL after a fault. Making: NULL, and the member is this value, which
- * may be NULL and is stolen. */
-static const json_t *exchange(members *m, const char *key, json_t *value)
+ * is stolen. */
+static json_t *exchange(members *m, const char *key, json_t *value)
 {
-    if (!m->path) {
-        nd_json_set(&m->object, key, value);
-        return NULL;
-    }
-    const json_t *found = json_object_get(m->object, key);
-    if (!found) {
+    json_t *found = m->path ? json_object_get(m->object, key) : NULL;
+    if (m->path && !found) {
         fault(m, key, "is missing");
+    } else if (!m->path && json_object_set_new(m->object, key, value) != 0) {
+        m->status = nd_fail_memory("a manifest");
     }
     return found;
+}
+
+/* The members that follow are those of this object. */
+static void enter(members *m, const char *key)
+{
+    m->object = m->root;
+    m->object = m->path ? exchange(m, key, NULL) : json_object();
+    if (m->path && !json_is_object(m->object)) {
+        fault(m, key, "is not an object");
+    } else if (!m->path && json_object_set_new(m->root, key, m->object) != 0) {
+        m->status = nd_fail_memory("a manifest");
+        m->object = NULL;
+    }
 }
 
 static void whole(members *m, const char *key, int64_t least, int64_t most, int64_t *value)
@@ -287,7 +276,7 @@ static void numbers(members *m, const char *key, const number_list *kind, double
             nd_json_append(&list, kind->whole ? json_integer((json_int_t)values[i])
                                               : json_real(values[i]));
         }
-        *count > 0 ? nd_json_set(&m->object, key, list) : json_decref(list);
+        *count > 0 ? (void)exchange(m, key, list) : json_decref(list);
         return;
     }
     const json_t *list = json_object_get(m->object, key);
@@ -380,9 +369,10 @@ static void rope_factors(members *m, const char *key, int64_t pairs,
     }
 }
 
-static void model_members(members *m, nd_shape *shape)
+static void model(members *m, nd_shape *shape)
 {
     const char *types[ND_FAMILY_COUNT], *ropes[ND_ROPE_TYPES];
+    enter(m, "model");
     for (int i = 0; i < ND_FAMILY_COUNT; i++) {
         types[i] = nd_families[i].model_type;
     }
@@ -421,22 +411,22 @@ static void model_members(members *m, nd_shape *shape)
     }
 }
 
-/* NULL: memory ran out. */
+/* An object with the member "model"; owned by the caller. */
 static json_t *model_of(const nd_shape *shape)
 {
     nd_shape copy = *shape;
-    members m = {.object = json_object()};
-    model_members(&m, &copy);
-    return m.object;
+    members m = {.root = json_object()};
+    model(&m, &copy);
+    return m.root;
 }
 
 void nd_shape_print(const nd_shape *shape, FILE *out)
 {
-    json_t *model = model_of(shape);
-    char *json = nd_json_text(model, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    json_t *of = model_of(shape);
+    char *json = nd_json_text(of, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     fprintf(out, "%s %s\n", nd_families[shape->family].model_type, json ? json : "");
     free(json);
-    json_decref(model);
+    json_decref(of);
 }
 
 /* It changes no result: not compared. */
@@ -449,24 +439,14 @@ static bool is_idle(const char *key)
     return idle;
 }
 
-/* A member of two models; NULL: absent, which is 0. */
-static nd_status compare_member(const char *key, const json_t *a, const char *name_a,
-                                const json_t *b, const char *name_b)
+/* A number, word or switch of a model; absent is 0. */
+static const char *value_text(const json_t *value, char out[40])
 {
-    char text[2][40];
-    if (json_is_array(a) || json_is_array(b)) {
-        return nd_fail(ND_ERR_CONFIG, "%s has other %s than %s; these are different models", name_a,
-                       key, name_b);
-    }
-    for (int i = 0; i < 2; i++) {
-        const json_t *value = i == 0 ? a : b;
-        const char *word = json_is_boolean(value) ? (json_is_true(value) ? "true" : "false")
-                                                  : json_string_value(value);
-        word ? snprintf(text[i], sizeof text[i], "%s", word)
-             : snprintf(text[i], sizeof text[i], "%.10g", json_number_value(value));
-    }
-    return nd_fail(ND_ERR_CONFIG, "%s has %s %s, and %s has %s; these are different models", name_a,
-                   key, text[0], name_b, text[1]);
+    snprintf(out, 40, "%.10g", json_number_value(value));
+    return json_is_true(value)     ? "true"
+           : json_is_false(value)  ? "false"
+           : json_is_string(value) ? json_string_value(value)
+                                   : out;
 }
 
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
@@ -477,18 +457,26 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
             ND_ERR_CONFIG, "%s has model_type %s, and %s has %s; these are different models",
             name_a, nd_families[a->family].model_type, name_b, nd_families[b->family].model_type);
     }
-    json_t *of_a = model_of(a), *of_b = model_of(b), *all = json_copy(of_a), *value;
+    char text[2][40];
+    json_t *of_a = model_of(a), *of_b = model_of(b), *value;
+    json_t *x = json_object_get(of_a, "model"), *y = json_object_get(of_b, "model");
+    json_t *all = json_copy(x);
     const char *key;
-    nd_status status = ND_OK;
-    if (json_object_update_missing(all, of_b) != 0) {
-        status = nd_fail_memory("the shapes of two models");
-    }
+    nd_status status = json_object_update_missing(all, y) == 0
+                           ? ND_OK
+                           : nd_fail_memory("the shapes of two models");
     json_object_foreach(all, key, value)
     {
-        const json_t *x = json_object_get(of_a, key), *y = json_object_get(of_b, key);
-        if (status == ND_OK && !json_equal(x, y) && !is_idle(key)) {
-            status = compare_member(key, x, name_a, y, name_b);
+        const json_t *in_a = json_object_get(x, key), *in_b = json_object_get(y, key);
+        if (status != ND_OK || json_equal(in_a, in_b) || is_idle(key)) {
+            continue;
         }
+        status = json_is_array(value)
+                     ? nd_fail(ND_ERR_CONFIG, "%s has other %s than %s; these are different models",
+                               name_a, key, name_b)
+                     : nd_fail(ND_ERR_CONFIG,
+                               "%s has %s %s, and %s has %s; these are different models", name_a,
+                               key, value_text(in_a, text[0]), name_b, value_text(in_b, text[1]));
     }
     json_decref(all);
     json_decref(of_a);
@@ -546,28 +534,24 @@ static bool is_listed_as_fp8(void *tensors, const nd_param *param)
 static void tensors(members *m, nd_manifest *x)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    if (!m->path) {
-        nd_json_set(&m->object, "tensors", tensors_of(x->layout));
-        return;
-    }
-    members in = open_object(m, "tensors");
+    m->object = m->root;
+    json_t *found = exchange(m, "tensors", m->path ? NULL : tensors_of(x->layout));
     const nd_layout_options options = {
-        .shape = &x->shape, .mesh = &one, .converts = is_listed_as_fp8, .context = in.object};
+        .shape = &x->shape, .mesh = &one, .converts = is_listed_as_fp8, .context = found};
     /* With fewer entries than layers no layout is made, however large it would be. */
-    bool same = in.status == ND_OK && json_object_size(in.object) >= (size_t)x->shape.layers;
-    if (same) {
-        in.status = nd_layout_create(&options, &x->layout);
+    bool same = json_object_size(found) >= (size_t)x->shape.layers;
+    if (same && m->status == ND_OK && m->path) {
+        m->status = nd_layout_create(&options, &x->layout);
     }
-    if (same && in.status == ND_OK) {
+    if (same && m->status == ND_OK && m->path) {
         json_t *expected = tensors_of(x->layout);
-        in.status = expected ? ND_OK : nd_fail_memory("a manifest");
-        same = json_equal(expected, in.object);
+        m->status = expected ? ND_OK : nd_fail_memory("a manifest");
+        same = json_equal(expected, found);
         json_decref(expected);
     }
-    if (!same) {
-        fault(&in, "tensors", "are not those of a model of this shape");
+    if (m->path && !same) {
+        fault(m, "tensors", "are not those of a model of this shape");
     }
-    close_object(m, "tensors", &in);
 }
 
 /* Other members. */
@@ -575,16 +559,15 @@ static void tensors(members *m, nd_manifest *x)
 /* Of steps, samples and tokens. A run that goes on from there can still count. */
 static const int64_t count_max = (int64_t)1 << 60;
 
-static void written_by(members *outer, nd_manifest *x)
+static void written_by(members *m, nd_manifest *x)
 {
-    members m = open_object(outer, "written_by");
-    text(&m, "program", x->program, sizeof x->program);
-    text(&m, "host", x->host, sizeof x->host);
-    text(&m, "run_id", x->run_id, sizeof x->run_id);
-    whole(&m, "restart_epoch", 0, INT64_MAX, &x->restart_epoch);
-    text(&m, "time", x->time, sizeof x->time);
-    text(&m, "reason", x->reason, sizeof x->reason);
-    close_object(outer, "written_by", &m);
+    enter(m, "written_by");
+    text(m, "program", x->program, sizeof x->program);
+    text(m, "host", x->host, sizeof x->host);
+    text(m, "run_id", x->run_id, sizeof x->run_id);
+    whole(m, "restart_epoch", 0, INT64_MAX, &x->restart_epoch);
+    text(m, "time", x->time, sizeof x->time);
+    text(m, "reason", x->reason, sizeof x->reason);
 }
 
 /* The losses that a run with train.spike_factor stores, the oldest first; other runs store none. */
@@ -602,51 +585,48 @@ static void recent_losses(members *m, nd_recent_losses *recent)
     recent->count = count;
 }
 
-static void position(members *outer, nd_manifest *x)
+static void position(members *m, nd_manifest *x)
 {
     char what[128];
-    members m = open_object(outer, "position");
-    whole(&m, "step", 0, count_max, &x->position.step);
-    whole(&m, "skipped", 0, x->position.step, &x->position.skipped);
-    whole(&m, "tokens_seen", 0, count_max, &x->position.tokens_seen);
-    whole(&m, "samples_seen", 0, count_max, &x->samples_seen);
-    if (m.path && x->samples_seen < x->position.step) { /* how many a step had may have changed */
+    enter(m, "position");
+    whole(m, "step", 0, count_max, &x->position.step);
+    whole(m, "skipped", 0, x->position.step, &x->position.skipped);
+    whole(m, "tokens_seen", 0, count_max, &x->position.tokens_seen);
+    whole(m, "samples_seen", 0, count_max, &x->samples_seen);
+    if (m->path && x->samples_seen < x->position.step) { /* how many a step had may have changed */
         snprintf(what, sizeof what, "is %lld, but each of its %lld steps has at least one sample",
                  (long long)x->samples_seen, (long long)x->position.step);
-        fault(&m, "samples_seen", what);
+        fault(m, "samples_seen", what);
     }
-    whole(&m, "metrics_bytes", 0, INT64_MAX, &x->metrics_bytes);
-    recent_losses(&m, &x->position.recent);
-    close_object(outer, "position", &m);
+    whole(m, "metrics_bytes", 0, INT64_MAX, &x->metrics_bytes);
+    recent_losses(m, &x->position.recent);
 }
 
-static void mesh(members *outer, nd_manifest *x)
+static void mesh(members *m, nd_manifest *x)
 {
     enum { RANKS_MAX = 1 << 24 };
-    members m = open_object(outer, "mesh");
+    enter(m, "mesh");
     int64_t product = 1;
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
         int64_t size = x->mesh.size[a];
-        whole(&m, nd_axis_name((nd_axis)a), 1, RANKS_MAX, &size);
+        whole(m, nd_axis_name((nd_axis)a), 1, RANKS_MAX, &size);
         x->mesh.size[a] = (int)size;
         product = product <= RANKS_MAX ? product * size : product;
     }
-    if (m.path && product > RANKS_MAX) {
-        fault(&m, "mesh", "has more than 2^24 ranks");
+    if (m->path && product > RANKS_MAX) {
+        fault(m, "mesh", "has more than 2^24 ranks");
     }
     x->writer_count = (int)nd_min(product, RANKS_MAX);
-    close_object(outer, "mesh", &m);
 }
 
-static void cut(members *outer, nd_manifest *x)
+static void cut(members *m, nd_manifest *x)
 {
     int64_t version = ND_CUT_VERSION, chunk_bytes = ND_CHUNK_BYTES;
-    members m = open_object(outer, "cut");
-    whole(&m, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version);
+    enter(m, "cut");
+    whole(m, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version);
     x->checksum =
-        (nd_checksum)word(&m, "checksum", nd_checksum_names, ND_CHECKSUM_COUNT, (int)x->checksum);
-    whole(&m, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk_bytes);
-    close_object(outer, "cut", &m);
+        (nd_checksum)word(m, "checksum", nd_checksum_names, ND_CHECKSUM_COUNT, (int)x->checksum);
+    whole(m, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk_bytes);
 }
 
 static json_t *array_names(int arrays)
@@ -658,22 +638,21 @@ static json_t *array_names(int arrays)
     return names;
 }
 
-static void state(members *outer, nd_manifest *x)
+static void state(members *m, nd_manifest *x)
 {
     char dtype[8] = "F32";
-    members m = open_object(outer, "state");
-    text(&m, "optimizer", x->optimizer, sizeof x->optimizer);
-    const json_t *found = exchange(&m, "arrays", m.path ? NULL : array_names(x->arrays));
-    text(&m, "dtype", dtype, sizeof dtype);
-    if (m.path) {
+    enter(m, "state");
+    text(m, "optimizer", x->optimizer, sizeof x->optimizer);
+    const json_t *found = exchange(m, "arrays", m->path ? NULL : array_names(x->arrays));
+    text(m, "dtype", dtype, sizeof dtype);
+    if (m->path) {
         x->arrays = json_array_size(found) == 1 ? 1 : ND_STATE_KINDS;
         json_t *known = array_names(x->arrays);
         if (strcmp(dtype, "F32") != 0 || !json_equal(found, known)) {
-            fault(&m, "state", "is not one that this program knows");
+            fault(m, "state", "is not one that this program knows");
         }
         json_decref(known);
     }
-    close_object(outer, "state", &m);
 }
 
 /* Whether the name stays in its folder and in a JSON string. */
@@ -686,58 +665,57 @@ static bool is_plain(const char *name)
     return plain;
 }
 
-static void replicated(members *outer, nd_manifest *x)
+static void replicated(members *m, nd_manifest *x)
 {
-    members m = open_object(outer, "replicated");
+    enter(m, "replicated");
     json_t *value;
     const char *name;
-    for (int i = 0; i < x->extra_count && !m.path; i++) {
-        whole(&m, x->extras[i].name, 1, INT64_MAX, &x->extras[i].count);
+    for (int i = 0; i < x->extra_count && !m->path; i++) {
+        whole(m, x->extras[i].name, 1, INT64_MAX, &x->extras[i].count);
     }
-    if (m.path && json_object_size(m.object) > ND_STATE_EXTRAS_MAX) {
-        fault(&m, "replicated", "has too many entries");
+    if (m->path && json_object_size(m->object) > ND_STATE_EXTRAS_MAX) {
+        fault(m, "replicated", "has too many entries");
     }
-    json_object_foreach(m.path && m.status == ND_OK ? m.object : NULL, name, value)
+    json_object_foreach(m->path && m->status == ND_OK ? m->object : NULL, name, value)
     {
         nd_state_extra *extra = &x->extras[x->extra_count++];
         if (strlen(name) >= sizeof extra->name || !is_plain(name)) {
-            fault(&m, name, "is no name of an entry");
+            fault(m, name, "is no name of an entry");
             break;
         }
         memcpy(extra->name, name, strlen(name) + 1);
-        whole(&m, name, 1, (int64_t)1 << 32, &extra->count);
+        whole(m, name, 1, (int64_t)1 << 32, &extra->count);
     }
-    close_object(outer, "replicated", &m);
 }
 
-static void pairs(members *outer, const char *key, nd_manifest_pairs *pairs)
+static void pairs(members *m, const char *key, nd_manifest_pairs *pairs)
 {
-    members m = open_object(outer, key);
     json_t *value;
     const char *name;
-    for (int i = 0; i < pairs->count && !m.path; i++) {
-        nd_json_set(&m.object, pairs->list[i].key, nd_json_string(pairs->list[i].value));
+    enter(m, key);
+    for (int i = 0; i < pairs->count && !m->path; i++) {
+        exchange(m, pairs->list[i].key, nd_json_string(pairs->list[i].value));
     }
-    json_object_foreach(m.path ? m.object : NULL, name, value)
+    json_object_foreach(m->path ? m->object : NULL, name, value)
     {
         if (!json_is_string(value)) {
-            fault(&m, name, "is not a string");
-        } else if (m.status == ND_OK) {
-            m.status = nd_manifest_pairs_add(pairs, name, json_string_value(value));
+            fault(m, name, "is not a string");
+        } else if (m->status == ND_OK) {
+            m->status = nd_manifest_pairs_add(pairs, name, json_string_value(value));
         }
     }
-    close_object(outer, key, &m);
 }
 
 static void writers(members *m, nd_manifest *x)
 {
-    json_t *list = m->path ? json_object_get(m->object, "writers") : json_array();
+    json_t *list = m->path ? NULL : json_array();
     for (int i = 0; i < x->writer_count && !m->path; i++) {
         nd_json_append(&list,
                        json_pack("[I, s]", (json_int_t)x->writers[i].bytes, x->writers[i].digest));
     }
+    m->object = m->root;
+    list = exchange(m, "writers", list);
     if (!m->path) {
-        nd_json_set(&m->object, "writers", list);
         return;
     }
     if (!json_is_array(list) || json_array_size(list) != (size_t)x->writer_count) {
@@ -765,9 +743,7 @@ static void all_members(members *m, nd_manifest *x)
     position(m, x);
     mesh(m, x);
     cut(m, x);
-    members of_model = open_object(m, "model");
-    model_members(&of_model, &x->shape);
-    close_object(m, "model", &of_model);
+    model(m, &x->shape);
     check_model(m, x);
     state(m, x);
     tensors(m, x);
@@ -792,13 +768,15 @@ static int version_of(const nd_shape *shape)
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes)
 {
     nd_manifest copy = *manifest; /* of which nothing is changed that it shares */
-    members m = {.object = json_object()};
-    nd_json_set(&m.object, "format", json_string(FORMAT));
-    nd_json_set(&m.object, "version", json_integer(version_of(&manifest->shape)));
+    members m = {.root = json_object()};
+    m.object = m.root;
+    exchange(&m, "format", json_string(FORMAT));
+    exchange(&m, "version", json_integer(version_of(&manifest->shape)));
     all_members(&m, &copy);
-    char *json = nd_json_text(m.object, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
-    json_decref(m.object);
-    if (!json) {
+    char *json = nd_json_text(m.root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    json_decref(m.root);
+    if (!json || m.status != ND_OK) {
+        free(json);
         return nd_fail_memory("a manifest");
     }
     size_t body = strlen(json) - 2; /* without the closing brace and the line end before it */
@@ -870,12 +848,13 @@ nd_status nd_manifest_parse(const char *json, size_t bytes, const char *path, nd
 {
     json_error_t error;
     nd_manifest manifest = {0};
-    members m = {.object = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &error), .path = path};
-    if (!m.object) {
+    members m = {.root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &error), .path = path};
+    m.object = m.root;
+    if (!m.root) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
     }
     nd_status status = parse(&m, json, bytes, &manifest);
-    json_decref(m.object);
+    json_decref(m.root);
     if (status == ND_OK) {
         *out = manifest;
     } else {

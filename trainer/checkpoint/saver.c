@@ -23,7 +23,7 @@ typedef enum phase { PHASE_IDLE = 0, PHASE_WRITING, PHASE_COMMITTING } phase;
 typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT } job;
 
 struct nd_saver {
-    nd_saver_options options; /* with owned strings */
+    nd_saver_options options;
     nd_trainer *trainer;
     nd_snapshot snapshot;
     nd_manifest manifest;             /* rank 0: of the save in flight */
@@ -46,11 +46,6 @@ struct nd_saver {
 };
 
 /* The writer's thread. */
-
-static void report_flag(nd_saver *s, int64_t flag)
-{
-    nd_trainer_report_save(s->trainer, flag);
-}
 
 static void pass_units(nd_saver *s, int units)
 {
@@ -118,7 +113,7 @@ static void end_job(nd_saver *s, nd_status status)
     if (status != ND_OK) {
         s->error = *nd_error_last();
     }
-    report_flag(s, status == ND_OK ? FLAG_DONE : FLAG_FAILED);
+    nd_trainer_report_save(s->trainer, status == ND_OK ? FLAG_DONE : FLAG_FAILED);
     nd_monitor_tell(&s->monitor);
     nd_monitor_unlock(&s->monitor);
 }
@@ -147,7 +142,7 @@ static void write_jobs(void *context)
 
 static void start_job(nd_saver *s, job next)
 {
-    report_flag(s, FLAG_BUSY);
+    nd_trainer_report_save(s->trainer, FLAG_BUSY);
     nd_thread_beat(&s->thread);
     nd_monitor_lock(&s->monitor);
     s->job = next;
@@ -219,14 +214,9 @@ static nd_status wait_unit(void *context, int unit)
 
 static nd_status init(nd_saver *s, const nd_saver_options *options)
 {
-    const nd_rank *r = options->trainer->rank;
     s->options = *options;
-    s->options.run = s->options.run_id = s->options.host = NULL;
     s->trainer = options->trainer;
-    ND_TRY(nd_fs_format((char **)&s->options.run, "%s", options->run));
-    ND_TRY(nd_fs_format((char **)&s->options.run_id, "%s", options->run_id));
-    ND_TRY(nd_fs_format((char **)&s->options.host, "%s", options->host));
-    ND_TRY(ND_ALLOC(r->world_size, &s->records));
+    ND_TRY(ND_ALLOC(options->trainer->rank->world_size, &s->records));
     ND_TRY(nd_snapshot_init(&s->snapshot, s->trainer, options->checksum));
     ND_TRY(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
                            write_jobs, s));
@@ -250,13 +240,14 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
 
 static void forget_save(nd_saver *s)
 {
+    s->manifest.identity = s->manifest.config = (nd_manifest_pairs){0}; /* the options' */
     nd_manifest_fini(&s->manifest);
     free(s->temporary);
     free(s->state);
     s->temporary = s->state = NULL;
     s->phase = PHASE_IDLE;
     s->trainer->gate = (nd_update_gate){0};
-    report_flag(s, FLAG_IDLE);
+    nd_trainer_report_save(s->trainer, FLAG_IDLE);
 }
 
 /* False: the writer is still at work. */
@@ -286,9 +277,6 @@ bool nd_saver_destroy(nd_saver *s)
     }
     nd_snapshot_fini(&s->snapshot);
     free(s->records);
-    free((char *)s->options.run);
-    free((char *)s->options.run_id);
-    free((char *)s->options.host);
     nd_monitor_fini(&s->monitor);
     free(s);
     return true;
@@ -304,14 +292,6 @@ void nd_saver_keep_best(nd_saver *s, int64_t step)
 bool nd_saver_is_busy(const nd_saver *s)
 {
     return s->phase != PHASE_IDLE;
-}
-
-static nd_status copy_pairs(nd_manifest_pairs *to, const nd_manifest_pairs *from)
-{
-    for (int i = 0; from && i < from->count; i++) {
-        ND_TRY(nd_manifest_pairs_add(to, from->list[i].key, from->list[i].value));
-    }
-    return ND_OK;
 }
 
 static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
@@ -335,9 +315,9 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     snprintf(m->reason, sizeof m->reason, "%s", s->reason);
     snprintf(m->optimizer, sizeof m->optimizer, "%s", m->arrays > 1 ? "adamw" : "sgd");
     nd_clock_utc((int64_t)time(NULL), m->time);
+    m->identity = *s->options.identity;
+    m->config = *s->options.config;
     ND_TRY(nd_manifest_set_layout(m, s->trainer->model->layout));
-    ND_TRY(copy_pairs(&m->identity, s->options.identity));
-    ND_TRY(copy_pairs(&m->config, s->options.config));
     return ND_ALLOC(r->world_size, &m->writers);
 }
 

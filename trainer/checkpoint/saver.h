@@ -21,7 +21,7 @@ typedef struct nd_saver nd_saver;
 
 typedef struct nd_saver_options {
     nd_trainer *trainer; /* committed; borrowed */
-    const char *run;     /* the run folder, the same for all ranks */
+    const char *run;     /* borrowed, as all strings: the run folder, the same for all ranks */
     const char *run_id;  /* of this start of the job, the same for all ranks */
     const char *host;
     nd_checksum checksum;
@@ -44,7 +44,7 @@ typedef struct nd_saver_options {
     void *before_context;
 } nd_saver_options;
 
-/* Strings are copied. GPU: allocates the pinned memory. */
+/* GPU: allocates the pinned memory. */
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
 /*
  * Ends a save in flight where it is. False: the writer's thread hangs, or has not come to an end in
