@@ -81,12 +81,6 @@ void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
  * the worker's own limit leaves. */
 bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
                        const nd_memory_limit *limit);
-/* Whether the workers of this host have memory for the plan and `more` bytes, which only save time,
- * with what is free before this worker allocates its plan. Answers of workers may differ, since
- * some may have allocated their plans already; no result depends on the answer. */
-bool nd_budget_has_room(const nd_rank *rank, const nd_memplan *plan, size_t more);
-/* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
-size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);
 /* Returns a step's status; to ND_ERR_RESOURCE of a GPU it adds what the plan holds. */
 nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                             const nd_memplan *plan, nd_status status);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Creates and commits the trainer of one rank. */
+/* Creates and commits the trainer of one rank, within the memory that there is. */
 #include "trainer/step/parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
 #include "trainer/dry/dry.h"
@@ -19,6 +21,144 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *sh
     return status;
 }
 
+/* The budget (parts.h). */
+
+/* Kernels' code, of this program and of libraries, which the driver loads when it is first used. */
+static const size_t KERNEL_BYTES = (size_t)256 << 20;
+
+/* The most that plans may take of a host's memory, or of a limit, while they hold packed weights,
+ * which only save time. The rest is for libraries, stacks, files and other programs. */
+static const double FULL_SHARE = 0.75;
+
+/* The most that the transport may hold for this rank's groups. It is an upper bound: a group that
+ * never reduces leaves its pages untouched, and one without a communicator is counted as one. */
+static size_t staging_bytes(const nd_mesh *mesh)
+{
+    size_t bytes = 0;
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        int communicators = nd_group_communicators(kind);
+        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind)) *
+                 (size_t)(communicators > 0 ? communicators : 1);
+    }
+    return bytes;
+}
+
+static size_t loader_bytes(const nd_rank *rank)
+{
+    const char *path = rank->config->data.validation_path;
+    nd_loader_options train = nd_loader_options_of(rank, false),
+                      validation = nd_loader_options_of(rank, true);
+    return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
+}
+
+/* What the driver and the libraries already hold: CUDA's context, kernels, cuBLASLt and cuDNN. For
+ * a plan without a GPU, what they hold on one of 80 GB. */
+static size_t context_bytes(const nd_rank *rank)
+{
+    nd_cuda_info gpu;
+    size_t used = (size_t)1 << 30;
+    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK) {
+        used = gpu.total_bytes - gpu.free_bytes;
+        used -= used < nd_ops_cuda_workspace() ? used : nd_ops_cuda_workspace();
+    }
+    return used;
+}
+
+/* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
+static size_t bytes_later(const nd_rank *rank, const nd_graph_counts *graphs)
+{
+    return nd_rank_is_gpu(rank) ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) +
+                                      (graphs ? nd_graphs_bytes(graphs) : 0)
+                                : 0;
+}
+
+bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
+                       const nd_memory_limit *limit)
+{
+    const double all = (double)bytes * (double)nd_max(1, workers);
+    const double share = FULL_SHARE * (double)host->physical;
+    const double most = share < (double)host->available ? share : (double)host->available;
+    return (host->physical > 0 && all > most) ||
+           (limit->option && (double)bytes > FULL_SHARE * (double)limit->left);
+}
+
+/* Whether the workers of this host have memory for the plan and `more` bytes, which only save time,
+ * with what is free before this worker allocates its plan. Answers of workers may differ, since
+ * some may have allocated their plans already; no result depends on the answer. */
+static bool has_room(const nd_trainer *t, size_t more)
+{
+    const nd_host_memory host = nd_host_memory_read("");
+    const nd_memory_limit limit = nd_limits_read_memory();
+    return more == 0 || !nd_budget_exceeds(t->plan.total + t->plan.external + more,
+                                           t->rank->host_ranks, &host, &limit);
+}
+
+void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+{
+    if (nd_rank_is_gpu(rank)) {
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
+                                nd_ops_cuda_workspace());
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
+        if (rank->config->kernels.cuda_graphs) {
+            nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
+                                    graphs ? nd_graphs_bytes(graphs) : 0);
+        }
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
+                                nd_comm_nccl_bytes(&rank->mesh));
+        return;
+    }
+    nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
+                            nd_ops_cpu_workspace(rank->device));
+    if (graphs) {
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
+                                staging_bytes(&rank->mesh));
+        nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
+    }
+}
+
+/* Only a warning: what comes after the plan is estimated, so the run may still fit. */
+static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *plan)
+{
+    nd_cuda_info gpu;
+    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK &&
+        plan->total <= gpu.free_bytes && plan->total + later > gpu.free_bytes) {
+        nd_log_warning(
+            "the plan takes %.2f GiB of the %.2f that are free on %s, and kernels, NCCL "
+            "and CUDA graphs will take about %.2f, so the first steps may run "
+            "out of memory; recompute, a smaller micro-batch, a shorter sequence or more "
+            "shards need less",
+            (double)plan->total / nd_gib, (double)gpu.free_bytes / nd_gib, rank->device->name,
+            (double)later / nd_gib);
+    }
+}
+
+nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+{
+    size_t later = bytes_later(rank, graphs);
+    warn_of_later(rank, later, plan);
+    nd_status status = nd_memplan_commit(plan, rank->device);
+    return status == ND_ERR_RESOURCE && later > 0
+               ? nd_fail_context(status,
+                                 "kernels, NCCL and CUDA graphs still need about %.2f GiB more",
+                                 (double)later / nd_gib)
+               : status;
+}
+
+nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+                            const nd_memplan *plan, nd_status status)
+{
+    if (status != ND_ERR_RESOURCE || rank->device->kind != ND_DEVICE_CUDA) {
+        return status;
+    }
+    return nd_fail_context(status,
+                           "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
+                           "estimated at %.2f GiB more",
+                           (double)plan->total / nd_gib,
+                           (double)bytes_later(rank, graphs) / nd_gib);
+}
+
+/* The trainer. */
+
 /* How much memory a copy of all weights must leave free. The copy saves one cast per unit; that is
  * not worth running out of memory because a library or the driver took more than estimated. */
 static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
@@ -28,7 +168,7 @@ static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
 static bool copy_is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;
-    const size_t others = t->plan.total + nd_budget_later(t->rank, &t->planned_graphs);
+    const size_t others = t->plan.total + bytes_later(t->rank, &t->planned_graphs);
     return !t->model->forward_only && t->rank->device->kind == ND_DEVICE_CUDA &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
            others + nd_fsdp_own_bytes(&t->model->fsdp) + COPY_LEAVES_BYTES > gpu.free_bytes;
@@ -72,12 +212,12 @@ static void plan_packed(nd_trainer *t)
 {
     nd_packed_weights *p = &t->model->packed;
     const size_t blocks = nd_packed_bytes(p, false), head = nd_packed_bytes(p, true);
-    const bool all = nd_budget_has_room(t->rank, &t->plan, blocks + head);
+    const bool all = has_room(t, blocks + head);
     if (all) {
         nd_packed_plan(p, false, &t->plan);
     }
     t->unkept_blocks = all ? 0 : blocks;
-    if (all || nd_budget_has_room(t->rank, &t->plan, head)) {
+    if (all || has_room(t, head)) {
         nd_packed_plan(p, true, &t->plan);
     } else {
         t->unkept_head = head;
