@@ -40,11 +40,10 @@ static nd_status run(char **argv, int argc)
     ND_TRY_OUT(nd_dataset_digest(data, hex));
     ND_TRY_OUT(nd_dataset_content(data, content));
     const double compared = nd_clock_seconds();
-    const nd_loader_options options = {.sequence = atoll(argv[2]),
+    const nd_loader_options options = {.deal = {atoll(argv[2]), 1, 1},
                                        .micro_batch = BATCH,
                                        .accumulation = 1,
                                        .dp_size = 1,
-                                       .cp_size = 1,
                                        .seed = 42};
     ND_TRY_OUT(nd_loader_open(data, &options, &loader));
     ND_TRY_OUT(nd_loader_next(loader, &batch));

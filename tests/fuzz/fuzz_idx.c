@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -21,10 +21,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *idx =
         malloc(size); /* its own block, so that the address sanitizer sees each byte too far */
     memcpy(idx, data + sizeof bin_bytes, size);
-    nd_token_type type;
-    int64_t tokens;
-    if (nd_megatron_parse(idx, size, bin_bytes, "x.idx", "x.bin", &type, &tokens) == ND_OK) {
-        ND_ASSERT(tokens >= 0 && (uint64_t)tokens * type.width == bin_bytes);
+    nd_index index = {0};
+    if (nd_index_parse(idx, size, bin_bytes, "x.idx", "x.bin", &index) == ND_OK) {
+        ND_ASSERT(bin_bytes % index.type.width == 0);
     }
     free(idx);
     return 0;

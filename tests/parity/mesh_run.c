@@ -198,14 +198,13 @@ static nd_status open_loader(shared_run *run, const nd_rank *rank, int64_t accum
                              int64_t first_step, nd_loader **out)
 {
     nd_loader_options options = {
-        .sequence = run->job->sequence,
+        .deal = {run->job->sequence, rank->mesh.size[ND_AXIS_CP],
+                 nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES)},
         .micro_batch = run->mesh->micro_batch,
         .accumulation = accumulation,
         .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
         .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
-        .cp_size = rank->mesh.size[ND_AXIS_CP],
         .cp_index = rank->coord.at[ND_AXIS_CP],
-        .ulysses = nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES),
         .separate = run->job->separate,
         .running = run->job->running,
         .first_step = first_step,

@@ -116,7 +116,7 @@ static nd_status labels_of(const nd_dataset *data, int64_t *labels)
     int32_t inputs[SEQUENCE], block[SEQUENCE];
     *labels = 0;
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
-        ND_TRY(nd_dataset_block(data, b, inputs, block));
+        ND_TRY(nd_dataset_block(data, b, &(nd_block){inputs, block}));
         for (int i = 0; i < SEQUENCE; i++) {
             *labels += block[i] != ND_LABEL_IGNORED;
         }

@@ -168,7 +168,7 @@ static nd_status count_bytes(const data_file *f, int64_t *bytes)
         ND_TRY_OUT(nd_session_ask_stop(s, ND_GROUP_WORLD, &stop));
         ND_TRY_OUT(stop ? fail_stopped(f) : ND_OK);
         for (int64_t i = begin + r->rank; i < end; i += r->world_size) {
-            ND_TRY_OUT(nd_dataset_block(f->data, i, inputs, labels));
+            ND_TRY_OUT(nd_dataset_block(f->data, i, &(nd_block){inputs, labels}));
             ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
         }
     }

@@ -104,24 +104,13 @@ typedef struct nd_document_rules {
  * Before the data are read, and before they become part of a blend. A cache and a Megatron index
  * say where documents end; a file of text without either is one document. ND_ERR_CONFIG: nothing
  * says it, or end_of_text is not below the vocabulary. ND_ERR_DATA: the id that should end
- * documents does not occur (a warning where several are listed), the index is not the one of the
- * opening, or no row is short enough.
+ * documents does not occur (a warning where several are listed), or no row is short enough.
  */
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules);
 /* Join or separate; auto: those of some parts of a blend are separate, those of others joined. */
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 /* Whether those of any part are. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
-/* Whether rows stay whole, in any part. */
-bool nd_dataset_is_packed(const nd_dataset *dataset);
-/* Host memory of the lists that say where their blocks have them. */
-size_t nd_dataset_packed_bytes(const nd_dataset *dataset);
-/* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of
- * the first token of its document, or 0 where that began before or documents are joined. filled:
- * how many inputs are tokens; the others, which see themselves alone, fill the block. Thread-safe.
- */
-nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const int32_t *inputs,
-                                int32_t *first_keys, int64_t *filled);
 /* Logs that files and folders of a folder or a pattern are not read, when there are some. */
 void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 
@@ -151,14 +140,6 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
  * sum is `samples`. Without weights all blocks are shuffled together, and it is what the source's
  * size lets expect: false then, unless these are whole epochs. */
 bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
-/* How many training samples there are: INT64_MAX unless all sources of a blend are limited. */
-int64_t nd_dataset_samples(const nd_dataset *dataset);
-/* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */
-int64_t nd_dataset_epoch(const nd_dataset *dataset);
-
-/* Samples after which the order of the sources repeats (trainer/data/mix.h); 0: no weights. */
-int64_t nd_dataset_period(const nd_dataset *dataset);
-
 /* What a run records of its data; texts are borrowed. */
 typedef struct nd_dataset_facts {
     const char *path;   /* of several files the first, and how many more */
@@ -170,6 +151,10 @@ typedef struct nd_dataset_facts {
     int64_t long_rows;
     bool drops;
     double padding;
+    size_t lists;    /* bytes of what says which rows blocks have; 0: rows do not stay whole */
+    int64_t samples; /* of a training; INT64_MAX unless all sources of a blend are limited */
+    int64_t epoch;   /* samples: all blocks, or what a blend of epochs without weights gives */
+    int64_t period;  /* samples until the order of sources repeats (mix.h); 0: no weights */
 } nd_dataset_facts;
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 
@@ -183,9 +168,19 @@ int64_t nd_dataset_tokens(const nd_dataset *dataset); /* without those of rows t
  */
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 
-/* Block `index`: inputs and labels, I32 (S). Thread-safe (read only). */
-nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
-                           int32_t *labels);
+/* Arrays are the caller's, I32 (S). */
+typedef struct nd_block {
+    int32_t *inputs, *labels;
+    /* For each input the place of the first token of its document, or 0 where that began before or
+     * documents are joined; NULL: not wanted. */
+    int32_t *first_keys;
+    /* Inputs that are tokens; the others, which see themselves alone, fill the block. Of joined
+     * documents all. */
+    int64_t filled;
+} nd_block;
+
+/* Block `index`, or the one past the end, which is only filled. Thread-safe (read only). */
+nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, nd_block *block);
 
 /* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
  * content, in hexadecimal. Its time does not grow with the file. That of a blend covers each
@@ -206,10 +201,9 @@ nd_status nd_dataset_content(nd_dataset *dataset, char hex[33]);
 typedef struct nd_loader nd_loader;
 
 typedef struct nd_loader_options {
-    int64_t sequence, micro_batch, accumulation;
-    int dp_size, dp_index;
-    int cp_size, cp_index, ulysses; /* ulysses 0: 1 */
-    nd_deal_windows windows;
+    nd_deal_of deal; /* of a row to the ranks of cp */
+    int64_t micro_batch, accumulation;
+    int dp_size, dp_index, cp_index;
     int64_t seed;
     bool validation;
     bool separate;         /* data may have separate documents */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/hash.h"
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 enum {
     DIGEST_SAMPLES = 64,
@@ -98,7 +98,7 @@ static nd_status digest_sources(const nd_blend *blend, const files_of *all, char
     }
     nd_status status = ND_OK;
     for (int j = 0; j < blend->count && status == ND_OK; j++) {
-        const nd_source *s = &blend->sources[j];
+        const nd_dataset_part *s = &blend->parts[j];
         status = all ? content_of(s->data, all, hex) : nd_dataset_digest(s->data, hex);
         fprintf(lines, "%s %a %a\n", status == ND_OK ? hex : "", s->weight, s->epochs);
     }
@@ -126,7 +126,7 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 static void count_files(const nd_dataset *dataset, files_of *all)
 {
     for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
-        count_files(dataset->blend->sources[j].data, all);
+        count_files(dataset->blend->parts[j].data, all);
     }
     if (!dataset->blend && !dataset->cache) {
         all->files++;
@@ -162,7 +162,7 @@ static nd_status content_of(const nd_dataset *dataset, const files_of *all, char
     const bool few = bytes < 2 * CONTENT_SAMPLE_BYTES; /* the first and the last bytes at least */
     file_hash file = {
         .dataset = dataset,
-        .head = {dataset->map.size, dataset->index_digest[0], dataset->index_digest[1]},
+        .head = {dataset->map.size, dataset->index.digest[0], dataset->index.digest[1]},
         .whole = bytes,
         .sample = few ? bytes / 2 : CONTENT_SAMPLE_BYTES,
         .samples = few ? 2 : (int)(bytes / CONTENT_SAMPLE_BYTES)};

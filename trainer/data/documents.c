@@ -1,188 +1,423 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Separate documents: which data have them, and where they begin in a block. spans.c has the
- * borders that the data list; an id that ends a document shows others in a block itself. packing.c
- * makes blocks of whole rows.
+ * Separate documents: which data have them, where they begin in a block, and blocks of whole rows.
+ *
+ * A cache and an index list borders, which are the numbers of tokens before the end of each
+ * document; an id that ends a document shows others in a block itself.
+ *
+ * Blocks of whole rows. Pieces, which are rows or parts of a row that is longer than a block, are
+ * laid one after another; one that does not fit into what is left of a block begins the next. So
+ * their order decides how much is left: next comes the longest piece that still fits ("first fit
+ * decreasing"), and among pieces of one length the first of the file. If the order of the file
+ * needs fewer blocks, it is taken. Both follow from the lengths alone.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
-#include "trainer/data/formats.h"
+#include "runtime/base/rng.h"
+#include "trainer/data/dataset.h"
 
 /* Bytes of a file within which an id that ends documents must occur. */
 enum { SEARCH_BYTES = 64 << 20 };
 
-void nd_documents_close(nd_documents *documents)
-{
-    if (documents) {
-        nd_fs_map_close(&documents->index);
-        free(documents->firsts);
-        free(documents->begins);
-        free(documents);
-    }
-}
+/* Ranges of tokens that the data list, in order: their rows, and spans that do not count in the
+ * loss. ND_ERR_DATA: borders lie behind the last token. */
 
-/* Calls `begin` for each document that begins in the piece behind its first token: with the place
- * of its first token in the block, in order. */
-static nd_status each_document(const nd_dataset *dataset, const nd_piece *piece,
-                               const int32_t *inputs, void (*begin)(int32_t *to, int64_t place),
-                               int32_t *to)
-{
-    const nd_documents *d = dataset->documents;
-    const int64_t end = piece->place + piece->count;
-    int64_t at = piece->first;
-    for (int64_t i = piece->place; d->end_of_text >= 0 && i + 1 < end; i++) {
-        if (inputs[i] == d->end_of_text) {
-            begin(to, i + 1);
-        }
-    }
-    for (;;) {
-        ND_TRY(nd_border_after(dataset, at, &at));
-        const int64_t place = piece->place + at - piece->first;
-        if (place >= end) {
-            return ND_OK;
-        }
-        begin(to, place);
-    }
-}
+typedef struct range {
+    uint64_t begin, end;
+} range;
 
-/* The label of the token before is the first token of another document. */
-static void ignore_first(int32_t *labels, int64_t place)
+/* A mask was checked when it was opened. */
+static nd_status read_numbers(const nd_dataset *dataset, const uint8_t *p, size_t bytes, void *out)
 {
-    labels[place - 1] = ND_LABEL_IGNORED;
-}
-
-nd_status nd_documents_ignore(const nd_dataset *dataset, const nd_piece *piece,
-                              const int32_t *inputs, int32_t *labels)
-{
-    return each_document(dataset, piece, inputs, ignore_first, labels);
-}
-
-static void mark_first(int32_t *first_keys, int64_t place)
-{
-    first_keys[place] = (int32_t)place;
-}
-
-typedef struct keys_read {
-    const nd_dataset *dataset;
-    int64_t index;
-    const int32_t *inputs;
-    int32_t *first_keys;
-    int64_t filled;
-} keys_read;
-
-static nd_status read_keys(void *context)
-{
-    keys_read *r = context;
-    const int64_t S = r->dataset->sequence;
-    nd_piece piece = {0};
-    ND_TRY(nd_block_next(r->dataset, r->index, &piece));
-    while (piece.count > 0) {
-        piece.count = nd_min(piece.count, S - piece.place); /* a last label is no input */
-        mark_first(r->first_keys, piece.place);
-        ND_TRY(each_document(r->dataset, &piece, r->inputs, mark_first, r->first_keys));
-        ND_TRY(nd_block_next(r->dataset, r->index, &piece));
-    }
-    r->filled = piece.place;
+    const nd_token_cache *cache = dataset->cache;
+    ND_TRY(cache ? nd_token_cache_check(cache, (uint64_t)(p - cache->map.data), bytes) : ND_OK);
+    memcpy(out, p, bytes);
     return ND_OK;
 }
 
-nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const int32_t *inputs,
-                                int32_t *first_keys, int64_t *filled)
+static nd_status span_at(const nd_dataset *dataset, uint64_t index, range *out)
 {
-    const int64_t S = dataset->sequence;
-    if (dataset->blend) {
-        const nd_source *s = &dataset->blend->sources[nd_blend_find(dataset->blend, index)];
-        return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys, filled);
+    return read_numbers(dataset, dataset->span_pairs + index * sizeof *out, sizeof *out, out);
+}
+
+static nd_status border_at(const nd_dataset *dataset, uint64_t index, uint64_t *token)
+{
+    if (dataset->cache) {
+        ND_TRY(read_numbers(dataset, dataset->cache->view.ends + 8 * index, 8, token));
+    } else {
+        *token = nd_megatron_border(dataset, index);
     }
-    *filled = S;
-    for (int64_t i = 0; i < S; i++) {
-        first_keys[i] = 0;
+    return *token <= (uint64_t)dataset->tokens
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "\"%s\": document boundary %llu is token %llu, but there are %lld: the "
+                         "boundaries are damaged or belong to another file",
+                         dataset->path, (unsigned long long)index, (unsigned long long)*token,
+                         (long long)dataset->tokens);
+}
+
+/* From the border before, or the beginning, to border `index`. */
+static nd_status row_at(const nd_dataset *dataset, uint64_t index, range *out)
+{
+    out->begin = 0;
+    ND_TRY(index > 0 ? border_at(dataset, index - 1, &out->begin) : ND_OK);
+    ND_TRY(border_at(dataset, index, &out->end));
+    out->end = out->end < out->begin ? out->begin : out->end;
+    return ND_OK;
+}
+
+/* The first of `count` ranges that ends behind a token; `count`: none does. */
+static nd_status find_range(const nd_dataset *dataset, uint64_t count, uint64_t token,
+                            nd_status (*at)(const nd_dataset *, uint64_t, range *), uint64_t *out)
+{
+    uint64_t low = 0, high = count;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        range r;
+        ND_TRY(at(dataset, middle, &r));
+        if (r.end <= token) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
-    if (!dataset->documents) {
+    *out = low;
+    return ND_OK;
+}
+
+/* The first border behind a token, or the end. */
+static nd_status border_after(const nd_dataset *dataset, int64_t token, int64_t *out)
+{
+    const uint64_t borders = dataset->documents->borders;
+    uint64_t index, at = (uint64_t)dataset->tokens;
+    ND_TRY(find_range(dataset, borders, (uint64_t)token, row_at, &index));
+    ND_TRY(index < borders ? border_at(dataset, index, &at) : ND_OK);
+    *out = (int64_t)at;
+    return ND_OK;
+}
+
+/* Marks of a block. */
+
+static nd_status mark_spans(const nd_dataset *dataset, const nd_piece *piece, int32_t *labels)
+{
+    const uint64_t first = (uint64_t)piece->first, end = first + (uint64_t)piece->count;
+    uint64_t i;
+    range s;
+    ND_TRY(find_range(dataset, dataset->spans, first + 1, span_at, &i));
+    for (; i < dataset->spans; i++) {
+        ND_TRY(span_at(dataset, i, &s));
+        if (s.begin >= end) {
+            break;
+        }
+        for (uint64_t t = s.begin > first ? s.begin : first + 1; t < s.end && t < end; t++) {
+            labels[piece->place + (int64_t)(t - first) - 1] = ND_LABEL_IGNORED;
+        }
+    }
+    return ND_OK;
+}
+
+/* A document begins at this place of the block, or the block ends there. */
+static void mark_document(const nd_block *block, int64_t sequence, int64_t place)
+{
+    if (place > 0) { /* no label is the first token of another document */
+        block->labels[place - 1] = ND_LABEL_IGNORED;
+    }
+    if (block->first_keys && place < sequence) {
+        block->first_keys[place] = (int32_t)place;
+    }
+}
+
+nd_status nd_piece_mark(const nd_dataset *dataset, const nd_piece *piece, const nd_block *block)
+{
+    const nd_documents *d = dataset->documents;
+    const int64_t S = dataset->sequence, end = piece->place + piece->count;
+    ND_TRY(mark_spans(dataset, piece, block->labels));
+    if (!d) {
         return ND_OK;
     }
-    keys_read read = {dataset, index, inputs, first_keys, 0};
-    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, read_keys, &read));
-    *filled = read.filled;
-    for (int64_t i = 1; i < S; i++) { /* what fills a short block sees itself alone */
-        first_keys[i] = i >= read.filled     ? (int32_t)i
-                        : first_keys[i] == 0 ? first_keys[i - 1]
-                                             : first_keys[i];
+    for (int64_t i = piece->place; d->end_of_text >= 0 && i + 1 < end; i++) {
+        if (block->inputs[i] == d->end_of_text) {
+            mark_document(block, S, i + 1);
+        }
     }
+    int64_t place = piece->place;
+    for (int64_t at = piece->first; place < end; place = piece->place + at - piece->first) {
+        mark_document(block, S, place);
+        ND_TRY(border_after(dataset, at, &at));
+    }
+    return ND_OK;
+}
+
+/* Blocks of whole rows. */
+
+typedef struct packing {
+    const nd_dataset *dataset;
+    int64_t most; /* tokens of a block */
+    int64_t rows, long_rows, kept;
+    /* Pieces in the order of the file: there is room for as many as there can be, unless the file
+     * changes meanwhile. */
+    int64_t pieces, room;
+    int64_t *firsts; /* (room): the first token of each */
+    int32_t *counts; /* (room): its tokens; owned */
+    /* By length, 0 to `most`: how many pieces are not laid yet; where they end in `sorted`; a
+     * shorter length, with none left in between; owned. */
+    int64_t *left, *ends, *shorter;
+    int64_t *sorted; /* (pieces): their first tokens, by length and then by place; owned */
+} packing;
+
+/* Of the tokens of a row how many blocks hold, from the first one: none of a row that is left out,
+ * and not one that would be alone and so have no label. */
+static int64_t kept_of(const nd_dataset *dataset, const range *row)
+{
+    const int64_t most = dataset->sequence + 1, count = (int64_t)(row->end - row->begin);
+    return dataset->documents->drops && count > most ? 0 : count - (count % most == 1);
+}
+
+static nd_status fail_changed(const nd_dataset *dataset)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "the boundaries of \"%s\" changed since it was opened; leave the files alone "
+                   "during a run",
+                   dataset->path);
+}
+
+static nd_status list_pieces(void *context)
+{
+    packing *p = context;
+    for (uint64_t i = 0; i < p->dataset->documents->borders; i++) {
+        range row;
+        ND_TRY(row_at(p->dataset, i, &row));
+        int64_t left = kept_of(p->dataset, &row);
+        p->rows += left > 0;
+        p->long_rows += (int64_t)(row.end - row.begin) > p->most;
+        p->kept += left;
+        for (int64_t first = (int64_t)row.begin; left > 0; left -= p->most, first += p->most) {
+            if (p->pieces == p->room) {
+                return fail_changed(p->dataset);
+            }
+            p->firsts[p->pieces] = first;
+            p->counts[p->pieces++] = (int32_t)nd_min(left, p->most);
+        }
+    }
+    return ND_OK;
+}
+
+static void sort_pieces(const packing *p)
+{
+    for (int64_t i = 0; i < p->pieces; i++) {
+        p->left[p->counts[i]]++;
+    }
+    for (int64_t length = 1; length <= p->most; length++) {
+        p->ends[length] = p->ends[length - 1] + p->left[length - 1];
+    }
+    for (int64_t i = 0; i < p->pieces; i++) {
+        p->sorted[p->ends[p->counts[i]]++] = p->firsts[i];
+    }
+}
+
+/* The length of the longest pieces that are left and fit; 0: there are none. */
+static int64_t longest(const packing *p, int64_t room)
+{
+    while (room > 0 && p->left[room] == 0) {
+        const int64_t below = p->shorter[room];
+        p->shorter[room] = p->left[below] > 0 ? below : p->shorter[below];
+        room = below;
+    }
+    return room;
+}
+
+/* Lays all pieces, the longest first or in the order of the file, and returns how many blocks they
+ * take. `d` has room for the blocks, and has the pieces in the order of the file; NULL: blocks are
+ * only counted. */
+static int64_t lay_pieces(const packing *p, bool longest_first, nd_documents *d)
+{
+    int64_t blocks = 0, room = 0;
+    for (int64_t length = 1; length <= p->most; length++) {
+        p->left[length] = p->ends[length] - p->ends[length - 1];
+        p->shorter[length] = length - 1;
+    }
+    for (int64_t i = 0; i < p->pieces; i++) {
+        int64_t count = p->counts[i];
+        if (longest_first) {
+            const int64_t fits = longest(p, room);
+            count = fits > 0 ? fits : longest(p, p->most);
+            const int64_t next = p->ends[count] - p->left[count]--;
+            if (d) {
+                d->firsts[i] = p->sorted[next];
+            }
+        }
+        if (count > room) {
+            if (d) {
+                d->begins[blocks] = i;
+            }
+            blocks++;
+            room = p->most;
+        }
+        room -= count;
+        if (d) {
+            d->inputs += count - (room == 0); /* the last token of a full block is only a label */
+        }
+    }
+    return blocks;
+}
+
+static nd_status fail_empty(const packing *p)
+{
+    return nd_fail(ND_ERR_DATA, "no row of \"%s\" has 2 to %lld tokens%s", p->dataset->path,
+                   (long long)p->most,
+                   p->long_rows > 0
+                       ? ", and data.long_rows is drop; raise train.sequence_length, or set "
+                         "data.long_rows: cut"
+                       : "; a row needs an input and the label after it");
+}
+
+/* Makes blocks of whole rows, once documents are separate and their borders known. Takes 8 bytes
+ * for each row, and while it works 12 more; time grows with their number, and hardly more. */
+static nd_status pack_rows(nd_dataset *dataset)
+{
+    nd_documents *d = dataset->documents;
+    packing p = {.dataset = dataset, .most = dataset->sequence + 1};
+    nd_status status = ND_OK;
+    p.room = (int64_t)d->borders + dataset->tokens / p.most;
+    ND_TRY_OUT(ND_ALLOC(p.room, &d->firsts));
+    p.firsts = d->firsts;
+    ND_TRY_OUT(ND_ALLOC(p.room, &p.counts));
+    ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.left));
+    ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.ends));
+    ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.shorter));
+    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, list_pieces, &p));
+    ND_TRY_OUT(p.pieces > 0 ? ND_ALLOC(p.pieces, &p.sorted) : fail_empty(&p));
+    sort_pieces(&p);
+    const int64_t in_order = lay_pieces(&p, false, NULL);
+    const bool longest_first = lay_pieces(&p, true, NULL) <= in_order;
+    ND_TRY_OUT(ND_ALLOC(in_order + 1, &d->begins));
+    dataset->blocks = lay_pieces(&p, longest_first, d);
+    d->begins[dataset->blocks] = p.pieces;
+    d->rows = p.rows;
+    d->long_rows = p.long_rows;
+    d->kept = p.kept;
+out:
+    free(p.counts);
+    free(p.left);
+    free(p.ends);
+    free(p.shorter);
+    free(p.sorted);
+    return status;
+}
+
+/* Blocks are numbered in a drawn order: of a validation that reads a part of them, the first ones
+ * are not those of the longest rows. */
+static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, nd_piece *piece)
+{
+    const nd_documents *d = dataset->documents;
+    const uint64_t block =
+        nd_rng_permute(0, UINT64_MAX, (uint64_t)dataset->blocks, (uint64_t)index);
+    const int64_t i = d->begins[block] + piece->number++;
+    int64_t end;
+    piece->count = 0;
+    if (i >= d->begins[block + 1]) {
+        return ND_OK;
+    }
+    piece->first = d->firsts[i];
+    ND_TRY(border_after(dataset, piece->first, &end));
+    piece->count = nd_min(end - piece->first, dataset->sequence + 1 - piece->place);
+    return piece->count > 1 ? ND_OK : fail_changed(dataset);
+}
+
+nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece)
+{
+    const int64_t length = dataset->sequence + 1;
+    piece->place += piece->count;
+    if (nd_dataset_is_packed(dataset)) {
+        return next_of_rows(dataset, index, piece);
+    }
+    piece->first = index * length;
+    piece->count = piece->number++ > 0 ? 0 : nd_min(dataset->tokens - piece->first, length);
+    return ND_OK;
+}
+
+/* Tokens that do not count. */
+
+typedef struct span_count {
+    const nd_dataset *dataset;
+    int64_t tokens;
+} span_count;
+
+/* Adds the tokens of the span that blocks hold. *row: the first one that may have some. */
+static nd_status count_kept(span_count *c, const range *span, uint64_t *row)
+{
+    for (; *row < c->dataset->documents->borders; ++*row) {
+        range r;
+        ND_TRY(row_at(c->dataset, *row, &r));
+        const uint64_t kept = r.begin + (uint64_t)kept_of(c->dataset, &r);
+        const uint64_t begin = r.begin > span->begin ? r.begin : span->begin;
+        const uint64_t end = kept < span->end ? kept : span->end;
+        c->tokens += end > begin ? (int64_t)(end - begin) : 0;
+        if (r.end >= span->end) {
+            break;
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status count_spans(void *context)
+{
+    span_count *c = context;
+    const bool all = nd_dataset_tokens(c->dataset) == c->dataset->tokens;
+    uint64_t row = 0;
+    for (uint64_t i = 0; i < c->dataset->spans; i++) {
+        range s;
+        ND_TRY(span_at(c->dataset, i, &s));
+        c->tokens += all ? (int64_t)(s.end - s.begin) : 0;
+        ND_TRY(all ? ND_OK : count_kept(c, &s, &row));
+    }
+    return ND_OK;
+}
+
+nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
+{
+    span_count count = {.dataset = dataset};
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        int64_t part;
+        ND_TRY(nd_dataset_ignored(dataset->blend->parts[j].data, &part));
+        count.tokens += part;
+    }
+    if (dataset->spans > 0) {
+        ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, count_spans, &count));
+    }
+    *tokens = count.tokens;
     return ND_OK;
 }
 
 /* Which data are separate, and how. */
 
-typedef struct id_search {
-    const nd_dataset *dataset;
-    int32_t id;
-    bool found;
-} id_search;
-
-static nd_status search_id(void *context)
-{
-    id_search *s = context;
-    return nd_flat_holds(s->dataset, s->id, SEARCH_BYTES, &s->found);
-}
-
 /* Where the data list documents, an id may end none within them. */
-static nd_status find_end_of_text(const nd_dataset *dataset, int64_t id)
+static nd_status check_end_of_text(const nd_dataset *dataset, int32_t id)
 {
     const int64_t listed = nd_documents_listed(dataset);
-    id_search search = {.dataset = dataset, .id = (int32_t)id};
-    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, search_id, &search));
-    if (!search.found && listed > 1) {
-        nd_log_warning("id %lld (data.end_of_text) does not occur in the first %d MiB of \"%s\"; "
+    bool found;
+    ND_TRY(nd_dataset_find_id(dataset, id, SEARCH_BYTES, &found));
+    if (!found && listed > 1) {
+        nd_log_warning("id %d (data.end_of_text) does not occur in the first %d MiB of \"%s\"; "
                        "only its %lld documents are separate",
-                       (long long)id, SEARCH_BYTES >> 20, dataset->path, (long long)listed);
+                       id, SEARCH_BYTES >> 20, dataset->path, (long long)listed);
     }
-    return search.found || listed > 1
+    return found || listed > 1
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
-                         "data.documents is separate, but id %lld, which should end a "
+                         "data.documents is separate, but id %d, which should end a "
                          "document, does not occur in the first %d MiB of \"%s\"; give "
                          "another one as data.end_of_text, or set data.documents: join",
-                         (long long)id, SEARCH_BYTES >> 20, dataset->path);
-}
-
-static nd_status take_end_of_text(nd_dataset *dataset, const nd_document_rules *rules)
-{
-    const bool named = rules->end_of_text >= 0;
-    const int64_t id = named ? rules->end_of_text : rules->model_end;
-    dataset->documents->end_of_text = -1;
-    if (!named && !dataset->format->holds_ids) {
-        return ND_OK; /* a file of text is one document */
-    }
-    if (id < 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.documents is separate, but neither \"%s\" nor the model's config.json "
-                       "says where documents end; give the id that ends them as data.end_of_text, "
-                       "or set data.documents: join",
-                       dataset->path);
-    }
-    dataset->documents->end_of_text = (int32_t)id;
-    return find_end_of_text(dataset, id);
-}
-
-/* As large as the vocabulary: it can never occur. */
-static nd_status fail_end_of_text(const nd_dataset *dataset, int64_t id)
-{
-    const bool bytes = !dataset->cache && !dataset->format->holds_ids;
-    return nd_fail(ND_ERR_CONFIG,
-                   "data.end_of_text is %lld, but %s at %lld; give the id of a token, or leave it "
-                   "out",
-                   (long long)id, bytes ? "bytes end" : "the model's vocabulary ends",
-                   (long long)dataset->vocab - 1);
+                         id, SEARCH_BYTES >> 20, dataset->path);
 }
 
 int64_t nd_documents_listed(const nd_dataset *dataset)
 {
     const nd_documents *d = dataset->documents;
-    if (d && d->firsts) {
+    if (nd_dataset_is_packed(dataset)) {
         return d->rows;
     }
     if (dataset->cache) {
@@ -197,25 +432,40 @@ int64_t nd_documents_listed(const nd_dataset *dataset)
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules)
 {
     const bool prompts = dataset->mask || dataset->spans > 0;
+    const bool listed = dataset->cache || dataset->index.borders > 0;
+    /* A file of text that lists no documents is one. */
+    const int64_t id = rules->end_of_text >= 0 || listed || !dataset->format->holds_ids
+                           ? rules->end_of_text
+                           : rules->model_end;
     ND_ASSERT(!dataset->blend && !dataset->documents);
     if (rules->end_of_text >= dataset->vocab) {
-        return fail_end_of_text(dataset, rules->end_of_text);
+        const bool bytes = !dataset->cache && !dataset->format->holds_ids;
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.end_of_text is %lld, but %s at %lld; give the id of a token, or leave "
+                       "it out",
+                       (long long)rules->end_of_text,
+                       bytes ? "bytes end" : "the model's vocabulary ends",
+                       (long long)dataset->vocab - 1);
     }
     if (rules->rule == ND_DOCUMENTS_JOIN || (rules->rule == ND_DOCUMENTS_AUTO && !prompts)) {
+        nd_fs_map_close(&dataset->index.map); /* only its borders are read from now on */
         return ND_OK;
     }
-    ND_TRY(ND_ALLOC(1, &dataset->documents));
-    /* Beside borders that are listed. */
-    dataset->documents->end_of_text = (int32_t)rules->end_of_text;
-    if (dataset->cache) {
-        dataset->documents->borders = dataset->cache->view.documents;
-    } else if (dataset->format->indexed) {
-        ND_TRY(nd_megatron_open_borders(dataset));
-    } else {
-        return take_end_of_text(dataset, rules);
+    if (id < 0 && !listed && dataset->format->holds_ids) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.documents is separate, but neither \"%s\" nor the model's config.json "
+                       "says where documents end; give the id that ends them as data.end_of_text, "
+                       "or set data.documents: join",
+                       dataset->path);
     }
-    ND_TRY(rules->end_of_text >= 0 ? find_end_of_text(dataset, rules->end_of_text) : ND_OK);
-    return prompts ? nd_rows_pack(dataset, rules->drop_long) : ND_OK;
+    ND_TRY(ND_ALLOC(1, &dataset->documents));
+    *dataset->documents = (nd_documents){
+        .end_of_text = (int32_t)id,
+        .borders = dataset->cache ? dataset->cache->view.documents : dataset->index.borders,
+        .drops = rules->drop_long,
+    };
+    ND_TRY(id >= 0 ? check_end_of_text(dataset, (int32_t)id) : ND_OK);
+    return listed && prompts ? pack_rows(dataset) : ND_OK;
 }
 
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset)
@@ -224,9 +474,9 @@ nd_documents_rule nd_dataset_documents(const nd_dataset *dataset)
     if (!blend) {
         return dataset->documents ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN;
     }
-    const nd_documents_rule first = nd_dataset_documents(blend->sources[0].data);
+    const nd_documents_rule first = nd_dataset_documents(blend->parts[0].data);
     for (int j = 1; j < blend->count; j++) {
-        if (nd_dataset_documents(blend->sources[j].data) != first) {
+        if (nd_dataset_documents(blend->parts[j].data) != first) {
             return ND_DOCUMENTS_AUTO;
         }
     }

@@ -189,7 +189,7 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
     enum { BLOCKS = 256 };
     const int64_t S = r->config->train.sequence_length;
     const nd_deal_of deal = nd_deal_of_mesh(&r->shape, &r->mesh, S);
-    const int64_t samples = nd_min(nd_dataset_samples(data), nd_dataset_blocks(data));
+    const int64_t samples = nd_min(nd_dataset_facts_of(data).samples, nd_dataset_blocks(data));
     const int64_t wanted = nd_min(BLOCKS, samples);
     nd_deal_pairs sum = {0};
     int32_t *memory = NULL;
@@ -203,9 +203,8 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
     ND_TRY_OUT(ND_ALLOC((int64_t)nd_deal_bytes(&deal), &scratch));
     for (int64_t i = 0; i < wanted; i++) {
         const int64_t block = nd_dataset_sample(data, r->config->data.shuffle_seed, i);
-        int64_t filled;
-        ND_TRY_OUT(nd_dataset_block(data, block, memory, memory + S));
-        ND_TRY_OUT(nd_dataset_first_keys(data, block, memory, memory + 2 * S, &filled));
+        ND_TRY_OUT(
+            nd_dataset_block(data, block, &(nd_block){memory, memory + S, memory + 2 * S, 0}));
         const nd_deal_pairs pairs = nd_deal(&deal, memory + 2 * S, scratch, memory + 3 * S);
         sum.all += pairs.all;
         sum.most += pairs.most * (deal.cp / deal.ulysses);
@@ -237,7 +236,7 @@ static nd_status print_data(const nd_run *run)
                 (long long)config->train.sequence_length + 1, passes);
     if (config->train.epochs > 0) {
         nd_log_info("train.epochs %g of %lld samples, %lld a step: %lld steps",
-                    config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
+                    config->train.epochs, (long long)nd_dataset_facts_of(run->inputs->data).epoch,
                     (long long)step_blocks, (long long)config->train.steps);
     }
     ND_TRY(print_facts("training data", run->inputs->data, config));

@@ -299,8 +299,8 @@ nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *input
 
 nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
 {
-    return (nd_epochs){.samples = nd_dataset_epoch(inputs->data),
-                       .limit = nd_dataset_samples(inputs->data),
+    return (nd_epochs){.samples = nd_dataset_facts_of(inputs->data).epoch,
+                       .limit = nd_dataset_facts_of(inputs->data).samples,
                        .step = nd_step_blocks(config)};
 }
 

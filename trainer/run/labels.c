@@ -13,7 +13,7 @@ enum { TOKENS_MAX = 4 << 20 };
 
 typedef struct search {
     const nd_dataset *data;
-    int32_t *inputs, *labels; /* (S) */
+    nd_block block;
     int64_t sequence, tokens; /* tokens: of the blocks that were read */
 } search;
 
@@ -25,10 +25,10 @@ static nd_status look(search *s, const int64_t *seed, int64_t first, int64_t cou
     for (int64_t i = first; i < first + count && !*counts; i++) {
         const int64_t block = seed ? nd_dataset_sample(s->data, *seed, i) : i;
         *counts = s->tokens >= TOKENS_MAX;
-        ND_TRY(*counts ? ND_OK : nd_dataset_block(s->data, block, s->inputs, s->labels));
+        ND_TRY(*counts ? ND_OK : nd_dataset_block(s->data, block, &s->block));
         s->tokens += s->sequence;
         for (int64_t k = 0; k < s->sequence && !*counts; k++) {
-            *counts = s->labels[k] != ND_LABEL_IGNORED;
+            *counts = s->block.labels[k] != ND_LABEL_IGNORED;
         }
     }
     return ND_OK;
@@ -85,8 +85,8 @@ nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inp
     search s = {.sequence = config->train.sequence_length};
     const int sets = inputs->validation ? nd_dataset_sources(inputs->validation) : 0;
     nd_status status = ND_OK;
-    ND_TRY_OUT(ND_ALLOC(s.sequence, &s.inputs));
-    ND_TRY_OUT(ND_ALLOC(s.sequence, &s.labels));
+    ND_TRY_OUT(ND_ALLOC(s.sequence, &s.block.inputs));
+    ND_TRY_OUT(ND_ALLOC(s.sequence, &s.block.labels));
     for (int i = 0; i <= sets; i++) { /* the training's last: many steps take what is left */
         int64_t ignored = 0;
         s.data = i < sets ? nd_dataset_source(inputs->validation, i) : inputs->data;
@@ -98,7 +98,7 @@ nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inp
         }
     }
 out:
-    free(s.inputs);
-    free(s.labels);
+    free(s.block.inputs);
+    free(s.block.labels);
     return status;
 }

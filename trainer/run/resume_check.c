@@ -151,11 +151,11 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
     ND_TRY(nd_dataset_content(data, text));
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
-    const int64_t period = nd_dataset_period(data);
-    snprintf(text, sizeof text, "%lld", (long long)period);
-    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
-    ND_TRY(nd_dataset_is_packed(data) ? nd_manifest_pairs_add(out, packing, "the longest first")
-                                      : ND_OK);
+    const nd_dataset_facts facts = nd_dataset_facts_of(data);
+    snprintf(text, sizeof text, "%lld", (long long)facts.period);
+    ND_TRY(facts.period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text)
+                                                  : ND_OK);
+    ND_TRY(facts.lists > 0 ? nd_manifest_pairs_add(out, packing, "the longest first") : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (int i = 0; i < KEYS; i++) {

@@ -46,8 +46,8 @@ static nd_status open_trainer(nd_run *s)
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
     /* Data that are open hold this already; a plan without data does not know of it. */
-    const size_t bytes = nd_dataset_packed_bytes(inputs->data) +
-                         (inputs->validation ? nd_dataset_packed_bytes(inputs->validation) : 0);
+    const size_t bytes = nd_dataset_facts_of(inputs->data).lists +
+                         (inputs->validation ? nd_dataset_facts_of(inputs->validation).lists : 0);
     if (bytes > 0 && !nd_rank_is_gpu(s->rank)) { /* the plan of a GPU is of its own memory */
         nd_memplan_add_external(&s->trainer->plan, ND_MEM_DATA, "places of whole rows", bytes);
     }
@@ -248,7 +248,8 @@ static nd_status end_with_data(nd_run *s)
     snprintf(why, sizeof why,
              "the epochs of data.path are over before step %lld (train.steps): of their %lld "
              "samples %lld were read or passed over, and a step takes %lld",
-             (long long)s->config->train.steps, (long long)nd_dataset_samples(s->inputs->data),
+             (long long)s->config->train.steps,
+             (long long)nd_dataset_facts_of(s->inputs->data).samples,
              (long long)(position->step * samples + position->samples_ahead), (long long)samples);
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_EARLY_STOPPED, .step = position->step, .reason = why};

@@ -305,7 +305,7 @@ static nd_status read_jsonl(void)
         .path = path, .rules = &rules, .cache_dir = dir.path, .threads = 1};
     snprintf(path, sizeof path, "%s/rows.jsonl", dir.path);
     ND_TRY(nd_dataset_open_text(&text, 256, 8, &dataset));
-    nd_status status = nd_dataset_block(dataset, 0, inputs, labels);
+    nd_status status = nd_dataset_block(dataset, 0, &(nd_block){inputs, labels});
     nd_dataset_close(dataset);
     return status;
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 int main(int argc, char **argv)
 {
@@ -19,7 +19,7 @@ int main(int argc, char **argv)
     if (status == ND_OK) {
         printf("%s\n%" PRId64 "\n", dataset->format->name, nd_dataset_tokens(dataset));
         for (int64_t b = 0; b < nd_dataset_blocks(dataset) && status == ND_OK; b++) {
-            status = nd_dataset_block(dataset, b, &input, &label);
+            status = nd_dataset_block(dataset, b, &(nd_block){&input, &label});
             printf("%d\n%d\n", input, label);
         }
     }

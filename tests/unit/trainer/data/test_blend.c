@@ -42,7 +42,7 @@ static nd_dataset *blend_of(double a, double b, double c, const double *epochs)
 static char letter(const nd_dataset *blend, int64_t block)
 {
     int32_t x[S], y[S];
-    assert_ok(nd_dataset_block(blend, block, x, y));
+    assert_ok(nd_dataset_block(blend, block, &(nd_block){x, y}));
     cr_assert_eq(x[0], y[S - 1]);
     return (char)x[0];
 }
@@ -85,8 +85,8 @@ Test(blend, parts_without_names_are_one_source)
 Test(blend, without_weights_an_epoch_reads_every_block_once)
 {
     nd_dataset *blend = blend_of(0, 0, 0, NULL);
-    cr_assert_eq(nd_dataset_epoch(blend), 21);
-    cr_assert_eq(nd_dataset_samples(blend), INT64_MAX);
+    cr_assert_eq(nd_dataset_facts_of(blend).epoch, 21);
+    cr_assert_eq(nd_dataset_facts_of(blend).samples, INT64_MAX);
     for (int64_t epoch = 0; epoch < 2; epoch++) {
         bool read[21] = {false};
         for (int64_t i = 0; i < 21; i++) {
@@ -134,15 +134,11 @@ Test(blend, weights_choose_the_source_and_a_permutation_its_block)
 Test(blend, limited_sources_end_and_the_rest_has_no_labels)
 {
     nd_dataset *blend = blend_of(0, 0, 0, (double[]){1, 0.5, 2});
-    cr_assert_eq(nd_dataset_samples(blend), 5 + 6 + 10);
-    cr_assert_eq(nd_dataset_epoch(blend), 21);
+    cr_assert_eq(nd_dataset_facts_of(blend).samples, 5 + 6 + 10);
+    cr_assert_eq(nd_dataset_facts_of(blend).epoch, 21);
     cr_assert_eq(nd_dataset_sample(blend, 9, 21), 21);
-    nd_loader_options o = {.sequence = S,
-                           .micro_batch = 4,
-                           .accumulation = 3,
-                           .dp_size = 1,
-                           .cp_size = 1,
-                           .first_step = 1};
+    nd_loader_options o = {
+        .deal = {S, 1, 1}, .micro_batch = 4, .accumulation = 3, .dp_size = 1, .first_step = 1};
     nd_loader *loader;
     nd_step_batch batch;
     assert_ok(nd_loader_open(blend, &o, &loader));
@@ -158,12 +154,8 @@ Test(blend, limited_sources_end_and_the_rest_has_no_labels)
 Test(blend, a_validation_reads_its_sets_one_by_one)
 {
     nd_dataset *blend = blend_of(0, 0, 0, NULL);
-    nd_loader_options o = {.sequence = S,
-                           .micro_batch = 2,
-                           .accumulation = 1,
-                           .dp_size = 1,
-                           .cp_size = 1,
-                           .validation = true};
+    nd_loader_options o = {
+        .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 1, .dp_size = 1, .validation = true};
     nd_loader *loader;
     nd_step_batch batch;
     assert_ok(nd_loader_open(nd_dataset_source(blend, 0), &o, &loader));
@@ -188,7 +180,7 @@ Test(blend, a_step_says_where_its_samples_come_from)
 {
     nd_dataset *blend = blend_of(2, 1, 1, NULL);
     nd_loader_options o = {
-        .sequence = S, .micro_batch = 2, .accumulation = 4, .dp_size = 1, .cp_size = 1, .seed = 3};
+        .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 4, .dp_size = 1, .seed = 3};
     nd_loader *loader;
     nd_step_batch batch;
     assert_ok(nd_loader_open(blend, &o, &loader));
@@ -217,12 +209,11 @@ Test(blend, order_does_not_depend_on_the_mesh)
     for (int kind = 0; kind < 3; kind++) {
         const int dp = 1 << kind;
         for (int r = 0; r < dp; r++) {
-            nd_loader_options o = {.sequence = S,
+            nd_loader_options o = {.deal = {S, 1, 1},
                                    .micro_batch = 1,
                                    .accumulation = 8 / dp,
                                    .dp_size = dp,
                                    .dp_index = r,
-                                   .cp_size = 1,
                                    .seed = 3};
             nd_loader *loader;
             nd_step_batch batch;

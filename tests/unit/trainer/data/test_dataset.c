@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 enum { IGNORED = ND_LABEL_IGNORED };
 
@@ -49,7 +49,7 @@ static nd_status open_text_of(const char *name, const char *text, int64_t sequen
 static void assert_block(int64_t index, int64_t n, const int32_t *inputs, const int32_t *labels)
 {
     int32_t x[64], y[64];
-    assert_ok(nd_dataset_block(opened, index, x, y));
+    assert_ok(nd_dataset_block(opened, index, &(nd_block){x, y}));
     for (int64_t i = 0; i < n; i++) {
         cr_assert_eq(x[i], inputs[i], "input %ld is %d", (long)i, x[i]);
         cr_assert_eq(y[i], labels[i], "label %ld is %d", (long)i, y[i]);
@@ -129,7 +129,7 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
         cr_assert_eq(nd_dataset_tokens(opened), 820);
         for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
             int32_t x[64], y[64];
-            assert_ok(nd_dataset_block(opened, b, x, y));
+            assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
             for (int64_t p = 0; p < S; p++) {
                 int64_t at = b * (S + 1) + p;
                 cr_assert_eq(x[p], at < 820 ? at % 127 : 0);
@@ -205,7 +205,7 @@ static void free_corpus(corpus *c)
 static void expect_corpus_block(const corpus *c, int64_t b, int64_t S)
 {
     int32_t *x = malloc((size_t)S * sizeof *x), *y = malloc((size_t)S * sizeof *y);
-    assert_ok(nd_dataset_block(opened, b, x, y));
+    assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
     for (int64_t p = 0; p < S; p++) {
         size_t at = (size_t)(b * (S + 1) + p);
         int32_t label = at + 1 < c->count ? c->tokens[at + 1] : IGNORED;
@@ -344,7 +344,7 @@ Test(dataset, llmc_errors)
 
     int32_t x[4], y[4];
     assert_ok(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 4, 3));
-    assert_fails(nd_dataset_block(opened, 0, x, y), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(opened, 0, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 3 (byte 1030) has id 4, but the model's vocabulary ends at 3");
     nd_dataset_close(opened);
 }
@@ -436,13 +436,13 @@ Test(dataset, megatron_token_types_and_modes)
     idx_file idx = make_idx(5, 8);
     assert_ok(open_pair(&idx, i64, sizeof i64));
     int32_t x[4], y[4];
-    assert_fails(nd_dataset_block(opened, 1, x, y), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 6 (byte 48) has id 1099511627776");
     nd_dataset_close(opened);
     i32[8] = -1;
     idx = make_idx(4, 4);
     assert_ok(open_pair(&idx, i32, sizeof i32));
-    assert_fails(nd_dataset_block(opened, 1, x, y), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 8 (byte 32) has the negative id -1");
     nd_dataset_close(opened);
 }

@@ -127,9 +127,7 @@ static void check_borders(const nd_dataset *data, const text_of *text, unsigned 
 {
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
         int32_t inputs[S], labels[S], first_keys[S];
-        int64_t filled;
-        assert_ok(nd_dataset_block(data, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
+        assert_ok(nd_dataset_block(data, b, &(nd_block){inputs, labels, first_keys}));
         for (int64_t i = 0; i < S; i++) {
             const int64_t begin = b * (S + 1), t = begin + i;
             const bool counts = t + 1 < TOKENS && text->starts[t + 1] != t + 1;
@@ -177,7 +175,7 @@ Test(documents, joined_ones_have_the_labels_across_borders)
     cr_assert_not(nd_dataset_is_separate(data));
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
         int32_t inputs[S], labels[S];
-        assert_ok(nd_dataset_block(data, b, inputs, labels));
+        assert_ok(nd_dataset_block(data, b, &(nd_block){inputs, labels}));
         for (int64_t i = 0; i < S && b * (S + 1) + i + 1 < TOKENS; i++) {
             cr_assert_eq(labels[i], text.ids[b * (S + 1) + i + 1]);
         }
@@ -251,9 +249,9 @@ typedef struct rows_seen {
 static void check_block(const nd_dataset *data, int64_t b, const int lengths[ROWS], rows_seen *seen)
 {
     int32_t inputs[S], labels[S], first_keys[S];
-    int64_t filled;
-    assert_ok(nd_dataset_block(data, b, inputs, labels));
-    assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
+    nd_block block = {inputs, labels, first_keys};
+    assert_ok(nd_dataset_block(data, b, &block));
+    const int64_t filled = block.filled;
     const bool whole = filled == S && labels[S - 1] != ND_LABEL_IGNORED; /* S + 1 tokens */
     for (int i = 0; i < S; i++) {
         if (i >= filled) {
@@ -314,7 +312,7 @@ Test(documents, rows_with_prompts_stay_whole)
         srand(seed);
         nd_document_rules rules = {.end_of_text = -1, .model_end = -1, .drop_long = seed % 2};
         nd_dataset *data = prompts(lengths, &rules);
-        cr_assert(nd_dataset_is_separate(data) && nd_dataset_is_packed(data));
+        cr_assert(nd_dataset_is_separate(data) && nd_dataset_facts_of(data).lists > 0);
         const int64_t less = check_rows(data, lengths, rules.drop_long);
         cr_assert_geq(less, 0, "seed %u: more blocks than in the order of the file", seed);
         saved += less;
@@ -356,12 +354,12 @@ static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
 static double rows_of_blocks(const nd_dataset *data, int64_t blocks, int sequence)
 {
     static int32_t inputs[4096], labels[4096], first_keys[4096];
-    int64_t filled, rows = 0;
+    nd_block block = {inputs, labels, first_keys};
+    int64_t rows = 0;
     for (int64_t b = 0; b < blocks; b++) {
-        assert_ok(nd_dataset_block(data, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
-        cr_assert_leq(filled, sequence);
-        for (int64_t i = 0; i < filled; i++) {
+        assert_ok(nd_dataset_block(data, b, &block));
+        cr_assert_leq(block.filled, sequence);
+        for (int64_t i = 0; i < block.filled; i++) {
             rows += i == 0 || first_keys[i] == i;
         }
     }
@@ -485,11 +483,10 @@ Test(documents, packed_rows_are_the_same_from_any_step_on)
 {
     enum { B = 3, STEPS = 40 };
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
-    nd_loader_options o = {.sequence = S,
+    nd_loader_options o = {.deal = {S, 1, 1},
                            .micro_batch = B,
                            .accumulation = 1,
                            .dp_size = 1,
-                           .cp_size = 1,
                            .seed = 7,
                            .separate = true};
     static int32_t first[STEPS][3][B * S];
@@ -533,11 +530,10 @@ Test(documents, a_blend_has_those_of_its_parts)
     cr_assert_eq(nd_dataset_blocks(blend), all);
     for (int64_t b = 0; b < all; b++) {
         int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};
-        int64_t filled;
-        assert_ok(nd_dataset_block(blend, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(blend, b, inputs, first_keys, &filled));
-        assert_ok(b < before ? ND_OK
-                             : nd_dataset_first_keys(rows, b - before, inputs, own, &filled));
+        assert_ok(nd_dataset_block(blend, b, &(nd_block){inputs, labels, first_keys}));
+        assert_ok(b < before
+                      ? ND_OK
+                      : nd_dataset_block(rows, b - before, &(nd_block){inputs, labels, own}));
         cr_assert_eq(memcmp(first_keys, own, sizeof own), 0, "block %ld", (long)b);
     }
     nd_dataset_close(blend);
@@ -552,11 +548,11 @@ typedef struct seen {
 static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
                         const int32_t *places, seen *count)
 {
-    const nd_deal_windows *w = &o->windows;
+    const nd_deal_windows *w = &o->deal.windows;
     int64_t most = 0;
-    for (int r = 0; r < o->cp_size; r++) {
+    for (int r = 0; r < o->deal.cp; r++) {
         int64_t own = 0;
-        for (int64_t i = r * S / o->cp_size; i < (r + 1) * S / o->cp_size; i++) {
+        for (int64_t i = r * S / o->deal.cp; i < (r + 1) * S / o->deal.cp; i++) {
             for (int64_t key = 0; key <= places[i]; key++) {
                 const bool of_document = key >= first_keys[places[i]];
                 const bool near = places[i] - key < w->window;
@@ -567,7 +563,7 @@ static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
         most = own > most ? own : most;
         count->pairs += own;
     }
-    count->most += most * o->cp_size;
+    count->most += most * o->deal.cp;
 }
 
 /* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
@@ -575,15 +571,14 @@ static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
 static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
                          const nd_step_batch *batch, int64_t row, seen *count)
 {
-    const nd_deal_of of = {S, o->cp_size, 1, o->windows};
-    const int64_t local = S / o->cp_size, at = row % 4 * local;
+    const int64_t local = S / o->deal.cp, at = row % 4 * local;
     int32_t inputs[S], labels[S], first_keys[S], places[S], own[S];
-    int64_t filled, scratch[4 * S];
-    assert_ok(nd_dataset_block(data, row, inputs, labels));
-    assert_ok(nd_dataset_first_keys(data, row, inputs, first_keys, &filled));
-    cr_assert_leq(nd_deal_bytes(&of), sizeof scratch);
-    nd_deal(&of, first_keys, scratch, places);
-    nd_deal_local(&of, places, o->cp_index, own);
+    nd_block block = {inputs, labels, first_keys};
+    int64_t scratch[4 * S];
+    assert_ok(nd_dataset_block(data, row, &block));
+    cr_assert_leq(nd_deal_bytes(&o->deal), sizeof scratch);
+    nd_deal(&o->deal, first_keys, scratch, places);
+    nd_deal_local(&o->deal, places, o->cp_index, own);
     cr_assert_eq(memcmp(batch->first_keys + row % 4 * S, first_keys, sizeof first_keys), 0);
     cr_assert_eq(memcmp(batch->places + row % 4 * S, places, sizeof places), 0);
     for (int64_t i = 0; i < local; i++) {
@@ -592,9 +587,9 @@ static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
         cr_assert_eq(batch->positions[at + i], o->running ? own[i] : own[i] - first_keys[own[i]]);
     }
     count_pairs(o, first_keys, places, count);
-    count->padding += S - filled;
+    count->padding += S - block.filled;
     count->inputs += S;
-    return S - filled;
+    return S - block.filled;
 }
 
 static void check_loader(nd_dataset *data, const nd_loader_options *o)
@@ -612,7 +607,7 @@ static void check_loader(nd_dataset *data, const nd_loader_options *o)
         }
         padding += row < blocks ? check_row(data, o, &batch, row, &count) : 0;
         if (row % 4 == 3) {
-            cr_assert_eq(batch.sight.pairs, count.pairs / o->windows.layers);
+            cr_assert_eq(batch.sight.pairs, count.pairs / o->deal.windows.layers);
             cr_assert_eq(batch.sight.balance, (double)count.most / (double)count.pairs);
             cr_assert_eq(batch.sight.padding, (double)count.padding / (double)count.inputs);
         }
@@ -631,16 +626,15 @@ Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
         const bool packed = i >= 2 * 3, other = i / 3 % 2;
         nd_dataset *data = packed ? prompts(lengths, &separate) : as_rows(&text, false);
         assert_ok(packed ? ND_OK : nd_dataset_set_documents(data, &separate));
-        check_loader(data, &(nd_loader_options){.sequence = S,
-                                                .micro_batch = 2,
-                                                .accumulation = 2,
-                                                .dp_size = 1,
-                                                .cp_size = i % 3 > 0 ? 2 : 1,
-                                                .cp_index = i % 3 == 2,
-                                                .windows = {3 * other, other, 2},
-                                                .validation = true,
-                                                .separate = true,
-                                                .running = other});
+        check_loader(data,
+                     &(nd_loader_options){.deal = {S, i % 3 > 0 ? 2 : 1, 1, {3 * other, other, 2}},
+                                          .micro_batch = 2,
+                                          .accumulation = 2,
+                                          .dp_size = 1,
+                                          .cp_index = i % 3 == 2,
+                                          .validation = true,
+                                          .separate = true,
+                                          .running = other});
     }
 }
 

@@ -7,7 +7,7 @@
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512 };
 
@@ -91,7 +91,7 @@ Test(encoded, blocks_have_the_ids_and_ignore_prompts)
     }
     for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
         int32_t inputs[S], labels[S];
-        assert_ok(nd_dataset_block(dataset, b, inputs, labels));
+        assert_ok(nd_dataset_block(dataset, b, &(nd_block){inputs, labels}));
         for (int64_t i = 0; i < S; i++) {
             size_t t = (size_t)(b * (S + 1) + i), count = all.ids.count;
             cr_expect_eq(inputs[i], t < count ? all.ids.data[t] : 0, "token %zu", t);
@@ -136,8 +136,8 @@ Test(encoded, blocks_are_those_of_the_megatron_files)
     cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(file));
     for (int64_t b = 0; b < nd_dataset_blocks(file); b++) {
         int32_t inputs[2][S], labels[2][S];
-        assert_ok(nd_dataset_block(encoded, b, inputs[0], labels[0]));
-        assert_ok(nd_dataset_block(file, b, inputs[1], labels[1]));
+        assert_ok(nd_dataset_block(encoded, b, &(nd_block){inputs[0], labels[0]}));
+        assert_ok(nd_dataset_block(file, b, &(nd_block){inputs[1], labels[1]}));
         cr_expect_eq(memcmp(inputs[0], inputs[1], sizeof inputs[0]), 0);
         cr_expect_eq(memcmp(labels[0], labels[1], sizeof labels[0]), 0);
     }

@@ -28,12 +28,11 @@ static nd_dataset *make_dataset(int64_t bytes)
 
 static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int cp_index)
 {
-    return (nd_loader_options){.sequence = S,
+    return (nd_loader_options){.deal = {S, cp_size, 1},
                                .micro_batch = 2,
                                .accumulation = 3,
                                .dp_size = dp_size,
                                .dp_index = dp_index,
-                               .cp_size = cp_size,
                                .cp_index = cp_index,
                                .seed = 5};
 }

@@ -7,7 +7,7 @@
 #include "runtime/base/hash.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/data/formats.h"
+#include "trainer/data/dataset.h"
 
 enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512, TOKENS = 40 };
 
@@ -74,7 +74,7 @@ Test(masked, labels_of_masked_tokens_are_ignored_and_inputs_stay)
     assert_ok(open_files());
     for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
         int32_t x[S], y[S];
-        assert_ok(nd_dataset_block(opened, b, x, y));
+        assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
         for (int32_t i = 0; i < S; i++) {
             int32_t token = (int32_t)b * (S + 1) + i;
             cr_expect_eq(x[i], token);
@@ -219,8 +219,8 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
     cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(opened));
     for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
         int32_t x[2][S], y[2][S];
-        assert_ok(nd_dataset_block(encoded, b, x[0], y[0]));
-        assert_ok(nd_dataset_block(opened, b, x[1], y[1]));
+        assert_ok(nd_dataset_block(encoded, b, &(nd_block){x[0], y[0]}));
+        assert_ok(nd_dataset_block(opened, b, &(nd_block){x[1], y[1]}));
         cr_expect_eq(memcmp(x[0], x[1], sizeof x[0]), 0, "inputs of block %ld", (long)b);
         cr_expect_eq(memcmp(y[0], y[1], sizeof y[0]), 0, "labels of block %ld", (long)b);
     }

@@ -45,11 +45,10 @@ int main(void)
     CHECK(fd >= 0 && write(fd, text, sizeof text) == (ssize_t)sizeof text);
     nd_dataset *dataset = NULL;
     CHECK(nd_dataset_open(path, ND_DATA_TEXT, "bytes", VOCAB, S, &dataset) == ND_OK);
-    nd_loader_options options = {.sequence = S,
+    nd_loader_options options = {.deal = {S, 2, 1},
                                  .micro_batch = 2,
                                  .accumulation = 3,
                                  .dp_size = 2,
-                                 .cp_size = 2,
                                  .cp_index = 1,
                                  .seed = 3};
     for (int round = 0; round < 20; round++) {

@@ -40,7 +40,7 @@ static nd_status open_sources(const char *format)
 static char letter(int64_t block)
 {
     int32_t x[3], y[3];
-    assert_ok(nd_dataset_block(data, block, x, y));
+    assert_ok(nd_dataset_block(data, block, &(nd_block){x, y}));
     return (char)x[0];
 }
 

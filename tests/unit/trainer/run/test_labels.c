@@ -79,7 +79,7 @@ Test(labels, steps_end_where_the_data_end)
 {
     write_row("rows.jsonl", 1, 23);
     open_sources("[{path: %s/rows.jsonl, epochs: 2}]", &inputs.data);
-    config.train.steps = nd_dataset_samples(inputs.data);
+    config.train.steps = nd_dataset_facts_of(inputs.data).samples;
     cr_assert_gt(config.train.steps, 4);
     cr_assert_lt(config.train.steps, 1000);
     for (int64_t ahead = 0; ahead <= 3; ahead += 3) {
@@ -95,7 +95,7 @@ Test(labels, steps_are_counted_behind_the_samples_that_were_passed_over)
     int first = 0;
     write_row("rows.jsonl", S + 2, 20);
     open_sources("[{path: %s/rows.jsonl, epochs: 1}]", &inputs.data);
-    config.train.steps = nd_dataset_samples(inputs.data);
+    config.train.steps = nd_dataset_facts_of(inputs.data).samples;
     for (config.data.shuffle_seed = 0; first < 3; config.data.shuffle_seed += first < 3) {
         char *said = warnings(0, 0), *step = strstr(said, "step ");
         cr_assert(step && sscanf(step, "step %d has no label", &first) == 1, "%s", said);

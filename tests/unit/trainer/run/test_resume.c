@@ -475,7 +475,7 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
     assert_ok(nd_dataset_open(tempdir_write(&dir, "text", text, sizeof text), ND_DATA_AUTO, "bytes",
                               256, 32, &part.data));
     assert_ok(nd_dataset_blend(&part, 1, &inputs.data));
-    cr_assert_eq(nd_dataset_samples(inputs.data), 318);
+    cr_assert_eq(nd_dataset_facts_of(inputs.data).samples, 318);
     save_run();
     /* As many samples a step: what was passed over after a failure is left out at the end. */
     config.train.steps = 39;

@@ -162,9 +162,9 @@ static nd_status write_samples(const nd_inputs *inputs, const nd_config *config)
     here.sequence = config->train.sequence_length;
     ND_TRY(ND_ALLOC(here.sequence, &ids));
     ND_TRY(ND_ALLOC(here.sequence, &labels));
-    for (int64_t i = 0; i < SAMPLES && i < nd_dataset_samples(inputs->data); i++) {
+    for (int64_t i = 0; i < SAMPLES && i < nd_dataset_facts_of(inputs->data).samples; i++) {
         const int64_t block = nd_dataset_sample(inputs->data, config->data.shuffle_seed, i);
-        ND_TRY(nd_dataset_block(inputs->data, block, ids, labels));
+        ND_TRY(nd_dataset_block(inputs->data, block, &(nd_block){ids, labels}));
         fprintf(here.seen, "%s%d", i > 0 ? " " : "", ids[0]);
     }
     fputc('\n', here.seen);

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DATA_DATASET_H
+#define ND_DATA_DATASET_H
+/*
+ * What a dataset is made of: a flat array of ids in a mapped file (text, llm.c, Megatron, or the
+ * cache of an encoded text), or several datasets. Private to trainer/data.
+ */
+#include "runtime/base/fs.h"
+#include "trainer/corpus/token_cache.h"
+#include "trainer/corpus/token_file.h"
+#include "trainer/data/data.h"
+#include "trainer/data/mix.h"
+
+typedef struct nd_token_type {
+    uint8_t width;  /* bytes of an id; 0: no type */
+    bool is_signed; /* an id that is negative is damage */
+} nd_token_type;
+
+typedef struct nd_format {
+    const char *name; /* as in data.format */
+    bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
+    uint64_t number;  /* in digests */
+    /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. NULL:
+     * files of this format are encoded into a cache. */
+    nd_status (*open)(void *dataset);
+} nd_format;
+
+/* A Megatron .idx. */
+typedef struct nd_index {
+    nd_fs_map map; /* closed when documents are joined; owned */
+    nd_token_type type;
+    uint64_t sequences, borders; /* borders: the beginnings of documents and the end of the last */
+    const uint8_t *lengths;      /* (sequences) i32 */
+    const uint8_t *pointers;     /* (sequences) i64, in bytes of the .bin */
+    const uint8_t *documents;    /* (borders) i64, in sequences */
+    uint64_t digest[2];          /* of the map, as it was when it was checked */
+} nd_index;
+
+/* Of data whose documents are separate. */
+typedef struct nd_documents {
+    int32_t end_of_text; /* the id that ends a document, beside borders; -1: none does */
+    uint64_t borders;    /* of documents, in the cache or the index */
+    bool drops;          /* rows that are longer than a block are left out */
+    /* Of whole rows. Their pieces, block by block: the first token of each; NULL: a block begins
+     * where the one before ends; owned. */
+    int64_t *firsts;
+    int64_t *begins;   /* (blocks + 1): the first piece of each; owned */
+    int64_t rows;      /* that are read */
+    int64_t long_rows; /* that are longer than a block */
+    int64_t kept;      /* tokens of all blocks */
+    int64_t inputs;    /* of all blocks, without what fills them */
+} nd_documents;
+
+typedef struct nd_blend {
+    nd_dataset_part *parts; /* (count); owned, with data and names */
+    int64_t *firsts;        /* (count): the first block of each part; owned */
+    int count;
+    bool named;  /* the parts are told apart */
+    nd_mix *mix; /* NULL: one text; owned */
+} nd_blend;
+
+struct nd_dataset {
+    char *path; /* the file that holds the tokens, for messages; owned */
+    const nd_format *format;
+    nd_fs_map map;
+    nd_token_type type; /* of the flat array */
+    size_t first_byte;  /* where it begins in the map */
+    int64_t tokens;
+    int64_t vocab;
+    int64_t sequence; /* S */
+    int64_t blocks;
+    nd_token_cache *cache;     /* of an encoded text, which owns the map; else NULL; owned */
+    nd_index index;            /* of Megatron files; else zeros */
+    uint8_t *mask;             /* the loss mask beside Megatron files; else NULL; owned */
+    const char *mask_digest;   /* its own, of ND_LOSS_MASK_DIGEST_BYTES */
+    uint64_t spans;            /* of tokens that do not count in the loss */
+    const uint8_t *span_pairs; /* (spans) pairs of u64: tokens [begin, end), in order */
+    nd_documents *documents;   /* NULL: joined, and of a blend; owned */
+    nd_blend *blend;           /* several sources, and no map; else NULL; owned */
+    bool content_known;
+    char content[33]; /* nd_dataset_content, which is computed once */
+};
+
+/* Whether its blocks have whole rows. */
+static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
+{
+    return dataset->documents && dataset->documents->firsts;
+}
+
+void nd_blend_close(nd_blend *blend); /* NULL is legal */
+/* The part of a blend that has a block: the last one that begins at or before it. */
+int nd_blend_find(const nd_blend *blend, int64_t block);
+
+/* Tokens that stand together both in the file and in a block. */
+typedef struct nd_piece {
+    int64_t first, count; /* tokens of the dataset; 2 to S + 1 */
+    int64_t place;        /* of the first one in the block */
+    int64_t number;       /* pieces of the block up to this one */
+} nd_piece;
+
+/* The next piece of a block, or its first one where *piece is all zeros. A count of 0: there are no
+ * more, and `place` is the number of the block's tokens. Under nd_fs_map_guard, as nd_piece_mark
+ * is. */
+nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece);
+/* Ignores labels of a piece that was read: those that lie in spans, and the first tokens of other
+ * documents; and marks these among the first keys, which are wanted unless they are NULL. */
+nd_status nd_piece_mark(const nd_dataset *dataset, const nd_piece *piece, const nd_block *block);
+/* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
+ * not known. */
+int64_t nd_documents_listed(const nd_dataset *dataset);
+/* Whether an id is among those in the first `bytes` of the array. */
+nd_status nd_dataset_find_id(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found);
+
+/* Opens a file of the format that is asked for, or of the one that it seems to have: path, format,
+ * map, tokens and what the format needs. */
+nd_status nd_format_open(nd_dataset *dataset, const char *path, nd_data_format asked,
+                         const char *tokenizer);
+/* ND_ERR_CONFIG: bytes are not the ids of the model. */
+nd_status nd_format_check_bytes(bool holds_ids, int64_t vocab);
+/* Tokens before a border of an index that is mapped. */
+uint64_t nd_megatron_border(const nd_dataset *dataset, uint64_t border);
+/*
+ * Checks a Megatron .idx of `size` bytes against the .bin's size; fills all but the map and the
+ * digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
+ */
+nd_status nd_index_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
+                         const char *bin, nd_index *out);
+
+#endif
