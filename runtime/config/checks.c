@@ -78,9 +78,8 @@ static nd_status check_need(const nd_config *c, const need *n)
     ND_TRY_OUT(nd_field_format(c, n->other, &lacking));
     const bool needed = n->value ? strcmp(value, n->value) == 0 : strcmp(value, key->initial) != 0;
     if (needed && strcmp(lacking, n->lacking) == 0) {
-        status = nd_fail(ND_ERR_CONFIG, "%s.%s is %.60s, but %s.%s is %s, %s; %s", key->section,
-                         key->key, value, other->section, other->key, *lacking ? lacking : "empty",
-                         n->why, n->fix);
+        status = nd_fail(ND_ERR_CONFIG, "%s is %.60s, but %s is %s, %s; %s", key->name, value,
+                         other->name, *lacking ? lacking : "empty", n->why, n->fix);
     }
 out:
     free(value);
@@ -107,12 +106,12 @@ static nd_status check_endpoint(const nd_config *c)
     bool good = colon && colon != endpoint && nd_int_parse(colon + 1, &port) && port >= 0 &&
                 port <= 65535 && (bracket ? colon[-1] == ']' : strchr(endpoint, ':') == colon);
     ND_REFUSE(!good,
-              "launch.rdzv_endpoint is '%.200s'; it must be HOST:PORT or [IPV6]:PORT with a "
-              "port of 0 to 65535",
+              "launch.rdzv_endpoint is '%.200s'; it must be HOST:PORT or [IPV6]:PORT with a port "
+              "of 0 to 65535",
               endpoint);
     ND_REFUSE(port == 0 && c->launch.nnodes > 1,
-              "launch.rdzv_endpoint is '%.200s'; with %lld nodes the port must be a fixed "
-              "one, because the others have to find it",
+              "launch.rdzv_endpoint is '%.200s'; with %lld nodes the port must be a fixed one, "
+              "because the others have to find it",
               endpoint, nd_ll(c->launch.nnodes));
     return ND_OK;
 }
@@ -128,8 +127,8 @@ static nd_status check_nodes(const nd_config *c)
         c->launch.spare_nodes ? " with its spare nodes" : "", nd_ll(nodes - 1));
     ND_REFUSE(c->launch.min_nodes > 0 &&
                   (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1),
-              "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job "
-              "of several nodes has, or leave --min-nodes out",
+              "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job of "
+              "several nodes has, or leave --min-nodes out",
               nd_ll(c->launch.min_nodes), nd_ll(c->launch.nnodes));
     return ND_OK;
 }
@@ -153,8 +152,7 @@ static nd_status check_model(const nd_config *c)
     const char *name = c->model.name;
     int count = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
     ND_REFUSE(count != 1,
-              "%s of model.path, model.config and model.name is given; a run needs exactly "
-              "one",
+              "%s of model.path, model.config and model.name is given; a run needs exactly one",
               count ? "more than one" : "none");
     const char *slash = strchr(name, '/');
     ND_REFUSE(*name && (name[0] == '.' || name[0] == '/' || name[0] == '~' || slash == NULL ||
@@ -171,16 +169,15 @@ static nd_status check_data(const nd_config *c)
     bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
     bool text = c->data.format == ND_DATA_TEXT || c->data.format == ND_DATA_JSONL;
     ND_REFUSE(!*c->data.path, "data.path is empty; name the training file");
-    ND_REFUSE(!*c->data.tokenizer, "data.tokenizer is empty; use bytes, file, model, or the "
-                                   "path of a tokenizer.json");
-    ND_REFUSE(bytes && ids,
-              "data.format %s holds token ids, but data.tokenizer is bytes; use "
-              "data.tokenizer: file",
-              c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
+    ND_REFUSE(!*c->data.tokenizer,
+              "data.tokenizer is empty; use bytes, file, model, or the path of a tokenizer.json");
+    ND_REFUSE(
+        bytes && ids,
+        "data.format %s holds token ids, but data.tokenizer is bytes; use data.tokenizer: file",
+        c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
     ND_REFUSE(strcmp(c->data.tokenizer, "file") == 0 && text,
-              "data.format %s holds text, but data.tokenizer is file (the ids in "
-              "the file); use data.tokenizer: bytes, model, or the path of a "
-              "tokenizer.json",
+              "data.format %s holds text, but data.tokenizer is file (the ids in the file); use "
+              "data.tokenizer: bytes, model, or the path of a tokenizer.json",
               c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     return ND_OK;
 }
@@ -191,36 +188,35 @@ static nd_status check_training(const nd_config *c)
     const double tokens = (double)c->train.sequence_length * (double)c->train.micro_batch_size *
                           (double)c->train.gradient_accumulation_steps * (double)ranks;
     /* 2^52: sums stay exact in I64 and F64 */
-    ND_REFUSE(tokens > 4503599627370496.0,
-              "one step would have %.3g tokens (sequence_length %lld x micro_batch_size %lld "
-              "x gradient_accumulation_steps %lld x %lld data-parallel ranks); at most 2^52 "
-              "are supported",
-              tokens, nd_ll(c->train.sequence_length), nd_ll(c->train.micro_batch_size),
-              nd_ll(c->train.gradient_accumulation_steps), nd_ll(ranks));
+    ND_REFUSE(
+        tokens > 4503599627370496.0,
+        "one step would have %.3g tokens (sequence_length %lld x micro_batch_size %lld x "
+        "gradient_accumulation_steps %lld x %lld data-parallel ranks); at most 2^52 are supported",
+        tokens, nd_ll(c->train.sequence_length), nd_ll(c->train.micro_batch_size),
+        nd_ll(c->train.gradient_accumulation_steps), nd_ll(ranks));
     ND_REFUSE(c->optimizer.min_lr > c->optimizer.lr,
-              "optimizer.min_lr %g is larger than optimizer.lr %g; it is the rate at the end "
-              "of the schedule",
+              "optimizer.min_lr %g is larger than optimizer.lr %g; it is the rate at the end of "
+              "the schedule",
               c->optimizer.min_lr, c->optimizer.lr);
     ND_REFUSE(c->train.spike_factor > 0 && c->train.spike_factor <= 1,
-              "train.spike_factor is %g, so that half of all losses would be spikes; give "
-              "a factor above 1, such as 3, or 0 for none",
+              "train.spike_factor is %g, so that half of all losses would be spikes; give a factor "
+              "above 1, such as 3, or 0 for none",
               c->train.spike_factor);
     /* In every precision: the next run may use FP8. */
-    ND_REFUSE(c->fp8.all_gather && !nd_fp8_recipe_is_per_tensor(c->fp8.recipe),
-              "fp8.all_gather is true, but fp8.recipe %s has no one scale for a whole "
-              "weight; set fp8.all_gather: false (--fp8-all-gather false), or fp8.recipe: "
-              "tensorwise or delayed",
-              nd_fp8_recipe_name(c->fp8.recipe));
+    ND_REFUSE(
+        c->fp8.all_gather && !nd_fp8_recipe_is_per_tensor(c->fp8.recipe),
+        "fp8.all_gather is true, but fp8.recipe %s has no one scale for a whole weight; set "
+        "fp8.all_gather: false (--fp8-all-gather false), or fp8.recipe: tensorwise or delayed",
+        nd_fp8_recipe_name(c->fp8.recipe));
     ND_REFUSE(c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from,
-              "train.deterministic and kernels.autotune are both true, but choices by "
-              "time may differ between repetitions; let a run without "
-              "train.deterministic choose, and replay its choices with "
-              "kernels.autotune_from: RUN/run.json");
+              "train.deterministic and kernels.autotune are both true, but choices by time may "
+              "differ between repetitions; let a run without train.deterministic choose, and "
+              "replay its choices with kernels.autotune_from: RUN/run.json");
     ND_REFUSE(c->checkpoint.interval != 0 && c->checkpoint.keep_last == 1 &&
                   c->checkpoint.staging == ND_STAGING_OVERLAP,
-              "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being "
-              "written while the next step computes, so the one before must stay; use 2 "
-              "or more, or --checkpoint-staging wait");
+              "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being written "
+              "while the next step computes, so the one before must stay; use 2 or more, or "
+              "--checkpoint-staging wait");
     return ND_OK;
 }
 
@@ -308,8 +304,8 @@ static nd_status check_follower(const nd_config *c, nd_tracker tracker, const ch
     }
     ND_REFUSE(!c->log.python[0],
               "log.trackers has %s, which needs a Python that has it; name one with "
-              "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
-              "--with %s --follow send metrics.jsonl of the run's folder",
+              "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN --with %s "
+              "--follow send metrics.jsonl of the run's folder",
               library, library, library);
     return is_program(c->log.python)
                ? ND_OK

@@ -97,8 +97,8 @@ static nd_status derive_model(nd_reader *r, const char *where)
             continue;
         }
         ND_REFUSE(chosen >= 0,
-                  "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, "
-                  "model.config and model.name",
+                  "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, model.config "
+                  "and model.name",
                   where, nd_fields[ids[chosen]].key, *members[chosen], nd_fields[ids[i]].key,
                   *members[i]);
         chosen = i;
@@ -202,13 +202,12 @@ static nd_status derive_ulysses(nd_reader *r, const char *where)
         return ND_OK;
     }
     ND_REFUSE(r->layer == ND_LAYER_FLAGS && chosen && !heads,
-              "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for "
-              "another one; leave one of them out, or give --cp-size and --ulysses for "
-              "both exchanges",
+              "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for another one; "
+              "leave one of them out, or give --cp-size and --ulysses for both exchanges",
               nd_ll(r->sp_size));
     ND_REFUSE(is_given(r, ND_FIELD_mesh_cp) && c->mesh.cp > 1,
-              "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give "
-              "mesh.cp %lld (--cp-size) and parallel.ulysses %lld (--ulysses)",
+              "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give mesh.cp %lld "
+              "(--cp-size) and parallel.ulysses %lld (--ulysses)",
               where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
               nd_ll(r->sp_size));
     snprintf(size, sizeof size, "%lld", nd_ll(r->sp_size));
@@ -287,8 +286,8 @@ static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *
     };
     for (size_t i = 0; backend == ND_FP8_BACKEND_AO && i < sizeof delayed / sizeof *delayed; i++) {
         ND_REFUSE(is_given(r, delayed[i].field),
-                  "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
-                  "AO; leave it out, or use backend: TE (--fp8-backend TE)",
+                  "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is AO; leave "
+                  "it out, or use backend: TE (--fp8-backend TE)",
                   where, delayed[i].key);
     }
     return backend == ND_FP8_BACKEND_TE && is_given(r, ND_FIELD_fp8_all_gather) &&
@@ -389,14 +388,13 @@ static nd_status read_file(nd_reader *reader, const char *path)
     nd_yaml_node *root = NULL;
     char folder[4096];
     ND_REFUSE(!nd_is_printable(path),
-              "--config-file %s: the name holds a control character or is not UTF-8; "
-              "rename the file, because a run's folder is named after it",
+              "--config-file %s: the name holds a control character or is not UTF-8; rename the "
+              "file, because a run's folder is named after it",
               path);
     bool there = true;
     ND_TRY(path[0] != '/' ? nd_fs_exists(path, &there) : ND_OK);
     ND_REFUSE(!there,
-              "--config-file %s does not exist; paths are relative to the working "
-              "directory, %s",
+              "--config-file %s does not exist; paths are relative to the working directory, %s",
               path, getcwd(folder, sizeof folder) ? folder : "which cannot be read");
     ND_TRY(nd_yaml_read(path, &root));
     nd_status status = read_root(reader, root, path);

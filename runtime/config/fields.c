@@ -19,9 +19,10 @@ static const char fp8_recipes[] =
     ;
 #define ND_FP8_RECIPES (fp8_recipes + 1)
 
-#define ND_FIELD(section, key, type, initial, min, max, choices, scope, unit, flags, help)         \
+#define ND_FIELD(section, key, type, initial, min, max, choices, scope, ...)                       \
     {#section,                                                                                     \
      #key,                                                                                         \
+     #section "." #key,                                                                            \
      ND_FIELD_TYPE_##type,                                                                         \
      offsetof(nd_config, section.key),                                                             \
      initial,                                                                                      \
@@ -29,9 +30,7 @@ static const char fp8_recipes[] =
      max,                                                                                          \
      choices,                                                                                      \
      #scope[0] == 'J',                                                                             \
-     unit,                                                                                         \
-     flags,                                                                                        \
-     help},
+     __VA_ARGS__},
 /* CHOICE(nd_precision), as the table has it. */
 #define ND_FIELD_TYPE_CHOICE(type) ND_FIELD_TYPE_CHOICE
 const nd_field nd_fields[ND_FIELD_COUNT] = {
@@ -133,8 +132,7 @@ static nd_status choices_format(const nd_field *f, unsigned bits, char *buffer, 
     for (unsigned i = 0; left >> i; i++) {
         const char *choice = choice_at(f->choices, i, &length);
         if (!choice) {
-            return nd_fail(ND_ERR_INTERNAL, "%s.%s holds the unknown choices %#x", f->section,
-                           f->key, bits);
+            return nd_fail(ND_ERR_INTERNAL, "%s holds the unknown choices %#x", f->name, bits);
         }
         if (left >> i & 1) {
             used += (size_t)snprintf(buffer + used, size - used, "%s%.*s", used > 1 ? ", " : "",
@@ -184,10 +182,10 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
     return ND_OK;
 }
 
-int nd_field_find(const char *section, const char *key)
+int nd_field_find(const char *name)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (strcmp(nd_fields[i].section, section) == 0 && strcmp(nd_fields[i].key, key) == 0) {
+        if (strcmp(nd_fields[i].name, name) == 0) {
             return i;
         }
     }
@@ -221,11 +219,10 @@ static nd_status check_sources(nd_field_id id, const nd_setting *setting)
     for (int i = 0; i < sources.count && id == ND_FIELD_data_validation_path; i++) {
         const nd_data_source *s = &sources.list[i];
         if (s->weight > 0 || s->epochs > 0) {
-            status = nd_fail(ND_ERR_CONFIG,
-                             "%s%s gives \"%.200s\" %s, but a validation reads each set once; "
-                             "leave it out",
-                             setting->where, setting->name, s->path,
-                             s->weight > 0 ? "a weight" : "epochs");
+            status = nd_fail(
+                ND_ERR_CONFIG,
+                "%s%s gives \"%.200s\" %s, but a validation reads each set once; leave it out",
+                setting->where, setting->name, s->path, s->weight > 0 ? "a weight" : "epochs");
             break;
         }
     }
@@ -506,13 +503,12 @@ nd_status nd_field_check(nd_config *config, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
     const bool resolved = config->resolved;
-    char name[64], *text = NULL;
+    char *text = NULL;
     if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
         return ND_OK;
     }
     ND_TRY(nd_field_format(config, id, &text));
-    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
-    nd_status status = nd_field_set(config, id, &(nd_setting){"", name, text, false});
+    nd_status status = nd_field_set(config, id, &(nd_setting){"", f->name, text, false});
     config->resolved = resolved;
     free(text);
     return status;

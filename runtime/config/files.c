@@ -93,8 +93,8 @@ static nd_status fail_section(const char *where, const char *key)
     }
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         ND_REFUSE(strcmp(nd_fields[i].key, key) == 0,
-                  "%sunknown section '%.80s'; the key belongs in a section: %s.%s", where, key,
-                  nd_fields[i].section, key);
+                  "%sunknown section '%.80s'; the key belongs in a section: %s", where, key,
+                  nd_fields[i].name);
     }
     return nd_fail(ND_ERR_CONFIG,
                    search.best ? "%sunknown section '%.80s'; did you mean %s?"
@@ -106,7 +106,8 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
                           const char *file)
 {
     char where[WHERE_MAX], name[128], *text = NULL;
-    const int id = nd_field_find(section, node->key);
+    snprintf(name, sizeof name, "%s.%s", section, node->key);
+    const int id = nd_field_find(name);
     const bool is_null = nd_yaml_is_null(node);
     format_where(where, file, node);
     if (id < 0) {
@@ -117,7 +118,6 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
     const bool is_list = f->type == ND_FIELD_TYPE_LIST || f->type == ND_FIELD_TYPE_CHOICES ||
                          f->type == ND_FIELD_TYPE_PAIR;
     const bool sources = node->kind != ND_YAML_SCALAR && nd_field_is_sources((nd_field_id)id);
-    snprintf(name, sizeof name, "%s.%s", section, f->key);
     ND_REFUSE(is_null && !is_text, "%s%s has no value; give one or remove the line (%s)", where,
               name, f->help);
     ND_REFUSE(node->kind == ND_YAML_SEQUENCE && !sources && !is_list,
@@ -168,11 +168,6 @@ static nd_map_id find_map(const char *key)
         m++;
     }
     return m < ND_MAP_COUNT ? m : ND_MAP_TOP;
-}
-
-static bool is_accelerates(const char *key)
-{
-    return nd_name_find(ND_MAP_TOP, key) || find_map(key) != ND_MAP_TOP || is_foreign_map(key);
 }
 
 static nd_status fail_foreign_key(nd_map_id map, const char *where, const char *name)
@@ -239,22 +234,21 @@ static nd_status complete_accelerate(nd_reader *reader, const char *file)
     const int64_t workers = reader->config->launch.workers;
     const int distributed = reader->state[ND_STATE_DISTRIBUTED];
     ND_REFUSE(distributed == 0,
-              "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, "
-              "MULTI_CPU and FSDP",
+              "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, MULTI_CPU "
+              "and FSDP",
               file);
     ND_REFUSE(distributed == ND_DISTRIBUTED_NO && workers > 1,
-              "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or "
-              "FSDP, or one process",
+              "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or FSDP, or one "
+              "process",
               file, nd_ll(workers));
     if (distributed == ND_DISTRIBUTED_NO) {
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
     if (reader->set_by[ND_FIELD_train_precision] != reader->layer && !reader->no_fp16[0]) {
         ND_TRY(nd_reader_put(reader, ND_FIELD_train_precision, "fp32"));
-        nd_log_info(
-            "%s has no mixed_precision, so the precision is fp32, as in accelerate, unless a "
-            "flag such as --precision bf16 changes it",
-            file);
+        nd_log_info("%s has no mixed_precision, so the precision is fp32, as in accelerate, unless "
+                    "a flag such as --precision bf16 changes it",
+                    file);
     }
     reader->config->from_accelerate = true; /* nd_reader_end sets the axes */
     return ND_OK;
@@ -265,8 +259,8 @@ static nd_status read_accelerate(nd_reader *reader, const nd_yaml_node *root, co
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         const nd_map_id map = find_map(n->key);
         ND_REFUSE(is_foreign_map(n->key) && !nd_yaml_is_null(n) && n->count > 0,
-                  "%s:%d: %s: this engine does not exist here; use distributed_type: "
-                  "FSDP with fsdp_config and parallelism_config",
+                  "%s:%d: %s: this engine does not exist here; use distributed_type: FSDP with "
+                  "fsdp_config and parallelism_config",
                   file, n->line, n->key);
         if (!is_foreign_map(n->key)) {
             ND_TRY(map == ND_MAP_TOP ? read_foreign_key(reader, map, n, file)
@@ -283,11 +277,14 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
               file, root->line, nd_yaml_kind_name(root->kind));
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         native = !native && nd_section_find(n->key) >= 0 ? n : native;
-        accelerate = !accelerate && is_accelerates(n->key) ? n : accelerate;
+        if (!accelerate && (nd_name_find(ND_MAP_TOP, n->key) || find_map(n->key) != ND_MAP_TOP ||
+                            is_foreign_map(n->key))) {
+            accelerate = n;
+        }
     }
     ND_REFUSE(native && accelerate,
-              "%s holds the section %s (line %d) and accelerate's key %s (line %d); write "
-              "the file in one of the two forms",
+              "%s holds the section %s (line %d) and accelerate's key %s (line %d); write the file "
+              "in one of the two forms",
               file, native->key, native->line, accelerate->key, accelerate->line);
     return accelerate ? read_accelerate(reader, root, file) : read_native(reader, root, file);
 }

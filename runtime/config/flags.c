@@ -84,25 +84,18 @@ static void offer_list(nd_suggest *search, const char *list)
     }
 }
 
-static const char *format_key(int field, char key[ND_FLAG_NAME_MAX])
-{
-    snprintf(key, ND_FLAG_NAME_MAX, "%s.%s", nd_fields[field].section, nd_fields[field].key);
-    return key;
-}
-
 /* The field of "section.key", where '-' and '_' are the same; -1: none. */
 static int find_key(const char *name)
 {
-    char key[ND_FLAG_NAME_MAX];
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (nd_flag_list_holds(format_key(i, key), name)) {
+        if (nd_flag_list_holds(nd_fields[i].name, name)) {
             return i;
         }
     }
     return -1;
 }
 
-int nd_flag_find_field(const char *name)
+static int find_field(const char *name)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         if (nd_flag_list_holds(nd_fields[i].flags, name)) {
@@ -115,18 +108,18 @@ int nd_flag_find_field(const char *name)
 int nd_flag_near_field(const char *name)
 {
     nd_suggest search;
-    char best[sizeof search.name] = "";
-    int found = -1;
     nd_suggest_init(&search, name);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         nd_suggest_offer(&search, nd_fields[i].key);
         offer_list(&search, nd_fields[i].flags);
-        if (search.best && strcmp(search.best, best) != 0) {
-            strcpy(best, search.best);
-            found = i;
+    }
+    for (int i = 0; i < ND_FIELD_COUNT && search.best; i++) {
+        if (strcmp(nd_fields[i].key, search.best) == 0 ||
+            nd_flag_list_holds(nd_fields[i].flags, search.best)) {
+            return i;
         }
     }
-    return found;
+    return -1;
 }
 
 /* Words of a command line. */
@@ -333,7 +326,7 @@ typedef struct target {
 static target find_target(const char *name)
 {
     const nd_name *foreign = nd_name_find(ND_MAP_FLAGS, name);
-    const int field = nd_flag_find_field(name);
+    const int field = find_field(name);
     const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
     return (target){nd_flag_list_holds(run_flags, name), both ? NULL : foreign, field};
 }
@@ -341,7 +334,6 @@ static target find_target(const char *name)
 static nd_status fail_unknown(const part *p, nd_command_id command)
 {
     nd_suggest search;
-    char key[ND_FLAG_NAME_MAX];
     const char *other = NULL; /* a command that has the flag */
     nd_suggest_init(&search, p->name);
     for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* the first of equally near ones counts */
@@ -359,7 +351,7 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
     }
     nd_names_offer(ND_MAP_FLAGS, &search);
     for (int i = 0; i < ND_FIELD_COUNT && strchr(p->name, '.'); i++) {
-        nd_suggest_offer(&search, format_key(i, key));
+        nd_suggest_offer(&search, nd_fields[i].name);
     }
     ND_REFUSE(search.best, "unknown flag %.80s; did you mean --%s?", p->word, search.best);
     return nd_fail(ND_ERR_CONFIG,
@@ -408,10 +400,10 @@ static nd_status fail_positional(const char *word)
                          "is built in; leave the script out and give model, data and steps by "
                          "flags or in the --config-file",
                          word)
-               : nd_fail(ND_ERR_CONFIG,
-                         "unexpected argument '%.200s'; flags begin with --, and --help all lists "
-                         "them",
-                         word);
+               : nd_fail(
+                     ND_ERR_CONFIG,
+                     "unexpected argument '%.200s'; flags begin with --, and --help all lists them",
+                     word);
 }
 
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
@@ -461,7 +453,7 @@ static nd_status read_list(walk *w, part *p, char *list, size_t size)
 
 static nd_status apply_set(nd_reader *reader, const char *text)
 {
-    char name[ND_FLAG_NAME_MAX], key[ND_FLAG_NAME_MAX];
+    char name[ND_FLAG_NAME_MAX];
     size_t n = strcspn(text, "=");
     ND_REFUSE(!text[n] || n == 0 || n >= sizeof name, "--set %.200s: write it as section.key=value",
               text);
@@ -469,18 +461,18 @@ static nd_status apply_set(nd_reader *reader, const char *text)
     name[n] = '\0';
     const int field = find_key(name);
     if (field >= 0) {
-        nd_setting setting = {"", format_key(field, key), text + n + 1, false};
+        nd_setting setting = {"", nd_fields[field].name, text + n + 1, false};
         return nd_reader_set(reader, (nd_field_id)field, &setting);
     }
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        nd_suggest_offer(&search, format_key(i, key));
+        nd_suggest_offer(&search, nd_fields[i].name);
     }
     const char *dot = strchr(name, '.');
     const int near = search.best ? -1 : nd_flag_near_field(dot ? dot + 1 : name);
     if (near >= 0) { /* of another section, or by the name of a flag */
-        search.best = format_key(near, key);
+        search.best = nd_fields[near].name;
     }
     return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
                    search.best ? "; did you mean " : "; --help all lists the keys",

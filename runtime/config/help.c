@@ -16,6 +16,18 @@ const nd_command_row nd_command_rows[ND_COMMAND_COUNT] = {
 #include "runtime/config/commands.def"
 };
 
+static const char *program_name(nd_program program)
+{
+    return program == ND_NDTRAIN ? "ndtrain" : "ndlaunch";
+}
+
+/* A command of the program, but for the verbs of ckpt. */
+static bool has_command(nd_program program, int command)
+{
+    const nd_command_row *row = &nd_command_rows[command];
+    return row->programs >> program & 1 && !strchr(row->name, ' ');
+}
+
 const char *nd_command_name(nd_command_id command)
 {
     return nd_command_rows[command].name;
@@ -24,48 +36,35 @@ const char *nd_command_name(nd_command_id command)
 nd_command_id nd_command_find(nd_program program, const char *name)
 {
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_program_has(program, (nd_command_id)i) &&
+        if (nd_command_rows[i].programs & ND_TAKES_SETTINGS && has_command(program, i) &&
             strcmp(nd_command_rows[i].name, name) == 0) {
-            return nd_command_rows[i].programs & ND_TAKES_SETTINGS ? (nd_command_id)i
-                                                                   : ND_COMMAND_NONE;
+            return (nd_command_id)i;
         }
     }
     return ND_COMMAND_NONE;
 }
 
-const char *nd_program_name(nd_program program)
-{
-    return program == ND_NDTRAIN ? "ndtrain" : "ndlaunch";
-}
-
 const char *nd_program_of(nd_command_id command)
 {
-    return nd_program_name(nd_command_rows[command].programs & TRAIN ? ND_NDTRAIN : ND_NDLAUNCH);
-}
-
-bool nd_program_has(nd_program program, nd_command_id command)
-{
-    const nd_command_row *row = &nd_command_rows[command];
-    return row->programs >> program & 1 && !strchr(row->name, ' ');
+    return program_name(nd_command_rows[command].programs & TRAIN ? ND_NDTRAIN : ND_NDLAUNCH);
 }
 
 nd_status nd_command_check_name(nd_program program, const char *word)
 {
     const nd_program other = program == ND_NDTRAIN ? ND_NDLAUNCH : ND_NDTRAIN;
-    const char *own_name = nd_program_name(program), *other_name = nd_program_name(other);
+    const char *own_name = program_name(program), *other_name = program_name(other);
     nd_suggest search;
     ND_REFUSE(program == ND_NDLAUNCH && strcmp(word, "train") == 0,
-              "ndlaunch starts `ndtrain train` itself; leave out the word "
-              "train");
+              "ndlaunch starts `ndtrain train` itself; leave out the word train");
     nd_suggest_init(&search, word);
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_program_has(program, (nd_command_id)i)) {
+        if (has_command(program, i)) {
             nd_suggest_offer(&search, nd_command_rows[i].name);
         }
     }
     const int distance = search.distance;
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_program_has(other, (nd_command_id)i)) {
+        if (has_command(other, i)) {
             nd_suggest_offer(&search, nd_command_rows[i].name);
         }
     }
@@ -135,7 +134,7 @@ static void print_field(FILE *out, nd_field_id id)
     print_wrapped(out, 2, line);
     bool number = f->type == ND_FIELD_TYPE_INT || f->type == ND_FIELD_TYPE_REAL ||
                   f->type == ND_FIELD_TYPE_PAIR;
-    snprintf(line, sizeof line, "%s (%s.%s; default %s%s%s%s%s)", f->help, f->section, f->key,
+    snprintf(line, sizeof line, "%s (%s; default %s%s%s%s%s)", f->help, f->name,
              *f->initial ? f->initial : "empty", *f->unit ? " " : "", f->unit, number ? "; " : "",
              number ? range : "");
     print_wrapped(out, INDENT, line);
@@ -177,18 +176,6 @@ static void print_short(FILE *out, const char *flag, const char *help)
     fprintf(out, "  %-*s %.*s\n", HELP_COLUMN - 3, flag, (int)strcspn(help, ";:"), help);
 }
 
-static void print_section_names(FILE *out)
-{
-    int column = fprintf(out, "  %-*s", HELP_COLUMN - 3, "--help SECTION");
-    for (int i = 0; i < ND_SECTION_COUNT; i++) {
-        const char *name = nd_sections[i].name;
-        if (column + 2 + (int)strlen(name) > COLUMNS) {
-            column = fprintf(out, "\n%*s", HELP_COLUMN - 1, "") - 1;
-        }
-        column += fprintf(out, " %s%s", name, i + 1 < ND_SECTION_COUNT ? "," : "\n");
-    }
-}
-
 static void print_short_help(FILE *out, nd_program program)
 {
     char flag[160], word[ND_FLAG_NAME_MAX];
@@ -209,7 +196,7 @@ static void print_short_help(FILE *out, nd_program program)
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
         const nd_command_row *row = &nd_command_rows[i];
-        if (nd_program_has(program, (nd_command_id)i)) {
+        if (has_command(program, i)) {
             snprintf(flag, sizeof flag, "%s%s", row->name,
                      row->name[0] == '-' ? " FILE"
                      : *row->about       ? " --help"
@@ -217,8 +204,14 @@ static void print_short_help(FILE *out, nd_program program)
             print_short(out, flag, row->summary);
         }
     }
-    fputc('\n', out);
-    print_section_names(out);
+    int column = fprintf(out, "\n  %-*s", HELP_COLUMN - 3, "--help SECTION") - 1;
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        const char *name = nd_sections[i].name;
+        if (column + 2 + (int)strlen(name) > COLUMNS) {
+            column = fprintf(out, "\n%*s", HELP_COLUMN - 1, "") - 1;
+        }
+        column += fprintf(out, " %s%s", name, i + 1 < ND_SECTION_COUNT ? "," : "\n");
+    }
     print_short(out, "--help all", "every flag with its default, and the exit codes");
     print_short(out, "--version", "the version");
     fputs("\nThe flags of accelerate launch and torchrun are understood as well.\n", out);
@@ -237,17 +230,16 @@ static void print_section(FILE *out, int section)
 static void print_long_help(FILE *out, nd_program program)
 {
     fprintf(out, "usage: %s\n\n", usages[program]);
-    print_wrapped(
-        out, 0,
-        "The configuration is made of the defaults, then the file (native, or accelerate's, "
-        "unchanged), then the flags in their order; later settings win. A flag may be written with "
-        "'-' or '_', as --flag=value or --flag value. The key of each flag stands in brackets as "
-        "section.key.");
+    print_wrapped(out, 0,
+                  "The configuration is made of the defaults, then the file (native, or "
+                  "accelerate's, unchanged), then the flags in their order; later settings win. A "
+                  "flag may be written with '-' or '_', as --flag=value or --flag value. The key "
+                  "of each flag stands in brackets as section.key.");
     fprintf(out, "\n  --config-file FILE\n      YAML configuration\n"
                  "  --set SECTION.KEY=VALUE\n      sets any key\n"
                  "  --help [SECTION|all], --version\n");
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_program_has(program, (nd_command_id)i)) {
+        if (has_command(program, i)) {
             fprintf(out, "  %s%s%s\n", nd_command_rows[i].name,
                     *nd_command_rows[i].usage ? " " : "", nd_command_rows[i].usage);
             print_wrapped(out, INDENT, nd_command_rows[i].summary);
@@ -261,25 +253,24 @@ static void print_long_help(FILE *out, nd_program program)
     print_wrapped(
         out, 0,
         "Flags of accelerate launch, torchrun and Finetrainers are understood as well "
-        "(--mixed-precision, --use-fsdp, --fsdp-*, --parallelism-config-*, "
-        "--main-process-ip, --standalone, ...); one that cannot be honoured is refused with "
-        "a sentence.");
-    fputs("\nExit codes: 0 done, 1 internal error, or the answer no of ckpt diff or ndtrain plan "
-          "(the job "
-          "does\nnot fit this host; with --device cuda: neither an H100 nor an H200), 2 usage or "
-          "configuration,\n65 data or model file, 70 numbers, 71 memory, 73 output, 74 I/O or a "
-          "lost worker, 75 stopped by\na signal, 124 a deadline, 128 + N ended by signal N.\n",
-          out);
+        "(--mixed-precision, --use-fsdp, --fsdp-*, --parallelism-config-*, --main-process-ip, "
+        "--standalone, ...); one that cannot be honoured is refused with a sentence.");
+    fputs(
+        "\nExit codes: 0 done, 1 internal error, or the answer no of ckpt diff or ndtrain plan "
+        "(the job does\nnot fit this host; with --device cuda: neither an H100 nor an H200), 2 "
+        "usage or configuration,\n65 data or model file, 70 numbers, 71 memory, 73 output, 74 I/O "
+        "or a lost worker, 75 stopped by\na signal, 124 a deadline, 128 + N ended by signal N.\n",
+        out);
 }
 
 static nd_status unknown_topic(nd_program program, const char *topic)
 {
     nd_suggest search;
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        ND_REFUSE(nd_program_has(program, (nd_command_id)i) && *nd_command_rows[i].about &&
+        ND_REFUSE(has_command(program, i) && *nd_command_rows[i].about &&
                       strcmp(nd_command_rows[i].name, topic) == 0,
-                  "--help %s: this is a command; write %s %s --help", topic,
-                  nd_program_name(program), topic);
+                  "--help %s: this is a command; write %s %s --help", topic, program_name(program),
+                  topic);
     }
     nd_suggest_init(&search, topic);
     nd_suggest_offer(&search, "all");
@@ -287,12 +278,8 @@ static nd_status unknown_topic(nd_program program, const char *topic)
         nd_suggest_offer(&search, nd_sections[i].name);
     }
     const int field = search.best ? -1 : nd_flag_near_field(topic);
-    if (field >= 0) {
-        const char *section = nd_fields[field].section;
-        return nd_fail(ND_ERR_CONFIG,
-                       "--help %.80s: there is no such section; --help %s has the key %s.%s", topic,
-                       section, section, nd_fields[field].key);
-    }
+    ND_REFUSE(field >= 0, "--help %.80s: there is no such section; --help %s has the key %s", topic,
+              nd_fields[field].section, nd_fields[field].name);
     return nd_fail(ND_ERR_CONFIG, "--help %.80s: there is no such section; %s%s%s", topic,
                    search.best ? "did you mean --help " : "--help alone lists the sections",
                    search.best ? search.best : "", search.best ? "?" : "");
@@ -315,13 +302,13 @@ nd_status nd_config_help(FILE *out, nd_program program, const char *topic)
 
 void nd_program_print_usage(nd_program program)
 {
-    const char *name = nd_program_name(program), *begin = "usage:";
+    const char *name = program_name(program), *begin = "usage:";
     if (program == ND_NDLAUNCH) {
         fprintf(stderr, "usage: %s\n", usages[program]);
         begin = "      ";
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++, begin = "      ") {
-        if (nd_program_has(program, (nd_command_id)i)) {
+        if (has_command(program, i)) {
             fprintf(stderr, "%s %s %s%s%s\n", begin, name, nd_command_rows[i].name,
                     *nd_command_rows[i].usage ? " " : "", nd_command_rows[i].usage);
         }
@@ -346,19 +333,6 @@ static int format_flag(const nd_field *flag, char *out, size_t size)
                          : used;
 }
 
-/* Two columns; further lines of a help stand below its first one. */
-static void print_flag(const nd_field *flag, int width)
-{
-    char name[FLAG_TEXT_MAX];
-    format_flag(flag, name, sizeof name);
-    printf("  %-*s  ", width, name);
-    for (const char *line = flag->help; *line;) {
-        const size_t size = strcspn(line, "\n");
-        printf("%*s%.*s\n", line == flag->help ? 0 : width + 4, "", (int)size, line);
-        line += size + (line[size] == '\n');
-    }
-}
-
 void nd_command_print_help(nd_command_id command)
 {
     char name[FLAG_TEXT_MAX];
@@ -370,9 +344,12 @@ void nd_command_print_help(nd_command_id command)
     const nd_command_row *row = &nd_command_rows[command];
     const size_t length = strlen(row->name);
     printf("usage: %s %s %s\n\n%s\n\n", nd_program_of(command), row->name, row->usage, row->about);
-    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
-        if (nd_own_flags[i].command == command) {
-            print_flag(&nd_own_flags[i], width);
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* two columns */
+        const char *help = nd_own_flags[i].command == command ? nd_own_flags[i].help : "";
+        format_flag(&nd_own_flags[i], name, sizeof name);
+        for (const char *line = help; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+            printf("  %-*s  %.*s\n", width, line == help ? name : "", (int)strcspn(line, "\n"),
+                   line);
         }
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++) { /* verbs */

@@ -10,15 +10,6 @@
 #include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 
-/* Notes a key that has no meaning here, and what to do in its place (NULL: nothing), for the one
- * line that names them all. */
-static void add_notice(nd_reader *reader, const char *key, const char *hint)
-{
-    size_t used = strlen(reader->notices);
-    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s", used ? ", " : "",
-             key, hint ? " (" : "", hint ? hint : "", hint ? ")" : "");
-}
-
 /* true or false as files and flags write it. */
 static nd_status read_switch(const nd_setting *setting, bool *out)
 {
@@ -332,13 +323,17 @@ const nd_map nd_maps[ND_MAP_COUNT] = {
 
 nd_status nd_name_apply(nd_reader *reader, const nd_name *name, const nd_setting *setting)
 {
+    const char *hint = name->sentence;
+    const size_t used = strlen(reader->notices);
     switch (name->kind) {
     case ND_NAME_SETS:
         return nd_reader_set(reader, name->field, setting);
     case ND_NAME_REFUSED:
         return nd_fail(ND_ERR_CONFIG, "%s: %s", setting->name, name->sentence);
     case ND_NAME_IGNORED:
-        add_notice(reader, setting->name, name->sentence);
+        snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s",
+                 used ? ", " : "", setting->name, hint ? " (" : "", hint ? hint : "",
+                 hint ? ")" : "");
         return ND_OK;
     default:
         return name->apply(reader, name, setting);

@@ -117,10 +117,9 @@ nd_status nd_config_each(const nd_config *config,
                          void (*visit)(void *, const char *, const char *, bool), void *context)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        char name[96], *value = NULL;
+        char *value = NULL;
         ND_TRY(nd_field_format(config, (nd_field_id)i, &value));
-        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        visit(context, name, value, nd_fields[i].job);
+        visit(context, nd_fields[i].name, value, nd_fields[i].job);
         free(value);
     }
     return ND_OK;
@@ -163,29 +162,17 @@ nd_status nd_config_diff(const char *text_a, const char *name_a, const char *tex
                            (int)ka, a, (int)(na - ka - 1), a + ka + 1, name_a, (int)(nb - kb - 1),
                            b + kb + 1, name_b);
         }
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "the nodes have different configurations: %s has '%.*s' where %s has '%.*s'; "
-            "start every node with the same version and settings",
-            name_a, (int)na, a, name_b, (int)nb, b);
+        return nd_fail(ND_ERR_CONFIG,
+                       "the nodes have different configurations: %s has '%.*s' where %s has "
+                       "'%.*s'; start every node with the same version and settings",
+                       name_a, (int)na, a, name_b, (int)nb, b);
     }
     return ND_OK;
 }
 
 nd_status nd_config_get(const nd_config *config, const char *key, char **out)
 {
-    const char *dot = strchr(key, '.');
-    char section[64];
-    if (dot && (size_t)(dot - key) < sizeof section) {
-        memcpy(section, key, (size_t)(dot - key));
-        section[dot - key] = '\0';
-        int id = nd_field_find(section, dot + 1);
-        if (id >= 0) {
-            return nd_field_format(config, (nd_field_id)id, out);
-        }
-    }
-    char *empty = NULL;
-    ND_TRY(nd_text_replace(&empty, ""));
-    *out = empty;
-    return ND_OK;
+    const int id = nd_field_find(key);
+    *out = NULL;
+    return id >= 0 ? nd_field_format(config, (nd_field_id)id, out) : nd_text_replace(out, "");
 }

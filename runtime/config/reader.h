@@ -64,7 +64,7 @@ typedef enum nd_field_type {
 
 /* A key with its flags, or a flag that a command has of its own. */
 typedef struct nd_field {
-    const char *section, *key; /* of a key */
+    const char *section, *key, *name; /* of a key: "train", "steps", "train.steps" */
     nd_field_type type;
     size_t offset; /* in nd_config */
     const char *initial;
@@ -120,7 +120,7 @@ bool nd_field_is_sources(nd_field_id id);
 nd_status nd_field_check(nd_config *config, nd_field_id id);
 
 /* -1 when there is none. */
-int nd_field_find(const char *section, const char *key);
+int nd_field_find(const char *name);
 int nd_section_find(const char *name);
 
 /* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
@@ -246,9 +246,6 @@ bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 /* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
 int nd_flag_near_field(const char *name);
 
-/* A name is written with '-' or '_'; the tables' names use '-'. The field whose flag (or
- * section.key) this is, -1 when none. */
-int nd_flag_find_field(const char *name);
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
 /* Applies everything but --config-file, in order. argv[0] may name the command, whose own flags
@@ -276,10 +273,7 @@ typedef struct nd_command_row {
 
 extern const nd_command_row nd_command_rows[ND_COMMAND_COUNT];
 
-/* "ndtrain" or "ndlaunch"; of a command the one that has its help. */
-const char *nd_program_name(nd_program program);
+/* "ndtrain" or "ndlaunch": the one that has the command's help. */
 const char *nd_program_of(nd_command_id command);
-/* A command of the program, but for the verbs of ckpt. */
-bool nd_program_has(nd_program program, nd_command_id command);
 
 #endif

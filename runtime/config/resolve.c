@@ -15,8 +15,8 @@ static nd_status resolve_workers(nd_config *c)
     int64_t nodes = c->launch.nnodes, per_node = c->launch.nproc_per_node;
     if (c->launch.workers == 0 && per_node > 0) {
         ND_REFUSE(per_node * nodes > nd_fields[ND_FIELD_launch_workers].max,
-                  "launch.nnodes %lld x launch.nproc_per_node %lld are more "
-                  "workers than the supported %.0f",
+                  "launch.nnodes %lld x launch.nproc_per_node %lld are more workers than the "
+                  "supported %.0f",
                   nd_ll(nodes), nd_ll(per_node), nd_fields[ND_FIELD_launch_workers].max);
         c->launch.workers = nodes * per_node;
     }
@@ -34,12 +34,12 @@ static nd_status resolve_workers(nd_config *c)
         c->launch.workers = needed < (double)nodes ? nodes : (int64_t)needed;
     }
     ND_REFUSE(per_node > 0 && per_node * nodes != c->launch.workers,
-              "launch.nnodes %lld x launch.nproc_per_node %lld = %lld, but launch.workers is "
-              "%lld; remove one of them or make them agree",
+              "launch.nnodes %lld x launch.nproc_per_node %lld = %lld, but launch.workers is %lld; "
+              "remove one of them or make them agree",
               nd_ll(nodes), nd_ll(per_node), nd_ll(per_node * nodes), nd_ll(c->launch.workers));
     ND_REFUSE(c->launch.workers % nodes != 0,
-              "launch.workers %lld is not a multiple of launch.nnodes %lld; every node "
-              "starts the same number of workers",
+              "launch.workers %lld is not a multiple of launch.nnodes %lld; every node starts the "
+              "same number of workers",
               nd_ll(c->launch.workers), nd_ll(nodes));
     c->launch.nproc_per_node = c->launch.workers / nodes;
     return ND_OK;
@@ -51,13 +51,13 @@ static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
     const int64_t cp = mesh->size[ND_AXIS_CP], given = c->parallel.ulysses;
     const bool all = c->parallel.cp_comm == ND_CP_ULYSSES;
     ND_REFUSE(cp % given != 0,
-              "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "
-              "divisor of it, or --cp-size a multiple of --ulysses",
+              "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a divisor of it, "
+              "or --cp-size a multiple of --ulysses",
               nd_ll(given), nd_ll(cp));
     ND_REFUSE(all && given != 1 && given != cp,
-              "parallel.cp_comm ulysses is for all %lld ranks of mesh.cp, but "
-              "parallel.ulysses is %lld; give --cp-comm allgather or ring for the exchange "
-              "of keys among the others, or leave --ulysses out",
+              "parallel.cp_comm ulysses is for all %lld ranks of mesh.cp, but parallel.ulysses is "
+              "%lld; give --cp-comm allgather or ring for the exchange of keys among the others, "
+              "or leave --ulysses out",
               nd_ll(cp), nd_ll(given));
     mesh->ulysses = (int)(all ? cp : given);
     return ND_OK;
@@ -111,10 +111,10 @@ static nd_status resolve_threads(nd_config *c)
         return ND_OK;
     }
     snprintf(first, sizeof first, "%.*s", (int)strcspn(variable, ","), variable);
-    ND_REFUSE(!nd_int_parse(first, &threads) || threads < 1 || threads > 4096,
-              "OMP_NUM_THREADS is '%.80s'; it must be 1 to 4096, the threads of each "
-              "worker, or unset",
-              variable);
+    ND_REFUSE(
+        !nd_int_parse(first, &threads) || threads < 1 || threads > 4096,
+        "OMP_NUM_THREADS is '%.80s'; it must be 1 to 4096, the threads of each worker, or unset",
+        variable);
     c->launch.threads_per_worker = threads;
     return ND_OK;
 }
@@ -128,8 +128,8 @@ static nd_status resolve_warmup(nd_config *c)
         return ND_OK;
     }
     ND_REFUSE(c->optimizer.warmup_steps != 0 && c->optimizer.warmup_steps != steps,
-              "optimizer.warmup_steps is %lld, but optimizer.warmup_ratio %g of %lld steps "
-              "is %lld; give one of them",
+              "optimizer.warmup_steps is %lld, but optimizer.warmup_ratio %g of %lld steps is "
+              "%lld; give one of them",
               nd_ll(c->optimizer.warmup_steps), c->optimizer.warmup_ratio, nd_ll(c->train.steps),
               nd_ll(steps));
     c->optimizer.warmup_steps = steps;
@@ -189,10 +189,10 @@ static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t
         whole = floor(steps);
     }
     whole = whole < 1 ? 1 : whole;
-    ND_REFUSE(whole > 1e9,
-              "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
-              "supported",
-              c->train.epochs, nd_ll(e->samples), whole, nd_ll(e->step));
+    ND_REFUSE(
+        whole > 1e9,
+        "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are supported",
+        c->train.epochs, nd_ll(e->samples), whole, nd_ll(e->step));
     *out = (int64_t)whole;
     return ND_OK;
 }
@@ -250,8 +250,8 @@ nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config
     int64_t workers = nodes * config->launch.nproc_per_node;
     ND_ASSERT(config->resolved && nodes >= 1 && nodes <= config->launch.nnodes);
     ND_REFUSE(config->open_axis == ND_AXIS_COUNT && nodes < config->launch.nnodes,
-              "every axis of the mesh has a fixed size; set mesh.dp_shard "
-              "or mesh.dp_replicate to -1, so that it can shrink");
+              "every axis of the mesh has a fixed size; set mesh.dp_shard or mesh.dp_replicate to "
+              "-1, so that it can shrink");
     if (config->open_axis != ND_AXIS_COUNT) {
         c.resolved_mesh.size[config->open_axis] = -1;
     }
@@ -261,8 +261,7 @@ nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config
                                   nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     c.train.gradient_accumulation_steps = micro_batches / ranks;
     ND_REFUSE(micro_batches % ranks != 0,
-              "the %lld micro-batches of a step do not divide over %lld data-parallel "
-              "ranks",
+              "the %lld micro-batches of a step do not divide over %lld data-parallel ranks",
               (long long)micro_batches, (long long)ranks);
     ND_TRY(nd_field_check(&c, ND_FIELD_train_gradient_accumulation_steps));
     write_sizes(&c);

@@ -112,10 +112,10 @@ static nd_status check_alike(const place *at, const nd_yaml_node *node, const nd
         if (weights || epochs) {
             const bool first = weights ? a->weight > 0 : a->epochs > 0;
             const char *what = weights ? "a weight" : "epochs";
-            return fail_at(at, node,
-                           " gives \"%.200s\" %s, but not \"%.200s\"; give %s to every source, or "
-                           "to none",
-                           first ? a->path : b->path, what, first ? b->path : a->path, what);
+            return fail_at(
+                at, node,
+                " gives \"%.200s\" %s, but not \"%.200s\"; give %s to every source, or to none",
+                first ? a->path : b->path, what, first ? b->path : a->path, what);
         }
     }
     return ND_OK;
@@ -124,10 +124,10 @@ static nd_status check_alike(const place *at, const nd_yaml_node *node, const nd
 static nd_status add_source(const place *at, const nd_yaml_node *node, nd_data_sources *s)
 {
     if (s->count == ND_DATA_SOURCES_MAX) {
-        return fail_at(at, node,
-                       " has more than %d sources; name files that belong together by a folder or "
-                       "a pattern",
-                       ND_DATA_SOURCES_MAX);
+        return fail_at(
+            at, node,
+            " has more than %d sources; name files that belong together by a folder or a pattern",
+            ND_DATA_SOURCES_MAX);
     }
     nd_data_source *list = realloc(s->list, (size_t)(s->count + 1) * sizeof *list);
     if (!list) {
@@ -232,15 +232,6 @@ static nd_status read_node(const place *at, const nd_yaml_node *node, nd_data_so
     return check_alike(at, node, out);
 }
 
-static nd_status read_flow(const place *at, const char *text, nd_data_sources *out)
-{
-    nd_yaml_node *root = NULL;
-    ND_TRY(nd_yaml_parse(text, strlen(text), at->key, &root));
-    nd_status status = read_node(at, root, out);
-    nd_yaml_destroy(root);
-    return status;
-}
-
 /* Whether the words of the text are numbers and other words in turn. */
 static bool is_weighted_words(const char *text)
 {
@@ -281,7 +272,11 @@ static nd_status read_text(const place *at, const char *text, nd_data_sources *o
     bool is_file = false; /* whose name it is */
     ND_TRY(nd_fs_exists(text, &is_file));
     if (!is_file && (strcmp(ends, "[]") == 0 || strcmp(ends, "{}") == 0)) {
-        return read_flow(at, text, out);
+        nd_yaml_node *root = NULL;
+        ND_TRY(nd_yaml_parse(text, strlen(text), at->key, &root));
+        nd_status status = read_node(at, root, out);
+        nd_yaml_destroy(root);
+        return status;
     }
     if (!is_file && is_weighted_words(text)) {
         return read_words(at, text, out);
@@ -394,7 +389,7 @@ static nd_status check_path(const nd_config *config, nd_path_key key, const char
 {
     const nd_field *f = &nd_fields[path_fields[key]];
     const char *origin = config->path_origin[key];
-    char name[64], folder[4096], from[4200] = "";
+    char folder[4096], from[4200] = "";
     bool there = true;
     ND_TRY(*path ? is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION, &there)
                  : ND_OK);
@@ -402,13 +397,12 @@ static nd_status check_path(const nd_config *config, nd_path_key key, const char
         return ND_OK;
     }
     const bool usual = strcmp(path, f->initial) == 0 && !origin;
-    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
     if (path[0] != '/') {
         snprintf(from, sizeof from, "paths are relative to the working directory, %s; ",
                  getcwd(folder, sizeof folder) ? folder : "which cannot be read");
     }
     return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s%s",
-                   origin ? origin : name, strcmp(path, value) == 0 ? "is" : "names", path,
+                   origin ? origin : f->name, strcmp(path, value) == 0 ? "is" : "names", path,
                    usual ? " (the default)" : "", from, advice);
 }
 
@@ -445,10 +439,9 @@ nd_status nd_config_check_data_paths(const nd_config *config)
         usual ? "give a file with --data-path, or make it: scripts/prepare_data writes this text"
               : "--data-path takes a file, a folder, a pattern, several as '[a.txt, b.txt]', and "
                 "with weights '0.7 a.txt 0.3 b.txt'"));
-    return check_sources(
-        config, ND_PATH_VALIDATION, config->data.validation_path,
-        "give a file with --validation-path, or an empty path, --validation-path=, "
-        "for no validation");
+    return check_sources(config, ND_PATH_VALIDATION, config->data.validation_path,
+                         "give a file with --validation-path, or an empty path, "
+                         "--validation-path=, for no validation");
 }
 
 /* How long a check of the data and of the model may take. */

@@ -151,8 +151,7 @@ Test(flags, set_reaches_every_key_and_later_wins)
         char *value = NULL, setting[5000];
         cr_assert_eq(nd_config_init(&c), ND_OK);
         cr_assert_eq(nd_field_format(&c, (nd_field_id)i, &value), ND_OK);
-        snprintf(setting, sizeof setting, "%s.%s=%s", nd_fields[i].section, nd_fields[i].key,
-                 value);
+        snprintf(setting, sizeof setting, "%s=%s", nd_fields[i].name, value);
         nd_config_fini(&c);
         cr_expect_eq(FLAGS(&c, "--set", setting), ND_OK, "%s", nd_error_last()->message);
         nd_config_fini(&c);
@@ -164,10 +163,13 @@ Test(flags, each_flag_means_one_field)
 {
     char word[ND_FLAG_NAME_MAX];
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        cr_expect(nd_flag_list_word(nd_fields[i].flags, 0, word, sizeof word), "%s.%s has no flag",
-                  nd_fields[i].section, nd_fields[i].key);
+        cr_expect(nd_flag_list_word(nd_fields[i].flags, 0, word, sizeof word), "%s has no flag",
+                  nd_fields[i].name);
         for (int w = 0; nd_flag_list_word(nd_fields[i].flags, w, word, sizeof word); w++) {
-            cr_expect_eq(nd_flag_find_field(word), i, "--%s", word);
+            for (int other = 0; other < ND_FIELD_COUNT; other++) {
+                cr_expect_eq(nd_flag_list_holds(nd_fields[other].flags, word), other == i, "--%s",
+                             word);
+            }
             cr_expect_null(strchr(word, '_'), "the table writes '-': %s", word);
         }
     }
@@ -615,12 +617,10 @@ Test(flags, help_fits_a_screen)
 
 Test(flags, help_all_names_every_key)
 {
-    char name[96];
     int lines;
     char *text = help_of("all", &lines);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        cr_expect(strstr(text, name), "%s is not in --help all", name);
+        cr_expect(strstr(text, nd_fields[i].name), "%s is not in --help all", nd_fields[i].name);
     }
     cr_expect(strstr(text, "\n  --make-key FILE\n      writes a fresh job key") &&
               strstr(text, "; several nodes share one\n") &&
@@ -635,7 +635,7 @@ Test(flags, help_of_a_section)
         char *text = help_of(nd_sections[s].name, &lines), name[96];
         for (int i = 0; i < ND_FIELD_COUNT; i++) {
             bool belongs = strcmp(nd_fields[i].section, nd_sections[s].name) == 0;
-            snprintf(name, sizeof name, "(%s.%s;", nd_fields[i].section, nd_fields[i].key);
+            snprintf(name, sizeof name, "(%s;", nd_fields[i].name);
             cr_expect_eq(strstr(text, name) != NULL, belongs, "%s with --help %s", name,
                          nd_sections[s].name);
             all += belongs;

@@ -66,8 +66,8 @@ Test(shipped, the_documentation_names_every_key_and_default)
         "%s", nd_error_last()->message);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
-        snprintf(wanted, sizeof wanted, "| `%s.%s`%s | %s |", f->section, f->key,
-                 f->job ? "" : " *node*", *f->initial ? f->initial : "empty");
+        snprintf(wanted, sizeof wanted, "| `%s`%s | %s |", f->name, f->job ? "" : " *node*",
+                 *f->initial ? f->initial : "empty");
         cr_expect(strstr(text, wanted), "docs/config.md has no line with %s", wanted);
     }
     free(text);
