@@ -8,7 +8,7 @@
 #include <xxhash.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/corpus/stream.h"
+#include "trainer/corpus/corpus.h"
 
 enum { LIMIT = 8 << 20 };
 

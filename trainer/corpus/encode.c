@@ -10,7 +10,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/thread.h"
 #include "trainer/corpus/pieces.h"
-#include "trainer/corpus/stream.h"
 
 enum {
     THREADS_MAX = 64,

@@ -9,7 +9,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 #include "trainer/corpus/corpus.h"
-#include "trainer/corpus/stream.h"
 
 typedef enum text_kind { KIND_OTHER = 0, KIND_TEXT, KIND_ROWS } text_kind;
 

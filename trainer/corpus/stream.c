@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/corpus/stream.h"
+#include "trainer/corpus/corpus.h"
 
 #include <errno.h>
 #include <stdbool.h>

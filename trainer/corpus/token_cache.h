@@ -56,9 +56,6 @@ typedef struct nd_token_cache_request {
  * caller. */
 nd_status nd_token_cache_folder(const char *asked, char **out);
 
-/* The path of the cache, whose folder exists then; owned by the caller. Waits until the time of
- * change of each file has passed. */
-nd_status nd_token_cache_path(const nd_token_cache_request *request, char **out);
 /*
  * Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
  * process that encodes it makes no progress. ND_ERR_CONFIG: the tokenizer has more ids than the

@@ -20,7 +20,6 @@
 
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
-#include "trainer/corpus/stream.h"
 #include "trainer/data/dataset.h"
 
 enum { BYTE_VOCAB = 256 };

@@ -7,7 +7,7 @@
 #include <zstd.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/corpus/stream.h"
+#include "trainer/corpus/corpus.h"
 
 static tempdir dir;
 

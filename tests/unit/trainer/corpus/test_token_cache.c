@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
-#include "trainer/corpus/stream.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/corpus/token_file.h"
 
