@@ -99,44 +99,38 @@ static nd_status explain(const nd_worker *worker, const char *text)
 {
     char *theirs = NULL, names[2][192];
     size_t bytes = TEXT_MAX;
+    nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(TEXT_MAX + 1, &theirs));
-    nd_status status = nd_store_get(worker->store, text_key, theirs, &bytes);
-    if (status == ND_OK) {
-        /* A barrier that fails, as rank 0 has ended meanwhile, changes nothing of what was read. */
-        (void)nd_store_barrier(worker->store, explained);
-        theirs[bytes] = '\0';
-        snprintf(names[0], sizeof names[0], "rank 0 (%s)", worker->peers.cards[0].host);
-        snprintf(names[1], sizeof names[1], "rank %d (%s)", worker->identity.rank,
-                 worker->identity.host);
-        status = nd_config_diff(theirs, names[0], text, names[1]);
-        status = status == ND_OK
-                     ? nd_fail(ND_ERR_INTERNAL, "equal configurations have different digests")
-                     : status;
-    }
+    ND_TRY_OUT(nd_store_get(worker->store, text_key, theirs, &bytes));
+    /* A barrier that fails, as rank 0 has ended meanwhile, changes nothing of what was read. */
+    (void)nd_store_barrier(worker->store, explained);
+    snprintf(names[0], sizeof names[0], "rank 0 (%s)", worker->peers.cards[0].host);
+    snprintf(names[1], sizeof names[1], "rank %d (%s)", worker->identity.rank,
+             worker->identity.host);
+    ND_TRY_OUT(nd_config_diff(theirs, names[0], text, names[1]));
+    status = nd_fail(ND_ERR_INTERNAL, "equal configurations have different digests");
+out:
     free(theirs);
     return status;
 }
 
 nd_status nd_settings_compare_text(const nd_worker *worker, const char *text)
 {
-    const nd_identity *id = &worker->identity;
+    const int rank = worker->identity.rank, world_size = worker->identity.world_size;
     char own[HEX_BYTES], *all = NULL;
-    ND_TRY(nd_sha256(text, strlen(text), own));
-    if (id->rank == 0) {
-        ND_TRY(nd_store_set(worker->store, text_key, text, strlen(text)));
-    }
-    ND_TRY(ND_ALLOC((size_t)id->world_size * HEX_BYTES, &all));
-    nd_status status = nd_store_exchange(worker->store, "configurations", own, all, HEX_BYTES);
     int differs = 1;
-    while (status == ND_OK && differs < id->world_size &&
-           memcmp(all, all + (size_t)differs * HEX_BYTES, HEX_BYTES) == 0) {
+    ND_TRY(nd_sha256(text, strlen(text), own));
+    ND_TRY(rank == 0 ? nd_store_set(worker->store, text_key, text, strlen(text)) : ND_OK);
+    ND_TRY(ND_ALLOC((size_t)world_size * HEX_BYTES, &all));
+    nd_status status = nd_store_exchange(worker->store, "configurations", own, all, HEX_BYTES);
+    while (differs < world_size && memcmp(all, all + (size_t)differs * HEX_BYTES, HEX_BYTES) == 0) {
         differs++;
     }
     free(all);
-    if (status != ND_OK || differs >= id->world_size) {
+    if (status != ND_OK || differs == world_size) {
         return status;
     }
-    if (id->rank == differs) {
+    if (rank == differs) {
         return explain(worker, text);
     }
     ND_TRY(nd_store_barrier(worker->store, explained));

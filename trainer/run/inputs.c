@@ -306,48 +306,43 @@ nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
 
 /* A file of data.validation_path that a folder or a pattern in data.path has too would be trained
  * on. What cannot be listed is told of when it is opened. */
-static nd_status check_apart(const nd_config *config, const char *training, const char *validation)
+static nd_status check_apart(const nd_config *config)
 {
+    nd_data_sources training = {0}, validation = {0};
     nd_corpus_files files = {0};
     struct stat own, other;
     nd_fs_kind kind;
-    bool several = false, same = false;
-    nd_status status = nd_corpus_is_several(training, &several);
-    status = status == ND_OK ? nd_fs_look(validation, &kind, &own) : status;
-    if (status == ND_OK && several && kind == ND_FS_FILE) {
-        status = nd_corpus_files_add_tokens(&files, training);
-        if (status == ND_OK && files.count == 0) {
-            nd_corpus_files_fini(&files);
-            (void)nd_corpus_files_add(&files, training, config->data.format);
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_data_sources_read("", "data.path", config->data.path, &training));
+    ND_TRY_OUT(nd_data_sources_read("", "data.validation_path", config->data.validation_path,
+                                    &validation));
+    for (int i = 0; i < training.count; i++) {
+        const char *path = training.list[i].path;
+        const size_t before = files.count;
+        bool several = false;
+        if (nd_corpus_is_several(path, &several) == ND_OK && several &&
+            nd_corpus_files_add_tokens(&files, path) == ND_OK && files.count == before) {
+            (void)nd_corpus_files_add(&files, path, config->data.format);
         }
     }
-    for (size_t i = 0; i < files.count && !same; i++) {
-        same = nd_fs_look(files.list[i].path, &kind, &other) == ND_OK && kind == ND_FS_FILE &&
-               own.st_dev == other.st_dev && own.st_ino == other.st_ino;
-    }
-    nd_corpus_files_fini(&files);
     nd_error_clear();
-    return same
-               ? nd_fail(ND_ERR_CONFIG,
-                         "\"%s\" (data.validation_path) is one of the files of \"%s\" (data.path), "
-                         "so it would be trained on too; move it elsewhere, or name the training "
-                         "files with a pattern that leaves it out",
-                         validation, training)
-               : ND_OK;
-}
-
-static nd_status check_all_apart(const nd_config *config)
-{
-    nd_data_sources a = {0}, b = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_data_sources_read("", "data.path", config->data.path, &a));
-    ND_TRY_OUT(nd_data_sources_read("", "data.validation_path", config->data.validation_path, &b));
-    for (int i = 0; i < a.count * b.count; i++) {
-        ND_TRY_OUT(check_apart(config, a.list[i / b.count].path, b.list[i % b.count].path));
+    for (size_t i = 0; i < files.count * (size_t)validation.count && status == ND_OK; i++) {
+        const char *file = files.list[i / (size_t)validation.count].path;
+        const char *path = validation.list[i % (size_t)validation.count].path;
+        if (nd_fs_look(path, &kind, &own) == ND_OK && kind == ND_FS_FILE &&
+            nd_fs_look(file, &kind, &other) == ND_OK && kind == ND_FS_FILE &&
+            own.st_dev == other.st_dev && own.st_ino == other.st_ino) {
+            status = nd_fail(ND_ERR_CONFIG,
+                             "\"%s\" (data.validation_path) is \"%s\" of data.path, so it would be "
+                             "trained on too; move it elsewhere, or name the training files with a "
+                             "pattern that leaves it out",
+                             path, file);
+        }
     }
 out:
-    nd_data_sources_fini(&a);
-    nd_data_sources_fini(&b);
+    nd_corpus_files_fini(&files);
+    nd_data_sources_fini(&training);
+    nd_data_sources_fini(&validation);
     return status;
 }
 
@@ -364,7 +359,7 @@ nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
         const int32_t end = nd_corpus_model_end(NULL, inputs->tokenizer, shape->vocab);
         shape->eos_id = end >= 0 ? end : shape->eos_id;
     }
-    ND_TRY(config->data.validation_path[0] ? check_all_apart(config) : ND_OK);
+    ND_TRY(config->data.validation_path[0] ? check_apart(config) : ND_OK);
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
     const nd_epochs epochs = nd_inputs_epochs(config, inputs);
     ND_TRY(nd_config_take_epochs(config, &epochs));

@@ -53,15 +53,6 @@ static void visit_field(void *context, const char *key, const char *value, bool 
     }
 }
 
-static json_t *texts(const nd_run_text *list, int count)
-{
-    json_t *object = json_object();
-    for (int i = 0; i < count; i++) {
-        nd_json_set(&object, list[i].key, nd_json_string(list[i].value));
-    }
-    return object;
-}
-
 static json_t *strings(const char *const *list, int count)
 {
     json_t *array = json_array();
@@ -88,17 +79,13 @@ static json_t *mesh_object(const nd_mesh *mesh)
 static json_t *job_object(const nd_worker *worker)
 {
     const nd_identity *id = &worker->identity;
-    json_t *object = json_object();
-    nd_json_set(&object, "started_by", nd_json_string(nd_identity_source_name(id->source)));
-    nd_json_set(&object, "run_id", string_or_null(id->run_id));
-    nd_json_set(&object, "world_size", json_integer(id->world_size));
-    nd_json_set(&object, "nnodes", json_integer(id->nnodes));
-    nd_json_set(&object, "hosts", strings(worker->peers.hosts, worker->peers.host_count));
     const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
-    nd_json_set(&object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
-    nd_json_set(&object, "slurm_nodes",
-                string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
-    return object;
+    nodes = nodes ? nodes : getenv("SLURM_JOB_NODELIST");
+    return json_pack("{s:s, s:o, s:i, s:i, s:o, s:o, s:o}", "started_by",
+                     nd_identity_source_name(id->source), "run_id", string_or_null(id->run_id),
+                     "world_size", id->world_size, "nnodes", id->nnodes, "hosts",
+                     strings(worker->peers.hosts, worker->peers.host_count), "slurm_job_id",
+                     string_or_null(getenv("SLURM_JOB_ID")), "slurm_nodes", string_or_null(nodes));
 }
 
 /* The command is the one that the user typed: that of ndlaunch, if it started this worker. */
@@ -187,14 +174,12 @@ static json_t *sources_json(const nd_dataset *data, int64_t samples)
     for (int i = 0; i < count; i++) {
         const nd_dataset *source = nd_dataset_source(data, i);
         const nd_dataset_facts facts = nd_dataset_facts_of(source);
-        json_t *object = json_object();
-        nd_json_set(&object, "name", nd_json_string(nd_dataset_source_name(data, i)));
-        nd_json_set(&object, "path", nd_json_string(facts.path));
-        nd_json_set(&object, "format", nd_json_string(facts.format));
-        nd_json_set(&object, "tokens", json_integer(nd_dataset_tokens(source)));
-        nd_json_set(&object, "documents",
-                    facts.documents >= 0 ? json_integer(facts.documents) : json_null());
-        nd_json_set(&object, "blocks", json_integer(nd_dataset_blocks(source)));
+        json_t *object = json_pack(
+            "{s:o, s:o, s:s, s:I, s:o, s:I}", "name",
+            nd_json_string(nd_dataset_source_name(data, i)), "path", nd_json_string(facts.path),
+            "format", facts.format, "tokens", (json_int_t)nd_dataset_tokens(source), "documents",
+            facts.documents >= 0 ? json_integer(facts.documents) : json_null(), "blocks",
+            (json_int_t)nd_dataset_blocks(source));
         if (samples >= 0) {
             nd_json_set(&object, "samples", json_integer(had[i]));
         }
@@ -207,39 +192,22 @@ static json_t *sources_json(const nd_dataset *data, int64_t samples)
 
 static json_t *data_json(const nd_inputs *inputs, const nd_config *config)
 {
-    json_t *object = json_object();
     int64_t samples;
     if (__builtin_mul_overflow(config->train.steps, nd_step_blocks(config), &samples)) {
         samples = INT64_MAX; /* more than any run reads */
     }
-    nd_json_set(&object, "tokenizer",
-                string_or_null(inputs->tokenizer ? inputs->tokenizer : config->data.tokenizer));
-    nd_json_set(&object, "sources", sources_json(inputs->data, samples));
-    nd_json_set(&object, "validation",
-                inputs->validation ? sources_json(inputs->validation, -1) : json_array());
-    return object;
-}
-
-static json_t *machine_json(const nd_rank *r, const nd_worker *worker)
-{
-    const nd_run_text machine[] = {
-        {"device", r->device->name},
-        {"ops", r->ops->name},
-        {"isa", nd_device_machine(r->device)},
-        {"transport", r->transport->backend->name},
-        {"cpus", worker->affinity.cpus},
-        {"products", nd_ops_products(r->device)}, /* of a CPU: the last */
-    };
-    return texts(machine, (int)(sizeof machine / sizeof *machine) - nd_rank_is_gpu(r));
+    return json_pack("{s:o, s:o, s:o}", "tokenizer",
+                     string_or_null(inputs->tokenizer ? inputs->tokenizer : config->data.tokenizer),
+                     "sources", sources_json(inputs->data, samples), "validation",
+                     inputs->validation ? sources_json(inputs->validation, -1) : json_array());
 }
 
 static json_t *model_json(const nd_trainer *trainer)
 {
     const nd_scales *scales = &trainer->model->scales;
-    json_t *object = json_object();
-    nd_json_set(&object, "parameters", json_integer(nd_shape_parameters(&trainer->rank->shape)));
-    nd_json_set(&object, "planned_bytes",
-                json_integer((json_int_t)(trainer->plan.total + trainer->plan.external)));
+    json_t *object = json_pack(
+        "{s:I, s:I}", "parameters", (json_int_t)nd_shape_parameters(&trainer->rank->shape),
+        "planned_bytes", (json_int_t)(trainer->plan.total + trainer->plan.external));
     if (scales->recipe.name) { /* what is known of these without FP8 says nothing */
         nd_json_set(&object, "linears", json_integer(scales->layers * ND_LINEAR_COUNT));
         nd_json_set(&object, "fp8_linears", json_integer(scales->filter.converted));
@@ -262,14 +230,24 @@ static json_t *memory_json(const nd_memplan *plan)
 
 nd_status nd_run_record(const nd_run *s)
 {
-    nd_run_text libraries[ND_LIBRARY_COUNT];
-    const int count = nd_library_versions(false, libraries);
-    json_t *object = json_object();
-    nd_json_set(&object, "libraries", texts(libraries, count));
-    nd_json_set(&object, "machine", machine_json(s->rank, s->worker));
-    nd_json_set(&object, "data", data_json(s->inputs, s->config));
-    nd_json_set(&object, "model", model_json(s->trainer));
-    nd_json_set(&object, "memory_plan_bytes", memory_json(&s->trainer->plan));
+    const nd_rank *r = s->rank;
+    nd_run_text versions[ND_LIBRARY_COUNT];
+    json_t *libraries = json_object();
+    for (int i = 0, count = nd_library_versions(false, versions); i < count; i++) {
+        nd_json_set(&libraries, versions[i].key, nd_json_string(versions[i].value));
+    }
+    json_t *machine =
+        json_pack("{s:o, s:o, s:o, s:o, s:o}", "device", nd_json_string(r->device->name), "ops",
+                  nd_json_string(r->ops->name), "isa", nd_json_string(nd_device_machine(r->device)),
+                  "transport", nd_json_string(r->transport->backend->name), "cpus",
+                  nd_json_string(s->worker->affinity.cpus));
+    if (!nd_rank_is_gpu(r)) {
+        nd_json_set(&machine, "products", nd_json_string(nd_ops_products(r->device)));
+    }
+    json_t *object =
+        json_pack("{s:o, s:o, s:o, s:o, s:o}", "libraries", libraries, "machine", machine, "data",
+                  data_json(s->inputs, s->config), "model", model_json(s->trainer),
+                  "memory_plan_bytes", memory_json(&s->trainer->plan));
     if (s->tuning && s->tuning->json) {
         nd_json_set(&object, "autotune", json_loads(s->tuning->json, 0, NULL));
     }
