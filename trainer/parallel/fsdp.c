@@ -5,20 +5,15 @@
 
 #include "runtime/base/math.h"
 
-/* Elements of both segments. */
-static int64_t unit_count(const nd_unit *unit)
+/* Elements of a segment in a slot: those of its unit or, where blocks share slots, of the largest
+ * block, since a filter may leave a linear of one block in BF16. */
+static int64_t slot_count(const nd_fsdp *fsdp, nd_segment_kind kind, int slot)
 {
-    return unit ? unit->segments[ND_SEGMENT_HP].count + unit->segments[ND_SEGMENT_FP8].count : 0;
-}
-
-/* Elements of a segment in slot `s` of the blocks: those of its block or, where blocks share slots,
- * of the largest block, since a filter may leave a linear of one block in BF16. */
-static int64_t block_slot_count(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
-{
+    const bool shared = fsdp->blocks_share && slot < ND_FSDP_BLOCK_SLOTS;
     int64_t most = 0;
     for (int i = 0; i < fsdp->layout->unit_count; i++) {
         const nd_unit *u = &fsdp->layout->units[i];
-        if (u->kind == ND_UNIT_BLOCK && (fsdp->blocks_share || fsdp->slot_of_unit[i] == s)) {
+        if (fsdp->slot_of_unit[i] == slot || (shared && u->kind == ND_UNIT_BLOCK)) {
             most = nd_max(most, u->segments[kind].count);
         }
     }
@@ -41,37 +36,20 @@ static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
 }
 
-/* The slots of the blocks are parts of one buffer for each segment. */
-static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan)
+/* Slots [first, end) are parts of one buffer for a segment. */
+static void plan_slots(nd_fsdp *fsdp, nd_segment_kind kind, const char *name, int first, int end,
+                       nd_memplan *plan)
 {
-    static const char *const names[] = {"decoder blocks", "decoder blocks, fp8 codes"};
-    const int slots = fsdp->slot_count - 2;
-    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
-        const size_t width = fsdp->aliased ? 0 : nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
-        int64_t all = 0, before = 0;
-        for (int s = 0; s < slots; s++) {
-            all += block_slot_count(fsdp, kind, s);
-        }
-        int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, names[kind], bytes_of(all, width), NULL);
-        for (int s = 0; s < slots; s++) {
-            nd_memplan_also(plan, want, bytes_of(before, width), &fsdp->slots[s].data[kind]);
-            before += block_slot_count(fsdp, kind, s);
-        }
+    const size_t width = fsdp->aliased ? 0 : nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+    int64_t all = 0, before = 0;
+    for (int s = first; s < end; s++) {
+        all += slot_count(fsdp, kind, s);
     }
-}
-
-static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
-{
-    const nd_layout *layout = fsdp->layout;
-    nd_weight_slot *head = &fsdp->slots[fsdp->slot_count - 2], *embedding = head + 1;
-    size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
-    plan_block_weights(fsdp, plan);
-    nd_memplan_want(plan, ND_MEM_WEIGHTS, "embedding",
-                    bytes_of(unit_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)), width),
-                    &embedding->data[ND_SEGMENT_HP]);
-    nd_memplan_want(plan, ND_MEM_WEIGHTS, "norm and head",
-                    bytes_of(unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)), width),
-                    &head->data[ND_SEGMENT_HP]);
+    int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, bytes_of(all, width), NULL);
+    for (int s = first; s < end; s++) {
+        nd_memplan_also(plan, want, bytes_of(before, width), &fsdp->slots[s].data[kind]);
+        before += slot_count(fsdp, kind, s);
+    }
 }
 
 size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp)
@@ -120,16 +98,12 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
-    const nd_unit *head = nd_layout_unit(layout, ND_UNIT_HEAD, -1);
-    /* With a tied table the buffer has at least the size of the first block. The head alone would
-     * need less in models whose blocks are larger than their vocabulary's table. */
-    const nd_unit *first = layout->tied && head ? nd_layout_unit(layout, ND_UNIT_BLOCK, 0)
-                                                : nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1);
-    int64_t edges = nd_max(unit_count(first), unit_count(head));
-    int64_t block_most = 0, shard = 0;
+    int64_t block_most = 0, edge_most = 0, shard = 0;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
-        block_most = nd_max(block_most, unit->kind == ND_UNIT_BLOCK ? unit_count(unit) : 0);
+        int64_t *most = unit->kind == ND_UNIT_BLOCK ? &block_most : &edge_most;
+        *most = nd_max(*most,
+                       unit->segments[ND_SEGMENT_HP].count + unit->segments[ND_SEGMENT_FP8].count);
         shard = nd_max(shard, unit->shard_count);
     }
     nd_grad_slot *slots = fsdp->grad_slots;
@@ -137,7 +111,7 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     int blocks = nd_memplan_want(plan, ND_MEM_GRADIENTS, "decoder blocks",
                                  sharded ? ND_FSDP_BLOCK_SLOTS * block : 0, &slots[0].data);
     nd_memplan_want(plan, ND_MEM_GRADIENTS, "embedding, norm and head",
-                    sharded ? bytes_of(edges, 4) : 0, &slots[ND_FSDP_BLOCK_SLOTS].data);
+                    sharded ? bytes_of(edge_most, 4) : 0, &slots[ND_FSDP_BLOCK_SLOTS].data);
     int all = nd_memplan_want(plan, ND_MEM_GRADIENTS, "received shards",
                               sharded && accumulates ? (ND_FSDP_BLOCK_SLOTS + 1) * received : 0,
                               &slots[0].received);
@@ -193,7 +167,10 @@ nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan)
     }
     nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: replicated gradients",
                     bytes_of(fsdp->packed_count, 4), &fsdp->packed);
-    plan_weights(fsdp, plan);
+    plan_slots(fsdp, ND_SEGMENT_HP, "decoder blocks", 0, slots, plan);
+    plan_slots(fsdp, ND_SEGMENT_FP8, "decoder blocks, fp8 codes", 0, slots, plan);
+    plan_slots(fsdp, ND_SEGMENT_HP, "embedding", slots + 1, slots + 2, plan);
+    plan_slots(fsdp, ND_SEGMENT_HP, "norm and head", slots, slots + 1, plan);
     plan_kept(fsdp, plan);
     return ND_OK;
 }

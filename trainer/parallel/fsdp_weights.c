@@ -98,8 +98,8 @@ void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kin
     return behind(fsdp, kind, fsdp->kept[kind], before);
 }
 
-/* Loaded values in the device's memory. */
-static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, nd_tensor *out)
+/* Loaded values in the device's memory; for codes as these are made from them. */
+static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, bool codes, nd_tensor *out)
 {
     nd_rank *r = fsdp->rank;
     ND_ASSERT(count <= fsdp->landing_count);
@@ -107,6 +107,11 @@ static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, nd_tens
     if (r->device->kind != ND_DEVICE_CPU) {
         out->data = fsdp->landing;
         ND_TRY(nd_copy(&r->stream, fsdp->landing, values, (size_t)count * sizeof *values));
+    }
+    if (codes && fsdp->rounded) {
+        const nd_tensor rounded = nd_tensor_1d(fsdp->rounded, ND_DTYPE_BF16, count);
+        ND_OP(r, ND_TRACE_CAST, cast, .out = rounded, .x = *out);
+        *out = rounded;
     }
     return ND_OK;
 }
@@ -125,18 +130,6 @@ bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit)
     return fsdp->converts && unit->segments[ND_SEGMENT_FP8].count > 0;
 }
 
-/* Loaded values of an FP8 weight, as its codes are made from them. */
-static nd_status land_for_codes(nd_fsdp *fsdp, int64_t count, const float *values, nd_tensor *out)
-{
-    ND_TRY(land(fsdp, count, values, out));
-    if (fsdp->rounded) {
-        nd_tensor rounded = nd_tensor_1d(fsdp->rounded, ND_DTYPE_BF16, count);
-        ND_OP(fsdp->rank, ND_TRACE_CAST, cast, .out = rounded, .x = *out);
-        *out = rounded;
-    }
-    return ND_OK;
-}
-
 /* Which element of a parameter's local block element `begin` of the flat state arrays is. */
 static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
 {
@@ -149,7 +142,7 @@ nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64
                           const float *values)
 {
     nd_tensor x;
-    ND_TRY(land_for_codes(fsdp, count, values, &x));
+    ND_TRY(land(fsdp, count, values, true, &x));
     ND_TRY(nd_scales_merge_weight(fsdp->scales, p, local_element(fsdp, p, begin), x));
     return nd_stream_sync(&fsdp->rank->stream);
 }
@@ -160,11 +153,11 @@ nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t c
     nd_rank *r = fsdp->rank;
     nd_tensor x;
     if (fsdp->converts && p->segment == ND_SEGMENT_FP8) {
-        ND_TRY(land_for_codes(fsdp, count, values, &x));
+        ND_TRY(land(fsdp, count, values, true, &x));
         ND_TRY(nd_scales_cast_weight(fsdp->scales, p, local_element(fsdp, p, begin), x,
                                      kept_at(fsdp, p, begin)));
     } else if (fsdp->converts) {
-        ND_TRY(land(fsdp, count, values, &x));
+        ND_TRY(land(fsdp, count, values, false, &x));
         ND_OP(r, ND_TRACE_CAST, cast,
               .out = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count), .x = x);
     } else if (values != fsdp->master + begin) {
