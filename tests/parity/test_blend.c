@@ -75,6 +75,9 @@ Test(blend, losses_of_sources_are_those_of_one_worker, .timeout = 300)
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         compare(&job, &expected, &meshes[i]);
     }
+    job.limits.head_rows = 8; /* the labels of a rank are in several chunks of the head */
+    compare(&job, &expected, &meshes[2]);
+    job.limits.head_rows = 0;
     /* Telling the losses apart changes nothing else. */
     job.one_loss = true;
     assert_ok(mesh_run(&job, &meshes[0], &plain));

@@ -324,6 +324,40 @@ static nd_status score_run_score(nd_rank *rank, void *context)
     return ND_OK;
 }
 
+/* The token behind a shorter text that was scored last is not taken for one of the cache. */
+static nd_status score_shorter_between(nd_rank *rank, void *context)
+{
+    static const nd_generate_options options = {.batch = 2, .rows = 16, .capacity = CAPACITY};
+    enum { COUNT = 20, SHORT = 8 };
+    int32_t first[COUNT], mixed[COUNT];
+    nd_token_score alone, after, ignored[COUNT];
+    nd_generator *g = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        first[i] = prompt_id(4, i);
+        mixed[i] = i < SHORT - 1 ? prompt_id(5, i) : first[i];
+    }
+    ND_TRY(open_generator(rank, &options, &g));
+    nd_status status = nd_generator_score(g, mixed, COUNT, COUNT - 1, &alone);
+    status = status == ND_OK ? nd_generator_score(g, first, COUNT, 1, ignored) : status;
+    status = status == ND_OK ? nd_generator_score(g, mixed, SHORT, 1, ignored) : status;
+    status = status == ND_OK ? nd_generator_score(g, mixed, COUNT, COUNT - 1, &after) : status;
+    nd_generator_destroy(g);
+    ND_TRY(status);
+    ND_CHECK(alone.log_probability == after.log_probability, "the score is %g, and then %g",
+             alone.log_probability, after.log_probability);
+    return ND_OK;
+}
+
+Test(generate, a_shorter_text_between_two_scores_changes_no_score)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(2, false),
+                      .config = mesh_config_of(),
+                      .body = score_shorter_between};
+    job.shape.rms_eps = 1e-5;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
 Test(generate, a_text_between_two_scores_changes_no_score)
 {
     mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},

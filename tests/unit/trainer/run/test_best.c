@@ -24,7 +24,10 @@ Test(best, patience_counts_validations_that_are_not_lower_by_the_threshold)
     cr_expect(!nd_run_best_is_over(&best, &config));
     nd_run_best_validated(&best, &config, 10, 2.5);
     cr_expect(best.stale == 2 && best.loss == 2.5 && nd_run_best_is_over(&best, &config));
-    nd_config off = config;
+    nd_config exact = config, off = config;
+    exact.train.early_stopping_threshold = 0.5;
+    nd_run_best_validated(&best, &exact, 12, 2.0);
+    cr_expect(best.stale == 3 && best.step == 12, "a gain of the threshold itself is none");
     off.train.early_stopping_patience = 0;
     cr_expect(!nd_run_best_is_over(&best, &off));
 }
