@@ -5,6 +5,7 @@
  * A model by the name that a user gives, with its tokenizer: whatever holds weights.
  *
  *   a Hugging Face folder     config.json and safetensors
+ *   a GGUF file               the same in one
  *   ORG/NAME                  such a folder in the local Hugging Face cache
  *   a checkpoint of ours      RUN/checkpoint-STEP: its F32 state, on whatever mesh it was saved
  *   a run folder              RUN/model, or else its newest checkpoint

@@ -8,6 +8,7 @@
 #include "runtime/base/json.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/weights/gguf.h"
+#include "trainer/weights/weights.h"
 
 enum { VALUES_MAX = 1 << 23, TURNED = 64 };
 
@@ -55,36 +56,26 @@ static const char *take_text(cursor *c, size_t *size)
 /* NULL: no such kind, a text that is not UTF-8, no finite number. */
 static json_t *take_value(cursor *c, uint64_t kind)
 {
-    static const size_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-    size_t size;
+    enum { F64 = 12 };
+    static const int sizes[] = {1, -1, 2, -2, 4, -4, 4, 1, 0, 0, 8, -8, 8}; /* below 0: signed */
+    const int size = kind < sizeof sizes / sizeof *sizes ? sizes[kind] : 0;
+    size_t bytes;
     float f32;
     double f64;
     if (kind == ND_GGUF_TEXT) {
-        const char *text = take_text(c, &size);
-        return json_stringn(text, size);
+        const char *text = take_text(c, &bytes);
+        return json_stringn(text, bytes);
     }
-    if (kind >= sizeof sizes / sizeof *sizes || sizes[kind] == 0) {
-        return NULL;
-    }
-    const uint64_t bits = take(c, sizes[kind]);
+    const uint64_t bits = take(c, (size_t)abs(size));
+    const int unused = 64 - 8 * abs(size);
     memcpy(&f32, &bits, sizeof f32);
     memcpy(&f64, &bits, sizeof f64);
-    switch (kind) {
-    case 1:
-        return json_integer((int8_t)bits);
-    case 3:
-        return json_integer((int16_t)bits);
-    case ND_GGUF_I32:
-        return json_integer((int32_t)bits);
-    case ND_GGUF_F32:
-        return json_real((double)f32);
-    case ND_GGUF_FLAG:
-        return json_boolean(bits != 0);
-    case 12:
-        return json_real(f64);
-    default:
-        return json_integer((json_int_t)bits);
-    }
+    return size == 0              ? NULL
+           : kind == ND_GGUF_FLAG ? json_boolean(bits != 0)
+           : kind == ND_GGUF_F32  ? json_real((double)f32)
+           : kind == F64          ? json_real(f64)
+           : size < 0             ? json_integer((json_int_t)(bits << unused) >> unused)
+                                  : json_integer((json_int_t)bits);
 }
 
 /* The value of a key, or a list of values. */
@@ -288,32 +279,25 @@ void nd_gguf_close(nd_gguf *g)
 nd_status nd_gguf_make_folder(const nd_gguf *g, char **out)
 {
     const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(9);
-    char hex[65], *cache = NULL, *folder = NULL, *path = NULL,
-                  *text = nd_json_text(g->files, flags);
+    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(g->files, flags);
     const char *name;
     json_t *file;
+    bool there = false; /* the file that is written last */
     nd_status status = text ? nd_sha256(text, strlen(text), hex) : nd_fail_memory("%s", g->path);
     ND_TRY_OUT(status);
     ND_TRY_OUT(nd_token_cache_folder("", &cache));
     ND_TRY_OUT(nd_fs_format(&folder, "%s/%.32s.model", cache, hex));
     ND_TRY_OUT(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
                                   "set XDG_CACHE_HOME to a folder that can be written"));
+    ND_TRY_OUT(nd_fs_has(folder, "tokenizer_config.json", &there));
     json_object_foreach(g->files, name, file)
     {
-        bool there = false;
-        free(path);
-        free(text);
-        path = NULL;
-        text = nd_json_text(file, flags);
-        ND_TRY_OUT(text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name));
-        ND_TRY_OUT(nd_fs_exists(path, &there));
-        ND_TRY_OUT(there ? ND_OK : nd_fs_write_atomic(path, text, strlen(text)));
+        ND_TRY_OUT(there ? ND_OK : nd_hf_text_write(folder, name, nd_json_text(file, flags)));
     }
     *out = folder;
     folder = NULL;
 out:
     free(text);
-    free(path);
     free(folder);
     free(cache);
     return status;

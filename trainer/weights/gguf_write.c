@@ -122,16 +122,20 @@ static nd_status open_tokenizer(nd_gguf_writer *w, const nd_gguf_writer_options 
 
 /* Keys, as JSON: integers become U32, reals F32. */
 
-/* A value that is NULL because there is none; any other NULL is a lack of memory. */
-static void set_if(nd_gguf_writer *w, bool there, const char *key, json_t *value)
+/* A key that begins with a point stands behind the family's name. */
+static void set(nd_gguf_writer *w, const char *key, json_t *value)
 {
+    const char *family = *key == '.' ? nd_families[w->shape.family].model_type : "";
     char name[96];
-    snprintf(name, sizeof name, "%s%s", *key == '.' ? nd_families[w->shape.family].model_type : "",
-             key);
-    if (there) {
-        nd_json_set(&w->keys, name, value);
-    } else {
-        json_decref(value);
+    snprintf(name, sizeof name, "%s%s", family, key);
+    nd_json_set(&w->keys, name, value);
+}
+
+/* A number from 0 on; below, there is none. */
+static void set_whole(nd_gguf_writer *w, const char *key, int64_t number)
+{
+    if (number >= 0) {
+        set(w, key, json_integer((json_int_t)number));
     }
 }
 
@@ -145,15 +149,18 @@ static int kind_of(const nd_tokenizer *t, int32_t id)
     return nd_tokenizer_token(t, id, &(size_t){0}) ? ND_GGUF_NORMAL : ND_GGUF_UNUSED;
 }
 
-static void set_vocabulary(nd_gguf_writer *w)
+static nd_status make_keys(nd_gguf_writer *w, const char *name)
 {
+    const nd_shape *s = &w->shape;
+    const nd_tokenizer *t = w->tokenizer;
+    const bool linear = s->rope.type == ND_ROPE_LINEAR;
+    const int32_t pad = named_token(w, "pad_token"), turn = named_token(w, "eos_token");
     json_t *tokens = json_array(), *kinds = json_array(), *merges = json_array(), *one;
-    size_t i;
-    for (int32_t id = 0; id < w->shape.vocab; id++) {
-        size_t size;
-        const char *text = nd_tokenizer_token(w->tokenizer, id, &size);
+    size_t i, size;
+    for (int32_t id = 0; id < s->vocab; id++) {
+        const char *text = nd_tokenizer_token(t, id, &size);
         nd_json_append(&tokens, text ? json_stringn(text, size) : json_sprintf("[PAD%d]", (int)id));
-        nd_json_append(&kinds, json_integer(kind_of(w->tokenizer, id)));
+        nd_json_append(&kinds, json_integer(kind_of(t, id)));
     }
     json_array_foreach(json_object_get(json_object_get(w->json, "model"), "merges"), i, one)
     { /* "a b" or ["a", "b"] */
@@ -162,40 +169,29 @@ static void set_vocabulary(nd_gguf_writer *w)
         nd_json_append(&merges,
                        left && right ? json_sprintf("%s %s", left, right) : json_incref(one));
     }
-    set_if(w, true, "tokenizer.ggml.tokens", tokens);
-    set_if(w, true, "tokenizer.ggml.token_type", kinds);
-    set_if(w, true, "tokenizer.ggml.merges", merges);
-}
-
-static nd_status make_keys(nd_gguf_writer *w, const nd_gguf_writer_options *options)
-{
-    const nd_shape *s = &w->shape;
-    const nd_tokenizer *t = w->tokenizer;
-    const bool linear = s->rope.type == ND_ROPE_LINEAR;
-    const int32_t pad = named_token(w, "pad_token"), turn = named_token(w, "eos_token");
-    w->keys = json_object();
-    set_if(w, true, "general.architecture", json_string(nd_families[s->family].model_type));
-    set_if(w, true, "general.name", nd_json_string(options->name));
-    set_if(w, true, "general.quantization_version", json_integer(2));
-    set_if(w, true, "general.file_type", json_integer(nd_gguf_types[w->type].file_type));
-    for (int i = 0; i < ND_GGUF_KEYS; i++) {
-        const nd_gguf_key *k = &nd_gguf_keys[i];
-        const void *number = (const char *)s + k->place;
-        const int64_t whole = *(const int64_t *)number;
-        json_t *value = k->kind == ND_GGUF_F32 ? json_real(*(const double *)number)
-                                               : json_integer((json_int_t)whole);
-        set_if(w, k->kind == ND_GGUF_F32 || whole >= 0, k->key, value);
+    w->keys = json_pack(
+        "{s:s, s:o, s:i, s:i, s:s, s:s, s:s*, s:b, s:b, s:o, s:o, s:o}", "general.architecture",
+        nd_families[s->family].model_type, "general.name", nd_json_string(name),
+        "general.quantization_version", 2, "general.file_type", nd_gguf_types[w->type].file_type,
+        "tokenizer.ggml.model", "gpt2", "tokenizer.ggml.pre", find_splitting(t),
+        "tokenizer.chat_template", w->template, "tokenizer.ggml.add_bos_token", t->before_count > 0,
+        "tokenizer.ggml.add_eos_token", t->behind_count > 0, "tokenizer.ggml.tokens", tokens,
+        "tokenizer.ggml.token_type", kinds, "tokenizer.ggml.merges", merges);
+    for (int k = 0; k < ND_GGUF_KEYS; k++) {
+        const nd_gguf_key *key = &nd_gguf_keys[k];
+        const void *number = (const char *)s + key->place;
+        if (key->kind == ND_GGUF_F32) {
+            set(w, key->key, json_real(*(const double *)number));
+        } else {
+            set_whole(w, key->key, *(const int64_t *)number);
+        }
     }
-    set_if(w, linear, ".rope.scaling.type", json_string("linear"));
-    set_if(w, linear, ".rope.scaling.factor", json_real(s->rope.factor));
-    set_if(w, true, "tokenizer.ggml.model", json_string("gpt2"));
-    set_if(w, true, "tokenizer.ggml.pre", json_string(find_splitting(t)));
-    set_if(w, w->template, "tokenizer.chat_template", json_string(w->template));
-    set_if(w, pad >= 0, "tokenizer.ggml.padding_token_id", json_integer(pad));
-    set_if(w, turn >= 0, "tokenizer.ggml.eot_token_id", json_integer(turn));
-    set_if(w, true, "tokenizer.ggml.add_bos_token", json_boolean(t->before_count > 0));
-    set_if(w, true, "tokenizer.ggml.add_eos_token", json_boolean(t->behind_count > 0));
-    set_vocabulary(w);
+    if (linear) {
+        set(w, ".rope.scaling.type", json_string("linear"));
+        set(w, ".rope.scaling.factor", json_real(s->rope.factor));
+    }
+    set_whole(w, "tokenizer.ggml.padding_token_id", pad);
+    set_whole(w, "tokenizer.ggml.eot_token_id", turn);
     return w->keys ? ND_OK : nd_fail_memory("the head of \"%s\"", w->path);
 }
 
@@ -212,38 +208,30 @@ static void put_text(nd_gguf_writer *w, const char *text, size_t size)
     fwrite(text, 1, size, w->out);
 }
 
-/* With the kind before it, unless it is one of a list. */
+/* With its kind, unless it is one of a list. */
 static void put_value(nd_gguf_writer *w, const json_t *value, bool listed)
 {
-    const int kind = json_is_array(value)     ? ND_GGUF_ARRAY
-                     : json_is_string(value)  ? ND_GGUF_TEXT
-                     : json_is_boolean(value) ? ND_GGUF_FLAG
-                     : json_is_real(value)    ? ND_GGUF_F32
-                                              : ND_GGUF_U32;
-    const float f32 = (float)json_real_value(value);
+    static const int kinds[] = {
+        [JSON_ARRAY] = ND_GGUF_ARRAY, [JSON_STRING] = ND_GGUF_TEXT, [JSON_INTEGER] = ND_GGUF_U32,
+        [JSON_REAL] = ND_GGUF_F32,    [JSON_TRUE] = ND_GGUF_FLAG,   [JSON_FALSE] = ND_GGUF_FLAG};
+    const int kind = kinds[json_typeof(value)];
     const json_t *one = json_array_get(value, 0);
+    const float real = (float)json_real_value(value);
+    uint64_t bits = json_is_true(value) ? 1 : (uint64_t)json_integer_value(value);
     size_t i;
     put(w, (uint64_t)kind, listed ? 0 : 4);
-    switch (kind) {
-    case ND_GGUF_ARRAY:
+    if (kind == ND_GGUF_TEXT) {
+        put_text(w, json_string_value(value), json_string_length(value));
+    } else if (kind == ND_GGUF_ARRAY) {
         put(w, json_is_integer(one) ? ND_GGUF_I32 : ND_GGUF_TEXT, 4);
         put(w, json_array_size(value), 8);
         json_array_foreach(value, i, one)
         {
             put_value(w, one, true);
         }
-        break;
-    case ND_GGUF_TEXT:
-        put_text(w, json_string_value(value), json_string_length(value));
-        break;
-    case ND_GGUF_FLAG:
-        put(w, json_is_true(value), 1);
-        break;
-    case ND_GGUF_F32:
-        fwrite(&f32, sizeof f32, 1, w->out);
-        break;
-    default:
-        put(w, (uint64_t)json_integer_value(value), 4);
+    } else {
+        memcpy(&bits, &real, kind == ND_GGUF_F32 ? sizeof real : 0);
+        put(w, bits, kind == ND_GGUF_FLAG ? 1 : 4);
     }
 }
 
@@ -339,7 +327,7 @@ nd_status nd_gguf_writer_open(const char *path, const nd_gguf_writer_options *op
     ND_TRY_OUT(nd_gguf_layout(&w->shape, &w->layout));
     ND_TRY_OUT(ND_ALLOC(w->layout->param_count, &w->begins));
     ND_TRY_OUT(open_tokenizer(w, options));
-    ND_TRY_OUT(make_keys(w, options));
+    ND_TRY_OUT(make_keys(w, options->name));
     ND_TRY_OUT(nd_fs_temporary(path, &w->temporary));
     w->out = nd_fs_stream_new(w->temporary);
     ND_TRY_OUT(write_head(w));

@@ -18,8 +18,7 @@ static json_t *tokenizer_config(void)
                      "attention_mask");
 }
 
-/* The text is freed. */
-static nd_status write_text(const char *folder, const char *name, char *text)
+nd_status nd_hf_text_write(const char *folder, const char *name, char *text)
 {
     char *path = NULL;
     nd_status status =
@@ -37,9 +36,10 @@ nd_status nd_hf_byte_tokenizer_write(const char *folder)
     char *text = NULL;
     json_t *config = tokenizer_config();
     nd_status status = nd_byte_tokenizer_text(true, &text);
-    status = status == ND_OK ? write_text(folder, "tokenizer.json", text) : status;
+    status = status == ND_OK ? nd_hf_text_write(folder, "tokenizer.json", text) : status;
     if (status == ND_OK) {
-        status = write_text(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
+        status =
+            nd_hf_text_write(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
     }
     json_decref(config);
     return status;
