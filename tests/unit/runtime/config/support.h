@@ -3,11 +3,11 @@
 #define ND_TESTS_CONFIG_SUPPORT_H
 /* Short forms for the tests of runtime/config: read a text or flags, expect a sentence. */
 #include <criterion/criterion.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/config/config.h"
+#include "tests/support/tempdir.h"
 
 /* The source tree; tests run in it when the variable is missing. */
 static inline const char *source_path(const char *path, char buffer[1024])
@@ -19,7 +19,7 @@ static inline const char *source_path(const char *path, char buffer[1024])
 
 static inline nd_status read_text(nd_config *config, const char *text)
 {
-    cr_assert_eq(nd_config_init(config), ND_OK);
+    assert_ok(nd_config_init(config));
     return nd_config_read_text(config, text, strlen(text), "test.yaml");
 }
 
@@ -34,7 +34,7 @@ static inline nd_status flags_of(nd_config *config, size_t count, const char **f
     for (size_t i = 0; i < count; i++) {
         argv[i + 1] = (char *)flags[i];
     }
-    cr_assert_eq(nd_config_init(config), ND_OK);
+    assert_ok(nd_config_init(config));
     return nd_config_parse(config, &cli, (int)count + 1, argv);
 }
 
@@ -52,6 +52,19 @@ static inline nd_status flags_in(nd_config *config, const char *text)
     return flags_of(config, count, flags);
 }
 
+/* A file of this text, then flags in one text. */
+static inline nd_status file_and_flags(nd_config *config, const char *text, const char *flags)
+{
+    tempdir dir;
+    char line[1024];
+    tempdir_make(&dir);
+    tempdir_write(&dir, "test.yaml", text, strlen(text));
+    snprintf(line, sizeof line, "%s --config-file %s/test.yaml", flags, dir.path);
+    nd_status status = flags_in(config, line);
+    tempdir_remove(&dir);
+    return status;
+}
+
 /* The keys in a text such as "train.steps=5;data.path=a" have these values. */
 static inline void expect_keys(const nd_config *config, const char *keys, const char *input)
 {
@@ -61,7 +74,7 @@ static inline void expect_keys(const nd_config *config, const char *keys, const 
         char *equals = strchr(word, '=');
         cr_assert(equals, "%s", word);
         *equals = '\0';
-        cr_assert_eq(nd_config_get(config, word, &value), ND_OK);
+        assert_ok(nd_config_get(config, word, &value));
         cr_expect_str_eq(value, equals + 1, "%s is %s, not %s: %s", word, value, equals + 1, input);
         free(value);
     }
@@ -84,40 +97,51 @@ static inline void expect_case(const keys_case *k, nd_status (*read)(nd_config *
     nd_config_fini(&c);
 }
 
-/* Every needle, up to NULL, must be in the thread's error sentence. */
-static inline void expect_sentence(nd_status got, nd_status wanted, const char *input, ...)
+/* Flags, in one text, that are good. */
+static inline void resolve_flags(nd_config *config, const char *text)
 {
-    va_list args;
-    cr_assert_eq(got, wanted, "status %d instead of %d for <%s>: %s", got, wanted, input,
-                 nd_error_last()->message);
-    va_start(args, input);
-    for (const char *needle; (needle = va_arg(args, const char *));) {
-        cr_expect(strstr(nd_error_last()->message, needle), "<%s> is not in: %s", needle,
-                  nd_error_last()->message);
-    }
-    va_end(args);
+    assert_ok(flags_in(config, text));
+    assert_ok(nd_config_resolve(config));
 }
 
-/* The text fails to be read, or to be resolved, as a configuration error. */
-#define EXPECT_BAD_TEXT(text, ...)                                                                 \
-    do {                                                                                           \
-        nd_config bad_;                                                                            \
-        nd_status got_ = read_text(&bad_, text);                                                   \
-        got_ = got_ == ND_OK ? nd_config_resolve(&bad_) : got_;                                    \
-        expect_sentence(got_, ND_ERR_CONFIG, text, __VA_ARGS__, (char *)NULL);                     \
-        nd_config_fini(&bad_);                                                                     \
-    } while (0)
+/* Every needle, separated by bars, must be in the thread's error sentence. */
+static inline void expect_sentence(nd_status got, nd_status wanted, const char *needles)
+{
+    const char *said = nd_error_last()->message;
+    char words[1024], *rest = words;
+    cr_assert_eq(got, wanted, "status %d instead of %d for <%s>: %s", got, wanted, needles, said);
+    snprintf(words, sizeof words, "%s", needles);
+    for (char *needle; (needle = strsep(&rest, "|"));) {
+        cr_expect(strstr(said, needle), "<%s> is not in: %s", needle, said);
+    }
+}
 
-/* The same for flags: EXPECT_BAD_FLAGS(("--a", "b"), "needle", ...). */
-#define UNWRAP(...) __VA_ARGS__
-#define EXPECT_BAD_FLAGS(list, ...)                                                                \
-    do {                                                                                           \
-        nd_config bad_;                                                                            \
-        nd_status got_ = FLAGS(&bad_, UNWRAP list);                                                \
-        got_ = got_ == ND_OK ? nd_config_resolve(&bad_) : got_;                                    \
-        got_ = got_ == ND_OK ? nd_config_check_meeting(&bad_) : got_;                              \
-        expect_sentence(got_, ND_ERR_CONFIG, #list, __VA_ARGS__, (char *)NULL);                    \
-        nd_config_fini(&bad_);                                                                     \
-    } while (0)
+/* What was read (`got`) fails, or fails to be resolved, as a configuration error. */
+static inline void expect_bad(nd_config *config, nd_status got, const char *needles)
+{
+    got = got == ND_OK ? nd_config_resolve(config) : got;
+    got = got == ND_OK ? nd_config_check_meeting(config) : got;
+    expect_sentence(got, ND_ERR_CONFIG, needles);
+    nd_config_fini(config);
+}
+
+static inline void expect_bad_text(const char *text, const char *needles)
+{
+    nd_config config;
+    expect_bad(&config, read_text(&config, text), needles);
+}
+
+static inline void expect_bad_flags(const char *text, const char *needles)
+{
+    nd_config config;
+    expect_bad(&config, flags_in(&config, text), needles);
+}
+
+/* For a value that is empty or has blanks. */
+static inline void expect_bad_value(const char *flag, const char *value, const char *needles)
+{
+    nd_config config;
+    expect_bad(&config, FLAGS(&config, flag, value), needles);
+}
 
 #endif

@@ -4,103 +4,74 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* Reads a fixture with further flags and resolves it; what went to stderr is in `said`. */
-static void fixture(nd_config *c, const char *name, const char *flag, char said[4096])
+static nd_status read_fixture(nd_config *c, const char *words)
 {
-    char path[1024], relative[256], template[] = "/tmp/nd_config_XXXXXX";
-    snprintf(relative, sizeof relative, "tests/unit/runtime/config/fixtures/%s", name);
-    int fd = mkstemp(template);
-    int old = dup(STDERR_FILENO);
-    cr_assert(fd >= 0 && old >= 0 && unlink(template) == 0);
-    dup2(fd, STDERR_FILENO);
-    nd_status status = flag ? FLAGS(c, "--config-file", source_path(relative, path), flag)
-                            : FLAGS(c, "--config-file", source_path(relative, path));
-    dup2(old, STDERR_FILENO);
-    ssize_t n = pread(fd, said, 4095, 0);
-    said[n < 0 ? 0 : n] = '\0';
-    close(fd);
-    close(old);
-    cr_assert_eq(status, ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(c), ND_OK, "%s", nd_error_last()->message);
+    char line[512];
+    snprintf(line, sizeof line, "--config-file %s/tests/unit/runtime/config/fixtures/accelerate_%s",
+             source_path(".", (char[1024]){0}), words);
+    return flags_in(c, line);
 }
 
-static void expect_mesh(const nd_config *c, int dp_replicate, int dp_shard, int cp, int tp)
+#define MESH(replicate, shard, cp, tp)                                                             \
+    "mesh.dp_replicate=" replicate ";mesh.dp_shard=" shard ";mesh.cp=" cp ";mesh.tp=" tp
+static const keys_case fixtures[] = {
+    {"tp_hsdp.yaml",
+     MESH("2", "2", "1", "2") ";launch.workers=8;launch.device=auto;train.precision=bf16;"
+                              "parallel.recompute=none;parallel.reshard_after_forward=true;"
+                              "model.config=configs/model-small.json",
+     true},
+    {"cp.yaml --sequence-length=128000",
+     MESH("1", "1", "8", "1") ";parallel.cp_comm=allgather;parallel.recompute=full;"
+                              "train.sequence_length=128000",
+     true},
+    {"nd.yaml", MESH("1", "2", "4", "1"), true},
+    {"fsdp1.yaml --num_processes=4", MESH("1", "4", "1", "1"), true},
+    /* The history's length in the wizard's spelling. */
+    {"fp8_te.yaml",
+     MESH("2", "1", "1", "1") ";train.precision=fp8;fp8.recipe=delayed;fp8.format=e4m3;"
+                              "fp8.amax_history_length=512;fp8.amax_compute=max;"
+                              "fp8.all_gather=false",
+     true},
+};
+
+Test(accelerate, fixtures_set_keys)
 {
-    const int *size = c->resolved_mesh.size;
-    cr_expect(size[ND_AXIS_DP_REPLICATE] == dp_replicate && size[ND_AXIS_DP_SHARD] == dp_shard &&
-                  size[ND_AXIS_CP] == cp && size[ND_AXIS_TP] == tp,
-              "the mesh is %d x %d x %d x %d", size[ND_AXIS_DP_REPLICATE], size[ND_AXIS_DP_SHARD],
-              size[ND_AXIS_CP], size[ND_AXIS_TP]);
+    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) {
+        expect_case(&fixtures[i], read_fixture);
+    }
 }
 
-Test(accelerate, tp_hsdp_file)
+/* One line names each key without a meaning, and no other. */
+Test(accelerate, keys_without_a_meaning_are_named)
 {
     nd_config c;
-    char said[4096];
-    fixture(&c, "accelerate_tp_hsdp.yaml", NULL, said);
-    expect_mesh(&c, 2, 2, 1, 2);
-    cr_expect_eq(c.launch.workers, 8);
-    cr_expect_eq(c.launch.device, ND_CHOOSE_AUTO);
-    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
-    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_NONE);
-    cr_expect(c.parallel.reshard_after_forward);
-    cr_expect(c.from_accelerate);
-    cr_expect_str_eq(c.model.config, "configs/model-small.json");
-    /* One line names each key without a meaning, and no other. */
+    char said[4096], template[] = "/tmp/nd_config_XXXXXX";
+    int fd = mkstemp(template), old = dup(STDERR_FILENO);
+    cr_assert(fd >= 0 && old >= 0 && unlink(template) == 0);
+    dup2(fd, STDERR_FILENO);
+    nd_status status = read_fixture(&c, "tp_hsdp.yaml");
+    dup2(old, STDERR_FILENO);
+    assert_ok(status);
+    ssize_t n = pread(fd, said, sizeof said - 1, 0);
+    said[n < 0 ? 0 : n] = '\0';
     cr_expect_eq(strchr(said, '\n'), strrchr(said, '\n'), "%s", said);
     cr_expect(strstr(said, "tpu_env") && strstr(said, "downcast_bf16") &&
                   strstr(said, "fsdp_state_dict_type"),
               "%s", said);
     cr_expect_null(strstr(said, "mixed_precision"));
+    cr_expect(c.from_accelerate);
+    close(fd);
+    close(old);
     nd_config_fini(&c);
 }
 
-Test(accelerate, cp_and_nd_files)
+Test(accelerate, workers_that_nobody_names)
 {
     nd_config c;
-    char said[4096];
-    fixture(&c, "accelerate_cp.yaml", "--sequence-length=128000", said);
-    expect_mesh(&c, 1, 1, 8, 1);
-    cr_expect_eq(c.parallel.cp_comm, ND_CP_ALLGATHER);
-    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_FULL);
-    cr_expect_eq(c.train.sequence_length, 128000);
-    nd_config_fini(&c);
-    fixture(&c, "accelerate_nd.yaml", NULL, said);
-    expect_mesh(&c, 1, 2, 4, 1);
-    nd_config_fini(&c);
-}
-
-Test(accelerate, processes_may_come_from_the_command_line)
-{
-    nd_config c;
-    char said[4096], path[1024];
-    fixture(&c, "accelerate_fsdp1.yaml", "--num_processes=4", said);
-    expect_mesh(&c, 1, 4, 1, 1);
-    nd_config_fini(&c);
-    EXPECT_BAD_FLAGS(("--config-file", source_path("tests/unit/runtime/config/fixtures/"
-                                                   "accelerate_fsdp1.yaml",
-                                                   path)),
-                     "no num_processes", "--num-processes N");
-}
-
-Test(accelerate, fp8_of_transformer_engine)
-{
-    nd_config c;
-    char said[4096];
-    fixture(&c, "accelerate_fp8_te.yaml", NULL, said);
-    expect_mesh(&c, 2, 1, 1, 1);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP8);
-    cr_expect_eq(c.fp8.recipe, ND_FP8_DELAYED);
-    cr_expect_eq(c.fp8.format, ND_FP8_E4M3);
-    cr_expect_eq(c.fp8.amax_history_length, 512, "the wizard's spelling");
-    cr_expect_eq(c.fp8.amax_compute, ND_FP8_AMAX_MAX);
-    cr_expect_not(c.fp8.all_gather);
-    nd_config_fini(&c);
+    expect_bad(&c, read_fixture(&c, "fsdp1.yaml"), "no num_processes|--num-processes N");
 }
 
 #define FSDP "distributed_type: FSDP\nnum_processes: 8\n"
-#define MESH(replicate, shard, cp, tp)                                                             \
-    "mesh.dp_replicate=" replicate ";mesh.dp_shard=" shard ";mesh.cp=" cp ";mesh.tp=" tp
 static const keys_case texts[] = {
     /* The mesh follows the kind of job, and the sizes. */
     {"distributed_type: 'NO'\n", MESH("1", "1", "1", "1"), true},
@@ -133,6 +104,20 @@ static const keys_case texts[] = {
      "train.precision=fp32;launch.device=cpu;parallel.cp_comm=ring"},
     {"\xef\xbb\xbf" FSDP, "launch.workers=8"},
     {"distributed_type: FSDP\nnum_processes: -1\n", "launch.workers=0"},
+    /* Replicas between nodes. */
+    {"distributed_type: FSDP\nnum_processes: 8\nnum_machines: 2\nmachine_rank: 1\n"
+     "main_process_ip: 'head'\nmain_process_port: 1234\n"
+     "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD_ZERO2}\n",
+     MESH("2", "4", "1", "1") ";parallel.reshard_after_forward=false;"
+                              "launch.rdzv_endpoint=head:1234;launch.node_rank=1",
+     true},
+    /* As older versions of accelerate's wizard wrote them. */
+    {"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n"
+     "  fsdp_backward_prefetch_policy: BACKWARD_PRE\n  fsdp_sharding_strategy: FULL_SHARD\n",
+     "train.precision=bf16"},
+    {"distributed_type: MULTI_CPU\nmixed_precision: bf16\nipex_config:\n  ipex: true\n"
+     "mpirun_config:\n  mpirun_hostfile: hosts\nuse_mps_device: false\n",
+     "launch.device=cpu"},
 };
 
 Test(accelerate, files_set_keys)
@@ -142,95 +127,58 @@ Test(accelerate, files_set_keys)
     }
 }
 
-Test(accelerate, hybrid_shard_replicates_between_nodes)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 2\n"
-                               "machine_rank: 1\nmain_process_ip: 'head'\nmain_process_port: 1234\n"
-                               "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD_ZERO2}\n"),
-                 ND_OK);
-    free(c.launch.rdzv_key_file); /* only a flag can give what accelerate's files lack */
-    c.launch.rdzv_key_file = strdup("job.key");
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    expect_mesh(&c, 2, 4, 1, 1);
-    cr_expect_not(c.parallel.reshard_after_forward);
-    cr_expect_str_eq(c.launch.rdzv_endpoint, "head:1234");
-    cr_expect_eq(c.launch.node_rank, 1);
-    nd_config_fini(&c);
-}
-
 Test(accelerate, refusals)
 {
-    EXPECT_BAD_TEXT("mixed_precision: bf16\n", "test.yaml", "no distributed_type");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nmixed_precision: fp16\n", "test.yaml:2",
-                    "FP16 is not supported", "bf16");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp16: true\n", "test.yaml:2", "FP16");
-    EXPECT_BAD_TEXT("distributed_type: DEEPSPEED\n", "test.yaml:1", "DEEPSPEED", "FSDP");
-    EXPECT_BAD_TEXT("distributed_type: 'NO'\nnum_processes: 8\n", "num_processes is 8",
-                    "MULTI_GPU");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nnum_procesess: 8\n", "test.yaml:2", "num_procesess",
-                    "did you mean num_processes?");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_param: true\n",
-                    "test.yaml:3", "fsdp_config.fsdp_offload_param",
-                    "did you mean fsdp_offload_params?");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n",
-                    "test.yaml:3", "not offloaded");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 3\n",
+    expect_bad_text("mixed_precision: bf16\n", "test.yaml|no distributed_type");
+    expect_bad_text("distributed_type: FSDP\nmixed_precision: fp16\n",
+                    "test.yaml:2|FP16 is not supported|bf16");
+    expect_bad_text("distributed_type: FSDP\nfp16: true\n", "test.yaml:2|FP16");
+    expect_bad_text("distributed_type: DEEPSPEED\n", "test.yaml:1|DEEPSPEED|FSDP");
+    expect_bad_text("distributed_type: 'NO'\nnum_processes: 8\n", "num_processes is 8|MULTI_GPU");
+    expect_bad_text("distributed_type: FSDP\nnum_procesess: 8\n",
+                    "test.yaml:2|num_procesess|did you mean num_processes?");
+    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_param: true\n",
+                    "test.yaml:3|fsdp_config.fsdp_offload_param|did you mean fsdp_offload_params?");
+    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n",
+                    "test.yaml:3|not offloaded");
+    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 3\n",
                     "fsdp_version is 3");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_config: 3\n", "test.yaml:2", "a map of keys");
-    EXPECT_BAD_TEXT(
+    expect_bad_text("distributed_type: FSDP\nfsdp_config: 3\n", "test.yaml:2|a map of keys");
+    expect_bad_text(
         "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 0\n",
-        "test.yaml:3", "parallelism_config_tp_size is 0", "1 or more");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nparallelism_config:\n  "
-                    "parallelism_config_sp_size: 2\n  parallelism_config_cp_size: 4\n",
-                    "the sizes of cp, 4, and sp, 2", "mesh.cp 8", "parallel.ulysses 2");
-    EXPECT_BAD_TEXT(
+        "test.yaml:3|parallelism_config_tp_size is 0|1 or more");
+    expect_bad_text("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: "
+                    "2\n  parallelism_config_cp_size: 4\n",
+                    "the sizes of cp, 4, and sp, 2|mesh.cp 8|parallel.ulysses 2");
+    expect_bad_text(
         "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 0\n",
-        "parallelism_config_sp_size is 0", "1 or more");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nparallelism_config:\n  tp_size: 2\n", "tp_size");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: MSAMP\n", "AO", "TE");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: AO\n  margin: 1\n", "margin",
-                    "backend: TE");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: TE\n"
+        "parallelism_config_sp_size is 0|1 or more");
+    expect_bad_text("distributed_type: FSDP\nparallelism_config:\n  tp_size: 2\n", "tp_size");
+    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: MSAMP\n", "AO|TE");
+    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3");
+    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: AO\n  margin: 1\n",
+                    "margin|backend: TE");
+    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: TE\n"
                     "  enable_fsdp_float8_all_gather: true\n",
-                    "enable_fsdp_float8_all_gather", "backend: AO");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nmixed_precision: fp8\nfp8_config:\n"
+                    "enable_fsdp_float8_all_gather|backend: AO");
+    expect_bad_text("distributed_type: FSDP\nmixed_precision: fp8\nfp8_config:\n"
                     "  amax_history_len: 16\n", /* without a backend it is AO */
-                    "amax_history_len", "backend: TE");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: TE\n  amax_history_len: 16\n"
+                    "amax_history_len|backend: TE");
+    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: TE\n  amax_history_len: 16\n"
                     "  amax_history_length: 32\n",
-                    "test.yaml:5", "amax_history_length", "keep one");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3\n", "test.yaml:2",
-                    "deepspeed_config");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\ncompute_environment: AMAZON_SAGEMAKER\n",
+                    "test.yaml:5|amax_history_length|keep one");
+    expect_bad_text("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3\n",
+                    "test.yaml:2|deepspeed_config");
+    expect_bad_text("distributed_type: FSDP\ncompute_environment: AMAZON_SAGEMAKER\n",
                     "compute_environment");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n"
+    expect_bad_text("distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n"
                     "  parallelism_config_dp_shard_size: 4\n",
-                    "dp_shard 4", "= 4 workers", "is 6");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nmain_process_port: 99999\n", "99999", "65535");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nnum_processes: 8\nnum_machines: 3\n", "8", "3",
-                    "multiple");
-}
-
-/* Files as older versions of accelerate's wizard wrote them. */
-Test(accelerate, keys_of_older_versions)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
-                               "fsdp_config:\n  fsdp_backward_prefetch_policy: BACKWARD_PRE\n"
-                               "  fsdp_sharding_strategy: FULL_SHARD\n"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
-    nd_config_fini(&c);
-    cr_assert_eq(read_text(&c, "distributed_type: MULTI_CPU\nmixed_precision: bf16\n"
-                               "ipex_config:\n  ipex: true\nmpirun_config:\n"
-                               "  mpirun_hostfile: hosts\nuse_mps_device: false\n"),
-                 ND_OK, "%s", nd_error_last()->message);
-    nd_config_fini(&c);
-    EXPECT_BAD_TEXT("distributed_type: MULTI_GPU\nparallelism_config:\n"
+                    "dp_shard 4|= 4 workers|is 6");
+    expect_bad_text("distributed_type: FSDP\nmain_process_port: 99999\n", "99999|65535");
+    expect_bad_text("distributed_type: FSDP\nnum_processes: 8\nnum_machines: 3\n", "8|3|multiple");
+    expect_bad_text("distributed_type: MULTI_GPU\nparallelism_config:\n"
                     "parallelism_config_tp_size: 2\n",
-                    "test.yaml:3", "is a key of parallelism_config", "indent");
-    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_version: 2\n", "test.yaml:2",
-                    "fsdp_version is a key of fsdp_config", "indent");
+                    "test.yaml:3|is a key of parallelism_config|indent");
+    expect_bad_text("distributed_type: FSDP\nfsdp_version: 2\n",
+                    "test.yaml:2|fsdp_version is a key of fsdp_config|indent");
 }

@@ -6,7 +6,7 @@ static nd_config c;
 
 static nd_status take(int64_t samples, int64_t limit, int64_t step)
 {
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(nd_config_resolve(&c));
     return nd_config_take_epochs(&c, &(nd_epochs){samples, limit, step});
 }
 
@@ -19,69 +19,67 @@ static void expect_steps(int64_t samples, int64_t step, int64_t wanted)
 
 Test(epochs, give_steps_rounded_up)
 {
-    cr_assert_eq(FLAGS(&c, "--num-train-epochs", "3"), ND_OK);
+    assert_ok(flags_in(&c, "--num-train-epochs 3"));
     expect_steps(100, 8, 38);
-    cr_assert_eq(FLAGS(&c, "--num_epochs", "0.1"), ND_OK);
+    assert_ok(flags_in(&c, "--num_epochs 0.1"));
     expect_steps(30, 1, 3);
-    cr_assert_eq(FLAGS(&c, "--epochs", "0.001"), ND_OK);
+    assert_ok(flags_in(&c, "--epochs 0.001"));
     expect_steps(30, 8, 1);
-    cr_assert_eq(FLAGS(&c, "--num-steps", "7"), ND_OK);
+    assert_ok(flags_in(&c, "--num-steps 7"));
     expect_steps(30, 8, 7);
-    cr_assert_eq(FLAGS(&c, "--epochs", "1", "--warmup-ratio", "0.1"), ND_OK);
-    cr_assert_eq(take(100, INT64_MAX, 2), ND_OK);
+    assert_ok(flags_in(&c, "--epochs 1 --warmup-ratio 0.1"));
+    assert_ok(take(100, INT64_MAX, 2));
     cr_assert_eq(c.optimizer.warmup_steps, 5);
     nd_config_fini(&c);
 }
 
 Test(epochs, the_later_of_steps_and_epochs_counts)
 {
-    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n"), ND_OK);
+    assert_ok(read_text(&c, "train:\n  epochs: 2\n"));
     expect_steps(10, 5, 4);
-    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n  steps: 4\n"), ND_OK); /* as it is printed */
+    assert_ok(read_text(&c, "train:\n  epochs: 2\n  steps: 4\n")); /* as it is printed */
     expect_steps(10, 5, 4);
-    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n  steps: 5\n"), ND_OK);
-    expect_sentence(take(10, INT64_MAX, 5), ND_ERR_CONFIG, "both", "train.steps is 5",
-                    "train.epochs 2 of 10 samples is 4 steps", NULL);
+    assert_ok(read_text(&c, "train:\n  epochs: 2\n  steps: 5\n"));
+    expect_sentence(take(10, INT64_MAX, 5), ND_ERR_CONFIG,
+                    "train.steps is 5|train.epochs 2 of 10 samples is 4 steps");
     nd_config_fini(&c);
 }
 
 Test(epochs, intervals_may_be_epochs)
 {
-    cr_assert_eq(FLAGS(&c, "--epochs", "2", "--checkpointing_steps", "epoch", "--eval-strategy",
-                       "epoch", "--validation-path", "v.txt", "--load-best-model-at-end"),
-                 ND_OK);
-    cr_assert_eq(take(10, INT64_MAX, 4), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(flags_in(&c, "--epochs 2 --checkpointing_steps epoch --eval-strategy epoch "
+                           "--validation-path v.txt --load-best-model-at-end"));
+    assert_ok(take(10, INT64_MAX, 4));
     cr_assert_eq(c.checkpoint.interval, 3);
     cr_assert_eq(c.train.validation_interval, 3);
     nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--save-strategy", "epoch", "--eval-steps", "2", "--validation-path",
-                       "v.txt", "--load-best-model-at-end"),
-                 ND_OK);
-    expect_sentence(take(10, INT64_MAX, 4), ND_ERR_CONFIG, "not a multiple",
-                    "checkpoint.interval 3 is not a multiple of train.validation_interval 2", NULL);
+    assert_ok(flags_in(
+        &c,
+        "--save-strategy epoch --eval-steps 2 --validation-path v.txt --load-best-model-at-end"));
+    expect_sentence(take(10, INT64_MAX, 4), ND_ERR_CONFIG,
+                    "checkpoint.interval 3 is not a multiple of train.validation_interval 2");
     nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--save-strategy", "epoch", "--save-total-limit", "1"), ND_OK);
-    expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "one", "--save-total-limit", NULL);
+    assert_ok(flags_in(&c, "--save-strategy epoch --save-total-limit 1"));
+    expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "--save-total-limit");
     nd_config_fini(&c);
 }
 
 Test(epochs, data_that_end_round_down_and_limit_the_steps)
 {
-    cr_assert_eq(FLAGS(&c, "--epochs", "1"), ND_OK);
-    cr_assert_eq(take(10, 10, 4), ND_OK);
+    assert_ok(flags_in(&c, "--epochs 1"));
+    assert_ok(take(10, 10, 4));
     cr_assert_eq(c.train.steps, 2);
     nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--num-steps", "3"), ND_OK);
-    expect_sentence(take(10, 10, 4), ND_ERR_CONFIG, "limit", "train.steps is 3",
-                    "over after step 2", NULL);
+    assert_ok(flags_in(&c, "--num-steps 3"));
+    expect_sentence(take(10, 10, 4), ND_ERR_CONFIG, "train.steps is 3|over after step 2");
     nd_config_fini(&c);
 }
 
 Test(epochs, data_that_end_before_train_epochs_are_named_by_them)
 {
-    cr_assert_eq(FLAGS(&c, "--epochs", "3"), ND_OK);
-    expect_sentence(take(30, 10, 4), ND_ERR_CONFIG, "epochs", "train.epochs is 3, which is",
-                    "over after step 2", NULL);
+    assert_ok(flags_in(&c, "--epochs 3"));
+    expect_sentence(take(30, 10, 4), ND_ERR_CONFIG,
+                    "train.epochs is 3, which is|over after step 2");
     cr_assert_null(strstr(nd_error_last()->message, "train.steps"));
     nd_config_fini(&c);
 }
@@ -90,12 +88,11 @@ Test(epochs, data_that_end_before_train_epochs_are_named_by_them)
 Test(epochs, a_resumed_run_has_what_is_left_of_the_data)
 {
     const nd_epochs e = {100, 100, 8};
-    cr_assert_eq(FLAGS(&c, "--num-steps", "15", "--resume-from-checkpoint", "latest"), ND_OK);
-    cr_assert_eq(take(100, 100, 8), ND_OK);
+    assert_ok(flags_in(&c, "--num-steps 15 --resume-from-checkpoint latest"));
+    assert_ok(take(100, 100, 8));
     cr_expect_eq(nd_config_check_end(&c, &e, 10, 60), ND_OK); /* 5 steps of 8 are left */
-    expect_sentence(nd_config_check_end(&c, &e, 10, 61), ND_ERR_CONFIG, "left", "train.steps is 15",
-                    "over after step 14", NULL);
-    expect_sentence(nd_config_check_end(&c, &e, 10, 200), ND_ERR_CONFIG, "none left",
-                    "over after step 10", NULL);
+    expect_sentence(nd_config_check_end(&c, &e, 10, 61), ND_ERR_CONFIG,
+                    "train.steps is 15|over after step 14");
+    expect_sentence(nd_config_check_end(&c, &e, 10, 200), ND_ERR_CONFIG, "over after step 10");
     nd_config_fini(&c);
 }

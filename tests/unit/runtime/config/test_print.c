@@ -7,17 +7,16 @@ Test(echo, yaml_reads_back_as_the_same_configuration)
 {
     nd_config c, d;
     char *once = NULL, *twice = NULL;
-    cr_assert_eq(FLAGS(&c, "--num-processes", "8", "--dp-replicate-size", "2", "--tp-size", "2",
-                       "--lr", "0.1234567890123456789", "--min-lr", "1e-7", "--data-path",
-                       "a \"quoted\\path\" \xc3\xa9 #x: y", "--validation-path", "", "--fp8-filter",
-                       "a,b", "--reshard-after-forward", "false", "--precision", "fp8",
-                       "--log-level", "debug", "--model-name", "org/name", "--beta2", "0.3"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_to_yaml(&c, &once), ND_OK);
+    assert_ok(FLAGS(&c, "--num-processes", "8", "--dp-replicate-size", "2", "--tp-size", "2",
+                    "--lr", "0.1234567890123456789", "--min-lr", "1e-7", "--data-path",
+                    "a \"quoted\\path\" \xc3\xa9 #x: y", "--validation-path", "", "--fp8-filter",
+                    "a,b", "--reshard-after-forward", "false", "--precision", "fp8", "--log-level",
+                    "debug", "--model-name", "org/name", "--beta2", "0.3"));
+    assert_ok(nd_config_resolve(&c));
+    assert_ok(nd_config_to_yaml(&c, &once));
     cr_assert_eq(read_text(&d, once), ND_OK, "%s in %s", nd_error_last()->message, once);
-    cr_assert_eq(nd_config_resolve(&d), ND_OK);
-    cr_assert_eq(nd_config_to_yaml(&d, &twice), ND_OK);
+    assert_ok(nd_config_resolve(&d));
+    assert_ok(nd_config_to_yaml(&d, &twice));
     cr_expect_str_eq(once, twice);
     cr_expect_str_eq(d.data.path, c.data.path);
     cr_expect_eq(d.optimizer.lr, c.optimizer.lr, "every bit");
@@ -42,13 +41,13 @@ Test(echo, each_and_get)
     nd_config c;
     int seen = 0;
     char *value = NULL;
-    cr_assert_eq(nd_config_init(&c), ND_OK);
-    cr_assert_eq(nd_config_each(&c, count, &seen), ND_OK);
+    assert_ok(nd_config_init(&c));
+    assert_ok(nd_config_each(&c, count, &seen));
     cr_expect_eq(seen, ND_FIELD_COUNT);
-    cr_assert_eq(nd_config_get(&c, "optimizer.betas", &value), ND_OK);
+    assert_ok(nd_config_get(&c, "optimizer.betas", &value));
     cr_expect_str_eq(value, "[0.9, 0.95]");
     free(value);
-    cr_assert_eq(nd_config_get(&c, "train.nothing", &value), ND_OK);
+    assert_ok(nd_config_get(&c, "train.nothing", &value));
     cr_expect_str_eq(value, "");
     free(value);
     nd_config_fini(&c);
@@ -60,9 +59,9 @@ static void job_texts(const char *flag_a, const char *flag_b, char **a, char **b
     const char *flags[] = {flag_a, flag_b};
     char **texts[] = {a, b};
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(FLAGS(&c, "--num-processes=4", flags[i]), ND_OK);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        cr_assert_eq(nd_config_job_text(&c, texts[i]), ND_OK);
+        assert_ok(FLAGS(&c, "--num-processes=4", flags[i]));
+        assert_ok(nd_config_resolve(&c));
+        assert_ok(nd_config_job_text(&c, texts[i]));
         nd_config_fini(&c);
     }
 }
@@ -87,12 +86,11 @@ Test(echo, diff_names_key_and_both_values)
 {
     char *a, *b;
     job_texts("--num-steps=7", "--num-steps=70", &a, &b);
-    expect_sentence(nd_config_diff(a, "node 0", b, "node 3"), ND_ERR_CONFIG, "diff",
-                    "train.steps is '7' on node 0", "'70' on node 3", (char *)NULL);
-    expect_sentence(nd_config_diff("a=1\n", "x", "a=1\nb=2\n", "y"), ND_ERR_CONFIG, "diff", "b=2",
-                    "same version", (char *)NULL);
-    expect_sentence(nd_config_diff("a=1\n", "x", "b=1\n", "y"), ND_ERR_CONFIG, "diff", "a=1", "b=1",
-                    (char *)NULL);
+    expect_sentence(nd_config_diff(a, "node 0", b, "node 3"), ND_ERR_CONFIG,
+                    "train.steps is '7' on node 0|'70' on node 3");
+    expect_sentence(nd_config_diff("a=1\n", "x", "a=1\nb=2\n", "y"), ND_ERR_CONFIG,
+                    "b=2|same version");
+    expect_sentence(nd_config_diff("a=1\n", "x", "b=1\n", "y"), ND_ERR_CONFIG, "a=1|b=1");
     free(a);
     free(b);
 }

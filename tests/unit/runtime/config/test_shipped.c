@@ -28,15 +28,13 @@ Test(shipped, each_is_whole)
         nd_config c;
         nd_shape shape;
         char path[1024];
-        cr_assert_eq(FLAGS(&c, "--config-file", source_path(shipped[i].file, path)), ND_OK, "%s",
-                     nd_error_last()->message);
+        assert_ok(FLAGS(&c, "--config-file", source_path(shipped[i].file, path)));
         cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s: %s", shipped[i].file,
                      nd_error_last()->message);
         cr_expect_eq(c.launch.workers, shipped[i].workers);
         cr_expect_eq(memcmp(c.resolved_mesh.size + 1, shipped[i].mesh, sizeof shipped[i].mesh), 0,
                      "%s", shipped[i].file);
-        cr_assert_eq(nd_shape_read(source_path(c.model.config, path), &shape), ND_OK, "%s",
-                     nd_error_last()->message);
+        assert_ok(nd_shape_read(source_path(c.model.config, path), &shape));
         cr_expect_eq(nd_shape_parameters(&shape), shipped[i].parameters, "%s", shipped[i].file);
         cr_expect_eq(nd_shape_check_mesh(&shape, &c.resolved_mesh, c.train.micro_batch_size,
                                          c.train.sequence_length),
@@ -50,10 +48,9 @@ Test(shipped, the_documented_long_run)
 {
     nd_config c;
     char path[1024];
-    cr_assert_eq(FLAGS(&c, "--config-file", source_path("configs/cp.yaml", path),
-                       "--sequence-length", "128000", "--num-steps", "1"),
-                 ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(FLAGS(&c, "--config-file", source_path("configs/cp.yaml", path), "--sequence-length",
+                    "128000", "--num-steps", "1"));
+    assert_ok(nd_config_resolve(&c));
     nd_config_fini(&c);
 }
 
@@ -61,9 +58,7 @@ Test(shipped, the_documentation_names_every_key_and_default)
 {
     char path[1024], wanted[256], *text = NULL;
     size_t size = 0;
-    cr_assert_eq(
-        nd_fs_read(source_path("docs/config.md", path), 1 << 20, ND_ERR_DATA, &text, &size), ND_OK,
-        "%s", nd_error_last()->message);
+    assert_ok(nd_fs_read(source_path("docs/config.md", path), 1 << 20, ND_ERR_DATA, &text, &size));
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
         snprintf(wanted, sizeof wanted, "| `%s`%s | %s |", f->name, f->job ? "" : " *node*",

@@ -15,10 +15,9 @@ Test(sources, lists_of_a_file_become_one_text)
 {
     expect_path("data:\n  path: a.txt\n", "a.txt");
     expect_path("data:\n  path: [a.txt, 'b c']\n", "[\"a.txt\", \"b c\"]");
-    expect_path(
-        "data:\n  path:\n    - path: a\n      weight: 0.7\n    - {path: b, weight: 3, epochs: 2, "
-        "name: code}\n",
-        "[{path: \"a\", weight: 0.7}, {path: \"b\", weight: 3, epochs: 2, name: code}]");
+    expect_path("data:\n  path:\n    - path: a\n      weight: 0.7\n    - {path: b, weight: 3, "
+                "epochs: 2, name: code}\n",
+                "[{path: \"a\", weight: 0.7}, {path: \"b\", weight: 3, epochs: 2, name: code}]");
     expect_path("data:\n  path: {web: a, code: {path: b}}\n",
                 "[{path: \"a\", name: web}, {path: \"b\", name: code}]");
     expect_path("data:\n  path: {b: {path: 'a \\ c', epochs: 0.5}}\n",
@@ -30,8 +29,7 @@ Test(sources, lists_of_a_file_become_one_text)
 Test(sources, a_text_reads_as_sources)
 {
     nd_data_sources s;
-    cr_assert_eq(nd_data_sources_read("", "data.path", "0.7 x/web.jsonl.zst 30 y/web.bin", &s),
-                 ND_OK);
+    assert_ok(nd_data_sources_read("", "data.path", "0.7 x/web.jsonl.zst 30 y/web.bin", &s));
     cr_assert_eq(s.count, 2);
     cr_assert_float_eq(s.list[0].weight, 0.7, 0);
     cr_assert_float_eq(s.list[1].weight, 30, 0);
@@ -39,9 +37,8 @@ Test(sources, a_text_reads_as_sources)
     cr_assert_str_eq(s.list[0].name, "web");
     cr_assert_str_eq(s.list[1].name, "web-2");
     nd_data_sources_fini(&s);
-    cr_assert_eq(
-        nd_data_sources_read("", "data.path", "[{path: \"a \\\\ c\", epochs: 0.5, name: b}]", &s),
-        ND_OK);
+    assert_ok(
+        nd_data_sources_read("", "data.path", "[{path: \"a \\\\ c\", epochs: 0.5, name: b}]", &s));
     cr_assert_eq(s.count, 1);
     cr_assert_str_eq(s.list[0].path, "a \\ c");
     cr_assert_float_eq(s.list[0].epochs, 0.5, 0);
@@ -53,14 +50,14 @@ Test(sources, a_text_reads_as_sources)
                                            {"1 a.b/*.jsonl 2 y", "a.b"},
                                            {"1 *.jsonl 2 y", "_"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
-        cr_assert_eq(nd_data_sources_read("", "data.path", named[i][0], &s), ND_OK);
+        assert_ok(nd_data_sources_read("", "data.path", named[i][0], &s));
         cr_assert_eq(s.count, 2);
         cr_expect_str_eq(s.list[0].name, named[i][1], "%s", named[i][0]);
         nd_data_sources_fini(&s);
     }
     static const char *const single[] = {"a b", "7 up.txt x", "[ab]*.txt", "0.7 a 0.3", "a 0.7"};
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
-        cr_assert_eq(nd_data_sources_read("", "data.path", single[i], &s), ND_OK);
+        assert_ok(nd_data_sources_read("", "data.path", single[i], &s));
         cr_assert_eq(s.count, 1);
         cr_assert_str_eq(s.list[0].path, single[i]);
         nd_data_sources_fini(&s);
@@ -71,12 +68,11 @@ Test(sources, printed_configuration_reads_back)
 {
     nd_config config, again;
     char *yaml = NULL, *second = NULL;
-    cr_assert_eq(read_text(&config, "data:\n  path: {web: a, code: 'b\"c'}\n"
-                                    "  validation_path: {v: d, w: e}\n"),
-                 ND_OK);
-    cr_assert_eq(nd_config_to_yaml(&config, &yaml), ND_OK);
-    cr_assert_eq(read_text(&again, yaml), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_to_yaml(&again, &second), ND_OK);
+    assert_ok(read_text(&config, "data:\n  path: {web: a, code: 'b\"c'}\n"
+                                 "  validation_path: {v: d, w: e}\n"));
+    assert_ok(nd_config_to_yaml(&config, &yaml));
+    assert_ok(read_text(&again, yaml));
+    assert_ok(nd_config_to_yaml(&again, &second));
     cr_assert_str_eq(yaml, second);
     free(yaml);
     free(second);
@@ -86,35 +82,32 @@ Test(sources, printed_configuration_reads_back)
 
 Test(sources, faults_have_line_and_key)
 {
-    EXPECT_BAD_TEXT("data:\n  path:\n    - path: a\n    - path: b\n      weight: -1\n",
-                    "test.yaml:5: ", "data.path", "weight is '-1'", "above 0", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [{path: a, weight: 1}, b]\n",
-                    "test.yaml:2: data.path gives \"a\" a "
-                    "weight, but not \"b\"",
-                    NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [a, {path: b, epochs: 1}]\n",
-                    "gives \"b\" epochs, but not \"a\"", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [{weight: 1}]\n", "without a path", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [{path: a, wieght: 1}]\n", "'wieght'", "weight, epochs", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: []\n", "empty list", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [[a]]\n", "a list inside a list", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: {path: a, weight: 1}\n", "list of one", NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [{path: a, name: x}, {path: b, name: x}]\n", "two sources x",
-                    NULL);
-    EXPECT_BAD_TEXT("data:\n  path: [{path: a, name: 'x y'}]\n", "'x y'", "letters", NULL);
-    EXPECT_BAD_TEXT("data:\n  validation_path: 0.5 a 0.5 b\n", "test.yaml:2: data.validation_path",
-                    "reads each set once", NULL);
+    expect_bad_text("data:\n  path:\n    - path: a\n    - path: b\n      weight: -1\n",
+                    "test.yaml:5: |data.path|weight is '-1'|above 0");
+    expect_bad_text("data:\n  path: [{path: a, weight: 1}, b]\n",
+                    "test.yaml:2: data.path gives \"a\" a weight, but not \"b\"");
+    expect_bad_text("data:\n  path: [a, {path: b, epochs: 1}]\n",
+                    "gives \"b\" epochs, but not \"a\"");
+    expect_bad_text("data:\n  path: [{weight: 1}]\n", "without a path");
+    expect_bad_text("data:\n  path: [{path: a, wieght: 1}]\n", "'wieght'|weight, epochs");
+    expect_bad_text("data:\n  path: []\n", "empty list");
+    expect_bad_text("data:\n  path: [[a]]\n", "a list inside a list");
+    expect_bad_text("data:\n  path: {path: a, weight: 1}\n", "list of one");
+    expect_bad_text("data:\n  path: [{path: a, name: x}, {path: b, name: x}]\n", "two sources x");
+    expect_bad_text("data:\n  path: [{path: a, name: 'x y'}]\n", "'x y'|letters");
+    expect_bad_text("data:\n  validation_path: 0.5 a 0.5 b\n",
+                    "test.yaml:2: data.validation_path|reads each set once");
     nd_config config;
-    expect_sentence(FLAGS(&config, "--data-path", "[{path: a, weight: x}]"), ND_ERR_CONFIG, "flag",
-                    "--data-path", "'x'", NULL);
+    expect_sentence(FLAGS(&config, "--data-path", "[{path: a, weight: x}]"), ND_ERR_CONFIG,
+                    "--data-path|'x'");
     nd_config_fini(&config);
 }
 
 Test(sources, each_path_must_exist)
 {
     nd_config config;
-    cr_assert_eq(FLAGS(&config, "--data-path", "[/dev/null, /nowhere/b]"), ND_OK);
-    expect_sentence(nd_config_check_data_paths(&config), ND_ERR_DATA, "list",
-                    "--data-path names \"/nowhere/b\", which does not exist", NULL);
+    assert_ok(FLAGS(&config, "--data-path", "[/dev/null, /nowhere/b]"));
+    expect_sentence(nd_config_check_data_paths(&config), ND_ERR_DATA,
+                    "--data-path names \"/nowhere/b\", which does not exist");
     nd_config_fini(&config);
 }
