@@ -162,7 +162,8 @@ def run_test(function, setup, build):
     with tempfile.TemporaryDirectory(prefix="nd_test_") as folder:
         steps = Steps(build, os.path.realpath(folder))
         try:
-            setup(steps)
+            if setup:
+                setup(steps)
             function(steps)
         except Skipped as reason:
             print(f"skipped: {reason}", flush=True)
@@ -172,7 +173,7 @@ def run_test(function, setup, build):
     return ""
 
 
-def main(suite, setup=lambda steps: None):
+def main(suite, setup=None):
     parser = argparse.ArgumentParser()
     parser.add_argument("build")
     parser.add_argument("--filter", default="*")
