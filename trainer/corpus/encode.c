@@ -9,7 +9,8 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/thread.h"
-#include "trainer/corpus/pieces.h"
+#include "trainer/corpus/chat.h"
+#include "trainer/corpus/row.h"
 
 enum {
     THREADS_MAX = 64,
@@ -45,10 +46,25 @@ typedef struct crew {
     nd_corpus_counts counts;
 } crew;
 
+/* Whole lines of JSON, or a part of a text that can be encoded alone. */
+typedef struct text_block {
+    int64_t number; /* from 0, over all files */
+    const nd_corpus_file *file;
+    uint64_t line;     /* of its first byte, from 1 */
+    bool begins, ends; /* it begins, ends a document; both where it holds whole documents */
+    nd_bytes text;
+} text_block;
+
 typedef struct worker {
     crew *crew;
     nd_thread thread;
-    nd_piece_maker maker;
+    nd_encoder *encoder;
+    text_block block;
+    nd_corpus_piece piece;
+    nd_ids bad;              /* rows of the block that were left out, by their places in it */
+    nd_corpus_counts counts; /* of all blocks so far; `text` comes from the encoder */
+    nd_bytes strings[2];     /* of a row, unescaped */
+    size_t column;           /* of the fault of a row; 0: it has none */
 } worker;
 
 /* Blocks. */
@@ -76,25 +92,12 @@ static size_t cut_place(const crew *c, const nd_bytes *text, size_t searched)
     return last;
 }
 
-static nd_status fail_long(const crew *c, size_t size)
-{
-    const nd_corpus_file *file = &c->job->files->list[c->reader.file];
-    if (file->rows) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" line %llu has more than %zu bytes; split the document",
-                       file->path, (unsigned long long)c->reader.line, size);
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "a document of \"%s\" has more than %zu bytes, and its tokenizer cannot encode "
-                   "it in parts; split the file, or separate its documents",
-                   file->path, size);
-}
-
 /* Reads until there is a place to cut, and leaves what is behind it in `held`. */
 static nd_status fill_block(crew *c, nd_bytes *text)
 {
     reader *r = &c->reader;
-    const size_t limit =
-        c->job->files->list[r->file].rows ? ROW_BYTES_MAX : ND_ENCODE_TEXT_BYTES_MAX;
+    const nd_corpus_file *file = &c->job->files->list[r->file];
+    const size_t limit = file->rows ? ROW_BYTES_MAX : ND_ENCODE_TEXT_BYTES_MAX;
     size_t wanted = c->job->block_bytes ? c->job->block_bytes : BLOCK_BYTES, place = 0;
     text->count = 0;
     ND_TRY(nd_bytes_add(text, r->held.data, r->held.count));
@@ -111,7 +114,15 @@ static nd_status fill_block(crew *c, nd_bytes *text)
         }
         place = r->at_end ? text->count : cut_place(c, text, searched);
         if (place == 0 && text->count >= limit) {
-            return fail_long(c, limit);
+            return file->rows
+                       ? nd_fail(ND_ERR_DATA,
+                                 "\"%s\" line %llu has more than %zu bytes; split the document",
+                                 file->path, (unsigned long long)r->line, limit)
+                       : nd_fail(ND_ERR_DATA,
+                                 "a document of \"%s\" has more than %zu bytes, and its tokenizer "
+                                 "cannot encode it in parts; split the file, or separate its "
+                                 "documents",
+                                 file->path, limit);
         }
         wanted = 2 * text->count < limit ? 2 * text->count : limit;
     }
@@ -121,7 +132,7 @@ static nd_status fill_block(crew *c, nd_bytes *text)
 }
 
 /* Fills the block, unless the reader is exhausted. */
-static nd_status read_block(crew *c, nd_corpus_block *block)
+static nd_status read_block(crew *c, text_block *block)
 {
     const nd_corpus_files *files = c->job->files;
     reader *r = &c->reader;
@@ -165,6 +176,245 @@ static nd_status read_block(crew *c, nd_corpus_block *block)
     return ND_OK;
 }
 
+/* Pieces. */
+
+static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begins, bool ends)
+{
+    const int32_t *ids;
+    size_t count;
+    ND_TRY(nd_encode_part(w->encoder, (const char *)text, size, begins, ends, &ids, &count));
+    if (begins && w->crew->job->rules->add_special) {
+        w->counts.doubled += nd_tokenizer_begins_twice(w->crew->job->tokenizer, ids, count);
+    }
+    return nd_ids_add(&w->piece.ids, ids, count);
+}
+
+/* The ids of a chat have their own end, and so have those that end with the end of text, which the
+ * text or the tokenizer's post-processor has given them. */
+static nd_status end_document(worker *w, bool chat)
+{
+    const int32_t eod = w->crew->job->eod;
+    const nd_ids *ids = &w->piece.ids;
+    const bool ended = ids->count > 0 && ids->data[ids->count - 1] == eod;
+    ND_TRY(nd_ids_add(&w->piece.ids, &eod, eod >= 0 && !chat && !ended));
+    int32_t end = (int32_t)w->piece.ids.count;
+    return nd_ids_add(&w->piece.ends, &end, 1);
+}
+
+/* A text, or a prompt, which does not count in the loss, and its completion. */
+static nd_status add_texts(worker *w, const nd_row_field *fields, int count)
+{
+    const uint8_t *text[2];
+    size_t size[2] = {0};
+    for (int i = 0; i < count; i++) {
+        if (fields[i].kind != ND_ROW_STRING) {
+            return nd_fail(
+                ND_ERR_DATA, "\"%s\" %s", fields[i].key,
+                fields[i].kind == ND_ROW_ABSENT
+                    ? "is missing; name the key of the text with --json-key "
+                      "(data.json_key), give rows of \"prompt\" and \"completion\", or of "
+                      "\"messages\" with \"role\" and \"content\", or leave N rows out "
+                      "with --skip-bad N (data.skip_bad)"
+                    : "is not a string");
+        }
+        ND_TRY(nd_row_text(&fields[i], &w->strings[i], &text[i], &size[i], &w->counts.lone));
+    }
+    if (size[0] + size[1] == 0) {
+        w->counts.empty++;
+        return ND_OK;
+    }
+    for (int i = 0; i < count; i++) {
+        int32_t span[2] = {(int32_t)w->piece.ids.count};
+        ND_TRY(add_ids(w, text[i], size[i], i == 0, i == count - 1));
+        span[1] = (int32_t)w->piece.ids.count;
+        ND_TRY(nd_ids_add(&w->piece.spans, span, i < count - 1 && span[1] > span[0] ? 2 : 0));
+    }
+    return end_document(w, false);
+}
+
+static nd_status add_messages(worker *w, const nd_row_field *field, const nd_row_field *tools)
+{
+    bool empty;
+    if (!tools->empty) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "it has \"tools\", which data.chat_format (--chat-format) does not write; "
+            "write it with the chat template of the tokenizer, as scripts/encode_rows.py "
+            "does");
+    }
+    if (field->kind != ND_ROW_ARRAY) {
+        return nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
+    }
+    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, false, &w->piece,
+                       &w->counts, &empty));
+    w->counts.empty += empty;
+    return empty ? ND_OK : end_document(w, true);
+}
+
+enum {
+    FIELD_TEXT,
+    FIELD_PROMPT,
+    FIELD_COMPLETION,
+    FIELD_MESSAGES,
+    FIELD_TOOLS,
+    FIELD_CONVERSATIONS,
+    FIELDS
+};
+
+/* A row may have other keys than those that it is encoded from: with data.chat_format, messages go
+ * before a text or prompt that was made of them. */
+static nd_status add_row(worker *w, const uint8_t *row, size_t size)
+{
+    const nd_corpus_rules *rules = w->crew->job->rules;
+    nd_row_field fields[FIELDS] = {{.key = rules->json_key}, {.key = "prompt"},
+                                   {.key = "completion"},    {.key = "messages"},
+                                   {.key = "tools"},         {.key = "conversations"}};
+    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &w->column);
+    if (fault) {
+        return nd_fail(ND_ERR_DATA, "%s", fault);
+    }
+    w->column = 0;
+    bool has[FIELDS];
+    for (int i = 0; i < FIELDS; i++) {
+        has[i] = fields[i].kind != ND_ROW_ABSENT;
+    }
+    const bool text = has[FIELD_TEXT], pair = has[FIELD_PROMPT] || has[FIELD_COMPLETION];
+    if (has[FIELD_MESSAGES] && w->crew->chat.rules.template) {
+        return add_messages(w, &fields[FIELD_MESSAGES], &fields[FIELD_TOOLS]);
+    }
+    if (text && pair) {
+        return nd_fail(ND_ERR_DATA,
+                       "it has a text and also \"prompt\" or \"completion\"; leave one form out%s",
+                       strcmp(rules->json_key, "text") == 0
+                           ? ", or take the text with --json-key (data.json_key)"
+                           : "");
+    }
+    if (has[FIELD_MESSAGES] && !text && !(has[FIELD_PROMPT] && has[FIELD_COMPLETION])) {
+        return nd_fail(ND_ERR_DATA,
+                       "it has \"messages\"%s; set data.chat_format to llama3, chatml or model "
+                       "(--chat-format)",
+                       pair ? ", and only one of \"prompt\" and \"completion\"" : "");
+    }
+    if (!pair && !text && has[FIELD_CONVERSATIONS]) {
+        return nd_fail(ND_ERR_DATA,
+                       "it has \"conversations\"; rename this key to \"messages\", \"from\" to "
+                       "\"role\", \"value\" to \"content\", and the roles human and gpt to user "
+                       "and assistant");
+    }
+    return pair ? add_texts(w, &fields[FIELD_PROMPT], 2) : add_texts(w, &fields[FIELD_TEXT], 1);
+}
+
+/* The same; after an error the piece and all counts are as they were. */
+static nd_status try_row(worker *w, const uint8_t *row, size_t size)
+{
+    const nd_corpus_piece before = w->piece;
+    const nd_corpus_counts counts = w->counts;
+    const nd_encode_counts text = *nd_encoder_counts(w->encoder);
+    /* A chat goes on with the last span when its own first one is adjacent. */
+    const int32_t last = before.spans.count > 0 ? before.spans.data[before.spans.count - 1] : 0;
+    nd_status status = add_row(w, row, size);
+    if (status != ND_OK) {
+        nd_encoder_set_counts(w->encoder, &text);
+        w->piece.ids.count = before.ids.count;
+        w->piece.ends.count = before.ends.count;
+        w->piece.spans.count = before.spans.count;
+        if (before.spans.count > 0) {
+            w->piece.spans.data[before.spans.count - 1] = last;
+        }
+        w->counts = counts;
+    }
+    return status;
+}
+
+/* Bytes of the row that begins at `at`. */
+static size_t row_size(const nd_bytes *text, size_t at)
+{
+    const uint8_t *row = text->data + at, *newline = memchr(row, '\n', text->count - at);
+    return newline ? (size_t)(newline - row) : text->count - at;
+}
+
+static nd_status add_rows(worker *w)
+{
+    const nd_bytes *text = &w->block.text;
+    for (size_t at = 0, n, blank = 0; at < text->count; at += n + 1, blank = 0) {
+        const uint8_t *row = text->data + at;
+        n = row_size(text, at);
+        while (blank < n && (row[blank] == ' ' || row[blank] == '\t' || row[blank] == '\r')) {
+            blank++;
+        }
+        nd_status status = blank < n ? try_row(w, row, n) : ND_OK;
+        if (status == ND_ERR_DATA) {
+            const int32_t place = (int32_t)at;
+            ND_TRY(nd_ids_add(&w->bad, &place, 1));
+            if ((int64_t)w->bad.count > w->crew->job->skip_bad) {
+                return ND_OK;
+            }
+        } else {
+            ND_TRY(status);
+        }
+    }
+    return ND_OK;
+}
+
+/* The error was not kept, so the row is read again. */
+static nd_status fail_row(worker *w, int32_t place)
+{
+    const nd_bytes *text = &w->block.text;
+    const int64_t skip = w->crew->job->skip_bad;
+    uint64_t line = w->block.line;
+    char column[32] = "";
+    ND_ASSERT(place >= 0 && (size_t)place < text->count);
+    for (int32_t i = 0; i < place; i++) {
+        line += text->data[i] == '\n';
+    }
+    nd_status status = try_row(w, text->data + place, row_size(text, (size_t)place));
+    ND_ASSERT(status != ND_OK);
+    const nd_error error = *nd_error_last();
+    if (w->column > 0) {
+        snprintf(column, sizeof column, ", column %zu", w->column);
+    }
+    nd_fail(status, "\"%s\" line %llu%s: %s", w->block.file->path, (unsigned long long)line, column,
+            error.message);
+    return skip == 0
+               ? status
+               : nd_fail_context(status,
+                                 "leaving out %lld other bad row%s, as many as may be left out",
+                                 (long long)skip, skip == 1 ? "" : "s");
+}
+
+static nd_status add_documents(worker *w)
+{
+    const nd_corpus_rules *rules = w->crew->job->rules;
+    const nd_bytes *text = &w->block.text;
+    if (!rules->separator) {
+        ND_TRY(add_ids(w, text->data, text->count, w->block.begins, w->block.ends));
+        return w->block.ends ? end_document(w, false) : ND_OK;
+    }
+    for (size_t at = 0, n; at < text->count; at += n + rules->separator_size) {
+        const uint8_t *p = text->data + at;
+        const uint8_t *end = memmem(p, text->count - at, rules->separator, rules->separator_size);
+        n = end ? (size_t)(end - p) : text->count - at;
+        if (n == 0) {
+            w->counts.empty++;
+            continue;
+        }
+        ND_TRY(add_ids(w, p, n, true, true));
+        ND_TRY(end_document(w, false));
+    }
+    return ND_OK;
+}
+
+/* Makes the piece of the block. Wrong rows are noted, up to one more than may be left out. */
+static nd_status make_piece(worker *w)
+{
+    w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = w->bad.count = 0;
+    nd_status status = w->block.file->rows ? add_rows(w) : add_documents(w);
+    return status == ND_OK
+               ? status
+               : nd_fail_context(status, "encoding \"%s\" from line %llu on", w->block.file->path,
+                                 (unsigned long long)w->block.line);
+}
+
 /* The threads. */
 
 /* False: there is no block for this thread. A reader that fails has the next turn, and no rows. */
@@ -172,12 +422,12 @@ static bool take_block(worker *w, nd_status *status)
 {
     crew *c = w->crew;
     reader *r = &c->reader;
-    w->maker.bad.count = 0;
+    w->bad.count = 0;
     pthread_mutex_lock(&c->read_lock);
     bool taken = !r->is_exhausted;
     if (taken) {
-        w->maker.block.number = r->number;
-        *status = read_block(c, &w->maker.block);
+        w->block.number = r->number;
+        *status = read_block(c, &w->block);
         taken = !r->is_exhausted;
         r->is_exhausted |= *status != ND_OK;
         atomic_store(&c->bytes, r->done + (r->stream ? nd_text_stream_consumed(r->stream) : 0));
@@ -190,13 +440,13 @@ static bool take_block(worker *w, nd_status *status)
 static nd_status write_piece(worker *w, nd_status status)
 {
     crew *c = w->crew;
-    const nd_corpus_piece *piece = &w->maker.piece;
-    const int64_t bad = (int64_t)w->maker.bad.count, left = c->job->skip_bad - c->counts.bad;
+    const nd_corpus_piece *piece = &w->piece;
+    const int64_t bad = (int64_t)w->bad.count, left = c->job->skip_bad - c->counts.bad;
     if (c->job->stop && atomic_load(c->job->stop)) {
         return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
     }
     if (bad > left) {
-        return nd_piece_fail_row(&w->maker, w->maker.bad.data[left]);
+        return fail_row(w, w->bad.data[left]);
     }
     ND_TRY(status);
     c->counts.bad += bad;
@@ -224,9 +474,9 @@ static void work(void *context)
     crew *c = w->crew;
     nd_status status = ND_OK;
     for (bool goes_on = true; goes_on && take_block(w, &status);) {
-        status = status == ND_OK ? nd_piece_make(&w->maker) : status;
+        status = status == ND_OK ? make_piece(w) : status;
         nd_monitor_lock(&c->monitor);
-        while (!c->failed && c->turn != w->maker.block.number) {
+        while (!c->failed && c->turn != w->block.number) {
             nd_monitor_wait(&c->monitor, ND_CLOCK_NEVER);
         }
         if (!c->failed && write_piece(w, status) != ND_OK) {
@@ -250,9 +500,7 @@ static nd_status start(crew *c, worker *w)
                                        .drop_unknown = rules->drop_unknown,
                                        .cache_bytes = ND_ENCODE_CACHE_BYTES};
     w->crew = c;
-    w->maker.job = c->job;
-    w->maker.chat = &c->chat;
-    ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->maker.encoder));
+    ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->encoder));
     return nd_thread_start(&w->thread, &c->monitor, "a thread that encodes text", work, w);
 }
 
@@ -273,14 +521,14 @@ static void watch(crew *c, worker *w)
     nd_thread_join(&w->thread, INFINITY);
 }
 
-static void add_counts(nd_corpus_counts *to, const nd_piece_maker *m)
+static void add_counts(nd_corpus_counts *to, const worker *w)
 {
-    const nd_encode_counts *text = nd_encoder_counts(m->encoder);
-    to->empty += m->counts.empty;
-    to->lone += m->counts.lone;
-    to->doubled += m->counts.doubled;
+    const nd_encode_counts *text = nd_encoder_counts(w->encoder);
+    to->empty += w->counts.empty;
+    to->lone += w->counts.lone;
+    to->doubled += w->counts.doubled;
     if (!to->stray[0]) {
-        memcpy(to->stray, m->counts.stray, sizeof to->stray);
+        memcpy(to->stray, w->counts.stray, sizeof to->stray);
     }
     to->text.texts += text->texts;
     to->text.bytes += text->bytes;
@@ -291,16 +539,16 @@ static void add_counts(nd_corpus_counts *to, const nd_piece_maker *m)
     to->text.special += text->special;
 }
 
-static void fini(nd_piece_maker *m)
+static void fini(worker *w)
 {
-    nd_encoder_destroy(m->encoder);
-    free(m->block.text.data);
-    free(m->piece.ids.data);
-    free(m->piece.ends.data);
-    free(m->piece.spans.data);
-    free(m->strings[0].data);
-    free(m->strings[1].data);
-    free(m->bad.data);
+    nd_encoder_destroy(w->encoder);
+    free(w->block.text.data);
+    free(w->piece.ids.data);
+    free(w->piece.ends.data);
+    free(w->piece.spans.data);
+    free(w->strings[0].data);
+    free(w->strings[1].data);
+    free(w->bad.data);
 }
 
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
@@ -321,10 +569,10 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     }
     for (int i = 0; i < started; i++) {
         watch(&c, &workers[i]);
-        add_counts(&c.counts, &workers[i].maker);
+        add_counts(&c.counts, &workers[i]);
     }
     for (int i = 0; i < threads; i++) {
-        fini(&workers[i].maker);
+        fini(&workers[i]);
     }
     free(workers);
     nd_text_stream_close(c.reader.stream);

@@ -68,3 +68,20 @@ int32_t nd_corpus_model_end(const nd_tokenizer *tokenizer, const char *path, int
     nd_tokenizer_close(opened);
     return end < vocab ? end : -1;
 }
+
+nd_status nd_corpus_separator(const char *text, nd_corpus_rules *rules, char **out)
+{
+    size_t n = 0;
+    ND_TRY(ND_ALLOC(strlen(text) + 1, out));
+    for (const char *p = text; *p; p++) {
+        char c = *p;
+        if (c == '\\' && p[1] && strchr("nrt\\", p[1])) {
+            p++;
+            c = *p == 'n' ? '\n' : *p == 'r' ? '\r' : *p == 't' ? '\t' : '\\';
+        }
+        (*out)[n++] = c;
+    }
+    rules->separator = *out;
+    rules->separator_size = n;
+    return ND_OK;
+}
