@@ -544,15 +544,17 @@ typedef struct seen {
     int64_t pairs, most, padding, inputs;
 } seen;
 
-/* Pairs of a query and a key in all layers, one by one. */
+/* Pairs of a query and a key in all layers, one by one. Ranks that exchange heads for tokens see
+ * those of one another. */
 static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
                         const int32_t *places, seen *count)
 {
     const nd_deal_windows *w = &o->deal.windows;
+    const int groups = o->deal.cp / o->deal.ulysses;
     int64_t most = 0;
-    for (int r = 0; r < o->deal.cp; r++) {
+    for (int g = 0; g < groups; g++) {
         int64_t own = 0;
-        for (int64_t i = r * S / o->deal.cp; i < (r + 1) * S / o->deal.cp; i++) {
+        for (int64_t i = g * S / groups; i < (g + 1) * S / groups; i++) {
             for (int64_t key = 0; key <= places[i]; key++) {
                 const bool of_document = key >= first_keys[places[i]];
                 const bool near = places[i] - key < w->window;
@@ -563,7 +565,7 @@ static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
         most = own > most ? own : most;
         count->pairs += own;
     }
-    count->most += most * o->deal.cp;
+    count->most += most * groups;
 }
 
 /* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
@@ -626,15 +628,15 @@ Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
         const bool packed = i >= 2 * 3, other = i / 3 % 2;
         nd_dataset *data = packed ? prompts(lengths, &separate) : as_rows(&text, false);
         assert_ok(packed ? ND_OK : nd_dataset_set_documents(data, &separate));
-        check_loader(data,
-                     &(nd_loader_options){.deal = {S, i % 3 > 0 ? 2 : 1, 1, {3 * other, other, 2}},
-                                          .micro_batch = 2,
-                                          .accumulation = 2,
-                                          .dp_size = 1,
-                                          .cp_index = i % 3 == 2,
-                                          .validation = true,
-                                          .separate = true,
-                                          .running = other});
+        check_loader(data, &(nd_loader_options){
+                               .deal = {S, 1 << i % 3, i % 3 < 2 ? 1 : 2, {3 * other, other, 2}},
+                               .micro_batch = 2,
+                               .accumulation = 2,
+                               .dp_size = 1,
+                               .cp_index = i % 3 == 2,
+                               .validation = true,
+                               .separate = true,
+                               .running = other});
     }
 }
 
