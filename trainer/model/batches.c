@@ -107,23 +107,18 @@ static int find_sources(const nd_batches *b, const int *sources, int *found)
     return count;
 }
 
-/* Hides the labels of all samples but those of one source, in the order of the host. */
-static void mask_labels(const nd_batches *b, const nd_step_batch *from, int source, int32_t *out)
-{
-    const int64_t B = b->rank->config->train.micro_batch_size, s = b->dims->T / B;
-    for (int64_t t = 0; t < b->dims->T; t++) {
-        out[t] = from->sources[t / s] == source ? from->labels[t] : ND_LABEL_IGNORED;
-    }
-}
-
 /* Labels by source lie at the end of a slot; the ids' place in the staging memory holds each of
  * them while it is put into order. With one source its labels are those of the batch. */
 static int stage_sources(nd_batches *b, const nd_step_batch *from, int32_t *staged, int *found)
 {
     const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
+    const int64_t s = b->dims->T / b->rank->config->train.micro_batch_size;
+    int32_t *own = staged + IDS * b->stride;
     for (int i = 0; i < count && count > 1; i++) {
-        mask_labels(b, from, found[i], staged + IDS * b->stride);
-        order_labels(b->dims, staged + IDS * b->stride, staged + b->common + i * b->stride);
+        for (int64_t t = 0; t < b->dims->T; t++) {
+            own[t] = from->sources[t / s] == found[i] ? from->labels[t] : ND_LABEL_IGNORED;
+        }
+        order_labels(b->dims, own, staged + b->common + i * b->stride);
     }
     return count;
 }
@@ -166,26 +161,19 @@ static nd_step_batch micro_batch_of(const nd_batches *b, const nd_step_batch *st
                            .places = step->first_keys ? step->places + all : NULL};
 }
 
-/* The slot that is free for the longest time. */
-static int take_slot(nd_batches *b)
-{
-    while (b->slot[b->next].taken) {
-        b->next = (b->next + 1) % b->slots;
-    }
-    const int slot = b->next;
-    b->slot[slot].taken = true;
-    b->next = (slot + 1) % b->slots;
-    return slot;
-}
-
 nd_status nd_batches_load(nd_batches *b, const nd_step_batch *step, int micro, int set,
                           nd_micro_batch *out)
 {
     const nd_step_batch from = micro_batch_of(b, step, micro);
     nd_stream *compute = &b->rank->stream;
     nd_event *copied = NULL;
-    nd_micro_batch batch = {.slot = take_slot(b)};
-    const int slot = batch.slot;
+    while (b->slot[b->next].taken) { /* the slot that is free for the longest time */
+        b->next = (b->next + 1) % b->slots;
+    }
+    const int slot = b->next;
+    nd_micro_batch batch = {.slot = slot};
+    b->slot[slot].taken = true;
+    b->next = (slot + 1) % b->slots;
     ND_TRY(nd_stream_wait(&b->stream, &b->slot[slot].read));
     ND_TRY(copy_in(b, &from, &batch, &copied));
     ND_TRY(nd_stream_wait(compute, copied));

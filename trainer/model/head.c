@@ -243,16 +243,6 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     return show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F_INPUT}, set->head.x);
 }
 
-/* How many of the first `count` row numbers are adjacent. */
-static int64_t adjacent_rows(const int64_t *rows, int64_t count)
-{
-    int64_t n = 1;
-    while (n < count && rows[n] == rows[0] + n) {
-        n++;
-    }
-    return n;
-}
-
 /* Copies the first n of `computed` rows to the host, (n, vocab). all: (tp x computed, V), the
  * slices of the vocabulary one after the other. */
 static nd_status read_logits(nd_model *m, nd_tensor all, int64_t computed, int64_t n, float *out)
@@ -285,11 +275,13 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     nd_tensor rows = nd_tensor_rows(m->work.logits.rows, 0, computed);
     nd_tensor local = nd_tensor_rows(m->work.logits.logits, 0, computed),
               all; /* (computed, V), tp x */
+    const int64_t *numbers = call->rows + begin;
     for (int64_t i = 0, run; i < n; i += run) {
-        run = adjacent_rows(call->rows + begin + i, n - i);
+        for (run = 1; i + run < n && numbers[i + run] == numbers[i] + run;) {
+            run++;
+        }
         ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, run).data,
-                       nd_tensor_rows(h, call->rows[begin + i], run).data,
-                       (size_t)run * row_bytes));
+                       nd_tensor_rows(h, numbers[i], run).data, (size_t)run * row_bytes));
     }
     ND_OP(r, HEAD, product, .c = local, .a = nd_rows(rows),
           .b = nd_rows(nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1)),

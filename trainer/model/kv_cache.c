@@ -60,24 +60,18 @@ int64_t nd_kv_cache_begin(nd_kv_cache *cache, const nd_kv_call *call, int64_t un
     return nd_kv_round_rows(cache->rows, unit, cache->dims.T);
 }
 
-/* The slots of a layer: (slots, capacity, 2 K D). */
-static nd_tensor slots_of(const nd_kv_cache *cache, int64_t layer)
-{
-    const nd_dims *d = &cache->dims;
-    const int64_t row = (layer - cache->layers.begin) * cache->slots * cache->capacity;
-    char *data = (char *)cache->memory + (size_t)(row * width_of(d)) * nd_dtype_size(d->act);
-    return nd_tensor_3d(data, d->act, cache->slots, cache->capacity, width_of(d));
-}
-
 nd_status nd_kv_cache_attention(nd_kv_cache *cache, int64_t layer, nd_tensor qkv, nd_tensor o)
 {
     const int64_t rows = cache->rows, T = qkv.shape[0];
+    const nd_dims *d = &cache->dims;
+    const int64_t before = (layer - cache->layers.begin) * cache->slots * cache->capacity;
+    char *slots = (char *)cache->memory + (size_t)(before * width_of(d)) * nd_dtype_size(d->act);
     nd_attention a = largest(cache);
     a.window = nd_shape_window(&cache->rank->shape, layer, cache->capacity);
     ND_OP(cache->rank, ND_TRACE_ATTENTION, attention_cached, .attention = a,
           .out = nd_tensor_rows(o, 0, rows), .qkv = nd_tensor_rows(qkv, 0, rows),
-          .cache = slots_of(cache, layer), .segments = cache->call.segments,
-          .count = cache->call.count, .scratch = cache->scratch);
+          .cache = nd_tensor_3d(slots, d->act, cache->slots, cache->capacity, width_of(d)),
+          .segments = cache->call.segments, .count = cache->call.count, .scratch = cache->scratch);
     nd_tensor rest = nd_tensor_rows(o, rows, T - rows);
     return rows < T ? nd_zero(&cache->rank->stream, rest.data, nd_tensor_bytes(rest)) : ND_OK;
 }

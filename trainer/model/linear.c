@@ -26,39 +26,16 @@ static nd_status multiply(nd_model *m, nd_product_args *x)
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
-/* The products are added to the biases. */
-static nd_status begin_with_bias(nd_block_call c, const nd_linear_group *g, nd_tensor y)
-{
-    const nd_param_id first = nd_linears[g->first].bias,
-                      last = nd_linears[g->first + g->count - 1].bias;
-    if (g->beta == 0.0f) {
-        return ND_OK;
-    }
-    nd_tensor bias = nd_fsdp_weight(&c.model->fsdp, first, last, c.layer);
-    ND_OP(c.model->rank, ELEMENTWISE, bias_fwd, .out = y, .bias = bias);
-    return ND_OK;
-}
-
-/* dy (T, N), or (Tl, C) of a row-parallel group, whose sums of tp ranks are added up later. */
-static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_tensor dy)
-{
-    if (!g->bias) {
-        return ND_OK;
-    }
-    const nd_param_id first = nd_linears[g->first].bias,
-                      last = nd_linears[g->first + g->count - 1].bias;
-    ND_OP(c.model->rank, ELEMENTWISE, bias_bwd, .dbias = nd_block_vector_gradient(c, first, last),
-          .dout = dy);
-    return ND_OK;
-}
-
 nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
     if (!g->column && g->method->settle_input) {
         ND_TRY(g->method->settle_input(c, g, x->stored));
     }
-    ND_TRY(begin_with_bias(c, g, y));
+    if (g->beta != 0.0f) { /* the products are added to the biases */
+        const nd_tensor bias = nd_fsdp_weight(&m->fsdp, g->first_bias, g->last_bias, c.layer);
+        ND_OP(m->rank, ELEMENTWISE, bias_fwd, .out = y, .bias = bias);
+    }
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
         nd_product_args args = {.c = nd_tensor_columns(y, p->offset, p->rows),
@@ -111,7 +88,13 @@ static nd_status settle_gradient(nd_linear_rest *rest)
 
 nd_status nd_linear_begin_gradient(nd_linear_rest *rest)
 {
-    ND_TRY(bias_gradient(rest->call, rest->group, rest->dy.stored));
+    const nd_block_call c = rest->call;
+    const nd_linear_group *g = rest->group;
+    if (g->bias) { /* sums of a row-parallel group's tp ranks are added up later */
+        ND_OP(c.model->rank, ELEMENTWISE, bias_bwd,
+              .dbias = nd_block_vector_gradient(c, g->first_bias, g->last_bias),
+              .dout = rest->dy.stored);
+    }
     return settle_gradient(rest);
 }
 

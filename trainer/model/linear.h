@@ -88,7 +88,8 @@ typedef struct nd_linear_group {
     bool travels;                          /* gradients of outputs are gathered over tp as codes */
     const struct nd_linear_method *method; /* of the parts in FP8 */
     int first, count;                      /* linears */
-    bool bias;                             /* they have biases */
+    bool bias;                             /* they have biases, these */
+    nd_param_id first_bias, last_bias;
     float beta; /* of their products, which are added to the biases: 0 where this rank has none to
                    add, as the sum over tp has those of a row-parallel group once */
     /* The products of y and of dw. Those of dx are separate between FP8 linears, since dx is

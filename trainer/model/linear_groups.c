@@ -111,7 +111,9 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
                            .column = input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP,
                            .keeps = !in_bf16 && nd_scales_keep_codes(s, input, layer)};
     g->count = nd_input_linears(input, &g->first);
-    g->bias = nd_shape_has(&m->rank->shape, nd_linears[g->first].bias);
+    g->first_bias = nd_linears[g->first].bias;
+    g->last_bias = nd_linears[g->first + g->count - 1].bias;
+    g->bias = nd_shape_has(&m->rank->shape, g->first_bias);
     g->beta = g->bias && (g->column || m->rank->coord.at[ND_AXIS_TP] == 0) ? 1.0f : 0.0f;
     for (int l = g->first; l < g->first + g->count; l++) {
         const bool fp8 = !in_bf16 && nd_filter_converts(&s->filter, layer, l);

@@ -82,18 +82,6 @@ static size_t packed_rows_bytes(const nd_model *m)
     return m->forward_only ? 0 : m->rank->ops->form(m->rank->device, &need).bytes;
 }
 
-/* The final norm, whose output has the rows of a chunk. */
-static void plan_final_norm(nd_model *m, int64_t chunk, nd_memplan *plan)
-{
-    const nd_dims *d = &m->dims;
-    want_each(m, plan, "final residual", nd_tensor_2d(NULL, d->act, d->Tl, d->C),
-              offsetof(nd_activation_set, head.x));
-    want(plan, ND_MEM_HEAD, "final norm output of a chunk", nd_tensor_2d(NULL, d->act, chunk, d->C),
-         &m->work.head.h);
-    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-              offsetof(nd_activation_set, head.rstd));
-}
-
 static void plan_head(nd_model *m, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
@@ -216,7 +204,12 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(nd_activations_init(m, plan));
     plan_shared(m, plan);
     const char *prompts = rank->config->train.sample_prompt;
-    plan_final_norm(m, o->cache ? m->dims.Tl : m->dims.head_rows, plan);
+    want_each(m, plan, "final residual", nd_tensor_2d(NULL, d->act, d->Tl, d->C),
+              offsetof(nd_activation_set, head.x));
+    want(plan, ND_MEM_HEAD, "final norm output of a chunk",
+         nd_tensor_2d(NULL, d->act, o->cache ? d->Tl : d->head_rows, d->C), &m->work.head.h);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
     if (!o->cache) {
         plan_head(m, plan);
     }

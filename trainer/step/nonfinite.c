@@ -28,12 +28,6 @@ typedef struct numbering {
     int64_t inputs, gradients, count;
 } numbering;
 
-static numbering numbering_of(const nd_layout *layout)
-{
-    int64_t weights = nd_layout_numbers(layout), inputs = layout->layers + 1;
-    return (numbering){weights, weights + inputs, 2 * weights + inputs};
-}
-
 /* The parameter whose gradient has this number; and the other way round. */
 static int64_t mirrored(const numbering *n, int64_t number)
 {
@@ -71,34 +65,21 @@ static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
     return ND_OK;
 }
 
-/* Number of the first bad tensor of this rank; the count where there is none. */
-static nd_status find_here(nd_model *m, int64_t *first)
+static void describe(const nd_layout *layout, const numbering *n, int64_t number,
+                     char name[ND_NONFINITE_NAME])
 {
-    const numbering n = numbering_of(m->layout);
-    *first = n.count;
-    ND_TRY(find_param(m, &n, false, first));
-    if (*first == n.count) {
-        ND_TRY(find_input(m, &n, first));
-    }
-    return *first == n.count ? find_param(m, &n, true, first) : ND_OK;
-}
-
-static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_NAME])
-{
-    const nd_layout *layout = m->layout;
-    const numbering n = numbering_of(layout);
     char param[ND_PARAM_NAME];
     name[0] = '\0';
-    if (number < n.inputs) {
+    if (number < n->inputs) {
         nd_layout_name(layout, number, param);
         snprintf(name, ND_NONFINITE_NAME, "the weight %s", param);
-    } else if (number < n.inputs + layout->layers) {
+    } else if (number < n->inputs + layout->layers) {
         snprintf(name, ND_NONFINITE_NAME, "the input of layer %lld",
-                 (long long)(number - n.inputs));
-    } else if (number < n.gradients) {
+                 (long long)(number - n->inputs));
+    } else if (number < n->gradients) {
         snprintf(name, ND_NONFINITE_NAME, "the input of the final norm");
-    } else if (number < n.count) {
-        nd_layout_name(layout, mirrored(&n, number), param);
+    } else if (number < n->count) {
+        nd_layout_name(layout, mirrored(n, number), param);
         snprintf(name, ND_NONFINITE_NAME, "the gradient of %s", param);
     }
 }
@@ -106,13 +87,17 @@ static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_N
 nd_status nd_nonfinite_find(nd_model *m, char name[ND_NONFINITE_NAME])
 {
     nd_rank *r = m->rank;
-    int64_t first, *shared = &m->numbers->tokens;
-    ND_TRY(find_here(m, &first));
+    const int64_t weights = nd_layout_numbers(m->layout), inputs = m->layout->layers + 1;
+    const numbering n = {weights, weights + inputs, 2 * weights + inputs};
+    int64_t first = n.count, *shared = &m->numbers->tokens;
+    ND_TRY(find_param(m, &n, false, &first));
+    ND_TRY(first == n.count ? find_input(m, &n, &first) : ND_OK);
+    ND_TRY(first == n.count ? find_param(m, &n, true, &first) : ND_OK);
     first = -first; /* the smallest number of all ranks is the maximum of the negatives */
     ND_TRY(nd_copy(&r->stream, shared, &first, sizeof first));
     ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, shared, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     ND_TRY(nd_copy(&r->stream, &first, shared, sizeof first));
     ND_TRY(nd_stream_sync(&r->stream));
-    describe(m, -first, name);
+    describe(m->layout, &n, -first, name);
     return ND_OK;
 }

@@ -20,24 +20,17 @@ static nd_status forward(const nd_trainer *t, const nd_step_batch *batch, int mi
     return ND_OK;
 }
 
-/* The set that a micro-batch took in its forward. */
-static nd_activation_set *set_of(const nd_model *m, int micro)
-{
-    nd_activation_set *set = m->sets;
-    while (!set->taken || set->micro != micro) {
-        set++;
-        ND_ASSERT(set < m->sets + m->set_count);
-    }
-    return set;
-}
-
 typedef nd_status part_of_backward(nd_model *m, nd_activation_set *set);
 
 /* `last`: nothing reads the set afterwards. */
 static nd_status backward(const nd_trainer *t, int micro, part_of_backward *part, bool last)
 {
     nd_model *m = t->model;
-    nd_activation_set *set = set_of(m, micro);
+    nd_activation_set *set = m->sets;
+    while (!set->taken || set->micro != micro) { /* the one that its forward took */
+        set++;
+        ND_ASSERT(set < m->sets + m->set_count);
+    }
     begin_phase(t, ND_PHASE_BACKWARD, "backward");
     ND_TRY(part(m, set));
     nd_range_pop(m->rank->device);
