@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "tests/parity/mesh_data.h"
-#include "trainer/checkpoint/diff.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/diff.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,24 +20,13 @@ typedef struct comparison {
     nd_diff_totals *totals;
 } comparison;
 
-static float rounded(float value)
-{
-    return nd_bf16_to_f32(nd_bf16_from_f32(value));
-}
-
 static void compare_values(comparison *c, const float *a, const float *b, int64_t count)
 {
     nd_diff_array *array = &c->array;
     array->count += count;
-    if (memcmp(a, b, (size_t)count * sizeof *a) == 0) {
-        for (int64_t i = 0; i < count; i++) {
-            c->squares += (double)a[i] * a[i];
-        }
-        return;
-    }
     for (int64_t i = 0; i < count; i++) {
-        float x = c->options->bf16 ? rounded(a[i]) : a[i];
-        float y = c->options->bf16 ? rounded(b[i]) : b[i];
+        const float x = c->options->bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(a[i])) : a[i];
+        const float y = c->options->bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(b[i])) : b[i];
         c->squares += (double)x * x;
         if (memcmp(&x, &y, sizeof x) == 0) {
             continue;

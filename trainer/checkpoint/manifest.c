@@ -621,11 +621,11 @@ static void mesh(members *m, nd_manifest *x)
 
 static void cut(members *m, nd_manifest *x)
 {
+    const char *const names[] = {nd_checksums[0].name, nd_checksums[1].name};
     int64_t version = ND_CUT_VERSION, chunk_bytes = ND_CHUNK_BYTES;
     enter(m, "cut");
     whole(m, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version);
-    x->checksum =
-        (nd_checksum)word(m, "checksum", nd_checksum_names, ND_CHECKSUM_COUNT, (int)x->checksum);
+    x->checksum = (nd_checksum)word(m, "checksum", names, ND_CHECKSUM_COUNT, (int)x->checksum);
     whole(m, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk_bytes);
 }
 
@@ -834,26 +834,23 @@ static nd_status check_digest(members *m, const char *json, size_t bytes, nd_che
                          found);
 }
 
-static nd_status parse(members *m, const char *json, size_t bytes, nd_manifest *x)
-{
-    ND_TRY(check_version(m, &x->is_newer));
-    cut(m, x); /* says which digest it is */
-    ND_TRY(m->status);
-    ND_TRY(check_digest(m, json, bytes, x->checksum));
-    all_members(m, x);
-    return m->status;
-}
-
 nd_status nd_manifest_parse(const char *json, size_t bytes, const char *path, nd_manifest *out)
 {
     json_error_t error;
     nd_manifest manifest = {0};
     members m = {.root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &error), .path = path};
+    nd_status status = ND_OK;
     m.object = m.root;
     if (!m.root) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
     }
-    nd_status status = parse(&m, json, bytes, &manifest);
+    ND_TRY_OUT(check_version(&m, &manifest.is_newer));
+    cut(&m, &manifest); /* says which digest it is */
+    ND_TRY_OUT(m.status);
+    ND_TRY_OUT(check_digest(&m, json, bytes, manifest.checksum));
+    all_members(&m, &manifest);
+    status = m.status;
+out:
     json_decref(m.root);
     if (status == ND_OK) {
         *out = manifest;

@@ -80,7 +80,7 @@ static nd_status write_all(nd_saver *s)
         ND_TRY(nd_fs_check_space_left(s->options.run, s->state, s->options.bytes, "a checkpoint"));
     }
     ND_TRY(nd_checkpoint_make(s->temporary, s->state));
-    return nd_snapshot_write(&s->snapshot, s->state, s->updates, begin_unit, s, &s->record);
+    return nd_snapshot_write(&s->snapshot, s->state, s->updates, &s->record);
 }
 
 static nd_status commit(nd_saver *s)
@@ -212,30 +212,25 @@ static nd_status wait_unit(void *context, int unit)
     return copied ? ND_OK : fail_silent_disk(s);
 }
 
-static nd_status init(nd_saver *s, const nd_saver_options *options)
-{
-    s->options = *options;
-    s->trainer = options->trainer;
-    ND_TRY(ND_ALLOC(options->trainer->rank->world_size, &s->records));
-    ND_TRY(nd_snapshot_init(&s->snapshot, s->trainer, options->checksum));
-    ND_TRY(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
-                           write_jobs, s));
-    s->trainer->gate = (nd_update_gate){0};
-    return ND_OK;
-}
-
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
 {
+    nd_trainer *trainer = options->trainer;
     nd_saver *s = NULL;
+    nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &s));
     s->monitor = (nd_monitor)ND_MONITOR_INIT;
-    nd_status status = init(s, options);
-    if (status != ND_OK) {
-        (void)nd_saver_destroy(s);
-        return status;
-    }
+    s->options = *options;
+    s->trainer = trainer;
+    ND_TRY_OUT(ND_ALLOC(trainer->rank->world_size, &s->records));
+    ND_TRY_OUT(nd_snapshot_init(&s->snapshot, trainer, options->checksum, begin_unit, s));
+    ND_TRY_OUT(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
+                               write_jobs, s));
+    trainer->gate = (nd_update_gate){0};
     *out = s;
-    return ND_OK;
+    s = NULL;
+out:
+    (void)nd_saver_destroy(s);
+    return status;
 }
 
 static void forget_save(nd_saver *s)
@@ -272,9 +267,7 @@ bool nd_saver_destroy(nd_saver *s)
     if (s->temporary && s->trainer->rank->rank == 0) {
         nd_fs_remove_tree(s->temporary);
     }
-    if (s->trainer) {
-        forget_save(s);
-    }
+    forget_save(s);
     nd_snapshot_fini(&s->snapshot);
     free(s->records);
     nd_monitor_fini(&s->monitor);

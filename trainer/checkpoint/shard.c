@@ -211,7 +211,7 @@ static uint64_t chunks_of(const nd_shard_file *file)
 
 static nd_status make_hashes(nd_shard_plan *plan)
 {
-    const size_t width = (size_t)nd_checksum_chunk_bytes(plan->checksum);
+    const size_t width = (size_t)nd_hash_bytes(nd_checksums[plan->checksum].chunk);
     uint64_t files = 0, chunks = 0;
     for (int k = 0; k < ND_PIECE_KINDS; k++) {
         files += plan->files[k].head != NULL;

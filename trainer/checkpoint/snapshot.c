@@ -75,12 +75,15 @@ static nd_status collect(void *context, const nd_state_array *array)
     return ND_OK;
 }
 
-static nd_status init(nd_snapshot *s, nd_checksum checksum)
+nd_status nd_snapshot_init(nd_snapshot *s, nd_trainer *trainer, nd_checksum checksum,
+                           nd_status (*unit)(void *context, int unit), void *context)
 {
-    const nd_rank *r = s->trainer->rank;
+    const nd_rank *r = trainer->rank;
     nd_state_extra extras[ND_STATE_EXTRAS_MAX];
     listing l = {0};
-    ND_TRY(nd_trainer_each_state(s->trainer, collect, &l));
+    nd_status status = ND_OK;
+    *s = (nd_snapshot){.trainer = trainer, .unit = unit, .context = context};
+    ND_TRY_OUT(nd_trainer_each_state(trainer, collect, &l));
     for (int a = 0; a < l.arrays; a++) {
         s->live[a] = l.list[a].data;
     }
@@ -90,28 +93,23 @@ static nd_status init(nd_snapshot *s, nd_checksum checksum)
         extras[i].count = array->count;
         s->live_extras[i] = array->data;
     }
-    const nd_shard_plan_options plan = {.layout = s->trainer->model->layout,
+    const nd_shard_plan_options plan = {.layout = trainer->model->layout,
                                         .mesh = &r->mesh,
                                         .rank = r->rank,
                                         .arrays = l.arrays,
                                         .extras = extras,
                                         .extra_count = l.extra_count,
                                         .checksum = checksum};
-    ND_TRY(nd_shard_plan_init(&s->plan, &plan));
+    ND_TRY_OUT(nd_shard_plan_init(&s->plan, &plan));
     for (int i = 0; i < s->plan.extra_count; i++) {
-        ND_TRY(ND_ALLOC(s->plan.extras[i].count, &s->extras[i]));
+        ND_TRY_OUT(ND_ALLOC(s->plan.extras[i].count, &s->extras[i]));
     }
     for (int k = 0; k < ND_ALIKE_COUNT; k++) {
         s->alike[k] = nd_mesh_group_size(&r->mesh, nd_alike_group(k)) > 1;
     }
-    return r->device->kind == ND_DEVICE_CUDA ? detach(s)
-                                             : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
-}
-
-nd_status nd_snapshot_init(nd_snapshot *s, nd_trainer *trainer, nd_checksum checksum)
-{
-    *s = (nd_snapshot){.trainer = trainer};
-    nd_status status = init(s, checksum);
+    status = r->device->kind == ND_DEVICE_CUDA ? detach(s)
+                                               : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
+out:
     if (status != ND_OK) {
         nd_snapshot_fini(s);
     }
@@ -142,8 +140,9 @@ void nd_snapshot_fini(nd_snapshot *s)
 }
 
 /* Where the writer finds a piece. */
-static const float *piece_of(const nd_snapshot *s, int piece, nd_state_kind array)
+static const float *piece_of(void *context, int piece, nd_state_kind array)
 {
+    const nd_snapshot *s = context;
     const nd_piece *p = &s->plan.pieces[piece];
     return s->detached ? s->memory + s->offsets[piece] + array * nd_span_elements(&p->span)
                        : s->live[array] + p->span.begin;
@@ -272,35 +271,21 @@ static nd_status wait_copied(nd_snapshot *s, int unit)
     return ND_OK;
 }
 
-typedef struct writing {
-    nd_snapshot *snapshot;
-    nd_status (*unit)(void *context, int unit);
-    void *context;
-} writing;
-
+/* As nd_shard_data says. */
 static nd_status begin_unit(void *context, int unit)
 {
-    const writing *w = context;
-    nd_snapshot *s = w->snapshot;
+    nd_snapshot *s = context;
     if (unit > 0 && !s->detached) {
         ND_TRY(add_digests(s, &s->trainer->rank->stream, unit - 1, s->digests));
     }
-    ND_TRY(w->unit(w->context, unit));
+    ND_TRY(s->unit(s->context, unit));
     return unit < s->plan.layout->unit_count ? wait_copied(s, unit) : ND_OK;
 }
 
-static const float *piece_in(void *context, int piece, nd_state_kind array)
-{
-    return piece_of(((writing *)context)->snapshot, piece, array);
-}
-
 nd_status nd_snapshot_write(nd_snapshot *s, const char *folder, int64_t updates,
-                            nd_status (*unit)(void *context, int unit), void *context,
                             nd_shard_record *out)
 {
-    writing w = {s, unit, context};
-    const nd_shard_data data = {
-        .unit = begin_unit, .piece = piece_in, .extras = (const float *const *)s->extras, &w};
+    const nd_shard_data data = {begin_unit, piece_of, (const float *const *)s->extras, s};
     ND_TRY(nd_shard_write(&s->plan, folder, updates, &data, out));
     memcpy(out->alike, s->digests, sizeof out->alike);
     return ND_OK;

@@ -17,6 +17,8 @@
 
 typedef struct nd_snapshot {
     nd_trainer *trainer; /* borrowed */
+    nd_status (*unit)(void *context, int unit);
+    void *context;
     nd_shard_plan plan;
     const float *live[ND_STATE_KINDS]; /* on the device */
     void *live_extras[ND_STATE_EXTRAS_MAX];
@@ -35,7 +37,9 @@ typedef struct nd_snapshot {
 
 /* Pinned memory of the snapshot of a trainer, which may be only planned, on a GPU. */
 nd_status nd_snapshot_pinned_bytes(const nd_trainer *trainer, size_t *bytes);
-nd_status nd_snapshot_init(nd_snapshot *snapshot, nd_trainer *trainer, nd_checksum checksum);
+/* nd_snapshot_write calls `unit` as nd_shard_data says. */
+nd_status nd_snapshot_init(nd_snapshot *snapshot, nd_trainer *trainer, nd_checksum checksum,
+                           nd_status (*unit)(void *context, int unit), void *context);
 void nd_snapshot_fini(nd_snapshot *snapshot); /* an all-zero one is legal */
 
 /* The rank's thread, after the update of a step: enqueues all copies. */
@@ -49,13 +53,12 @@ nd_status nd_snapshot_wait(nd_snapshot *snapshot);
 void nd_snapshot_cancel(nd_snapshot *snapshot);
 
 /*
- * The writer's thread: nd_shard_write of the snapshot, which calls `unit` as nd_shard_data says.
- * The record has digests of what other ranks hold alike, of all state arrays: of this rank's
- * shards, padding included, or of the tensors in them that tp does not split; 0 where there are no
- * such ranks. On a CPU those of a unit are added before the unit may change.
+ * The writer's thread: nd_shard_write of the snapshot. The record has digests of what other ranks
+ * hold alike, of all state arrays: of this rank's shards, padding included, or of the tensors in
+ * them that tp does not split; 0 where there are no such ranks. On a CPU those of a unit are added
+ * before the unit may change.
  */
 nd_status nd_snapshot_write(nd_snapshot *snapshot, const char *folder, int64_t updates,
-                            nd_status (*unit)(void *context, int unit), void *context,
                             nd_shard_record *out);
 
 #endif

@@ -10,6 +10,9 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 
+/* Read, hashed and copied to where it is wanted while it is in the cache of a core. */
+enum { SLICE_BYTES = 256 << 10 };
+
 /* Runs of bytes with a stride in the file and another in memory. */
 typedef struct source_read {
     uint64_t from;     /* byte of the file */
@@ -33,7 +36,7 @@ typedef struct source_writer {
 struct nd_source {
     char *folder; /* with the files */
     nd_hash *digester;
-    uint8_t *staging; /* ND_CHUNK_BYTES */
+    uint8_t *staging; /* SLICE_BYTES */
     nd_source_stats stats;
     bool verify;
     const nd_manifest *manifest;
@@ -89,13 +92,13 @@ nd_status nd_source_open(const char *folder, const nd_manifest *manifest, bool v
     source->manifest = manifest;
     source->verify = verify;
     ND_TRY_OUT(nd_fs_format(&source->folder, "%s/" ND_STATE_FOLDER, folder));
-    ND_TRY_OUT(nd_alloc(ND_CHUNK_BYTES, 1, (void **)&source->staging));
+    ND_TRY_OUT(nd_alloc(SLICE_BYTES, 1, (void **)&source->staging));
     ND_TRY_OUT(nd_fs_look_at_link(source->folder, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
         goto out;
     }
-    ND_TRY_OUT(nd_chunk_hash_create(manifest->checksum, &source->digester));
+    ND_TRY_OUT(nd_hash_create(nd_checksums[manifest->checksum].chunk, &source->digester));
     ND_TRY_OUT(ND_ALLOC(manifest->writer_count, &source->writers));
     ND_TRY_OUT(ND_ALLOC(tp, &source->layouts));
     for (int t = 0; t < tp; t++) {
@@ -320,20 +323,6 @@ nd_status nd_source_add(nd_source *source, const nd_span *want, nd_state_kind ar
 
 /* Reading. */
 
-enum {
-    SLICE_BYTES = 256 << 10, /* hashed while it is in the cache of a core */
-    DIRECT_BYTES = 16 << 10  /* a shorter run costs less in the staging buffer */
-};
-
-/* A file while its reads are done. */
-typedef struct reading {
-    const nd_source *source;
-    const nd_shard_file *file;
-    const source_reads *reads;
-    char *path;
-    int fd;
-} reading;
-
 static int by_place(const void *a, const void *b)
 {
     const source_read *x = a, *y = b;
@@ -372,111 +361,41 @@ static void scatter(const source_read *read, uint64_t begin, uint64_t end, const
     }
 }
 
-/* Bytes of the file from `from` on to `to`, in slices that stay in the processor's cache while they
- * are hashed. */
-static nd_status read_slices(const reading *r, uint64_t from, uint64_t size, uint8_t *to)
-{
-    for (uint64_t done = 0; done < size;) {
-        size_t n = size - done < SLICE_BYTES ? (size_t)(size - done) : SLICE_BYTES;
-        ND_TRY(nd_fs_pread(r->fd, r->path, to + done, n, (int64_t)(from + done)));
-        ND_TRY(r->source->verify ? nd_hash_add(r->source->digester, to + done, n) : ND_OK);
-        done += n;
-    }
-    return ND_OK;
-}
-
-static uint64_t chunk_size(const nd_shard_file *file, int64_t index)
-{
-    return (uint64_t)nd_min((int64_t)file->bytes - index * ND_CHUNK_BYTES, ND_CHUNK_BYTES);
-}
-
-static nd_status compare_digest(const reading *r, int64_t index)
-{
-    uint8_t digest[ND_HASH_MAX];
-    const size_t width = (size_t)nd_checksum_chunk_bytes(r->source->manifest->checksum);
-    const uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
-    if (!r->source->verify) {
-        return ND_OK;
-    }
-    ND_TRY(nd_hash_end(r->source->digester, digest));
-    if (memcmp(digest, r->file->digests + (size_t)index * width, width) != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
-                       r->path, (unsigned long long)begin,
-                       (unsigned long long)(begin + chunk_size(r->file, index)));
-    }
-    return ND_OK;
-}
-
-/* A long run that no other read overlaps. `i` is an index of the sorted list. */
-static bool is_direct(const source_reads *reads, int64_t i)
-{
-    const source_read *read = &reads->list[i];
-    uint64_t bytes = (uint64_t)read->run * sizeof(float);
-    return read->runs == 1 && bytes >= DIRECT_BYTES && read->to &&
-           (i + 1 == reads->count || reads->list[i + 1].from >= read->from + bytes);
-}
-
-/* Where bytes end that begin at `at`, before `end`, and pass through the staging buffer: at the
- * next run that does not. */
-static uint64_t end_of_staged(const source_reads *reads, int64_t next, uint64_t at, uint64_t end)
-{
-    uint64_t reach = 0; /* of the reads so far, some of which may be strided */
-    end = end - at < SLICE_BYTES ? end : at + SLICE_BYTES;
-    for (int64_t i = next; i < reads->count && reads->list[i].from < end; i++) {
-        const source_read *read = &reads->list[i];
-        if (read->from > at && read->from >= reach && is_direct(reads, i)) {
-            return read->from;
-        }
-        reach = end_of(read) > reach ? end_of(read) : reach;
-    }
-    return end;
-}
-
-/* Reads from `at` on, at most to *end: as many bytes as have one way, straight to a run or through
- * the staging buffer. Sets *end to where they end. */
-static nd_status read_part(const reading *r, int64_t next, uint64_t at, uint64_t *end)
-{
-    const source_reads *reads = r->reads;
-    uint8_t *const staging = r->source->staging;
-    const source_read *read = next < reads->count ? &reads->list[next] : NULL;
-    if (read && read->from <= at && is_direct(reads, next)) {
-        *end = end_of(read) < *end ? end_of(read) : *end;
-        return read_slices(r, at, *end - at, (uint8_t *)read->to + (at - read->from));
-    }
-    *end = end_of_staged(reads, next, at, *end);
-    ND_TRY(read_slices(r, at, *end - at, staging));
-    for (int64_t i = next; i < reads->count && reads->list[i].from < *end; i++) {
-        scatter(&reads->list[i], at, *end, staging);
-    }
-    return ND_OK;
-}
-
 /* Chunk after chunk: each that a read reaches is read and verified once. */
-static nd_status read_chunks(const reading *r, int64_t *bytes)
+static nd_status read_chunks(nd_source *source, const nd_shard_file *file,
+                             const source_reads *reads, const char *path, int fd)
 {
-    const source_reads *reads = r->reads;
+    const size_t width = (size_t)nd_hash_bytes(nd_checksums[source->manifest->checksum].chunk);
+    uint8_t digest[ND_HASH_MAX];
     int64_t next = 0; /* reads before it end before what is read next */
-    int64_t index = (int64_t)(reads->list[0].from / ND_CHUNK_BYTES);
-    while (next < reads->count) {
-        const uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES, size = chunk_size(r->file, index);
-        if (end_of(&reads->list[reads->count - 1]) > begin + size) {
-            posix_fadvise(r->fd, (off_t)(begin + size), ND_CHUNK_BYTES, POSIX_FADV_WILLNEED);
+    for (int64_t index = 0; next < reads->count; index++) {
+        index = nd_max(index, (int64_t)(reads->list[next].from / ND_CHUNK_BYTES));
+        const uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
+        const uint64_t end =
+            begin + (uint64_t)nd_min((int64_t)(file->bytes - begin), ND_CHUNK_BYTES);
+        if (end_of(&reads->list[reads->count - 1]) > end) {
+            posix_fadvise(fd, (off_t)end, ND_CHUNK_BYTES, POSIX_FADV_WILLNEED);
         }
-        ND_TRY(nd_hash_begin(r->source->digester));
-        for (uint64_t at = begin, end; at < begin + size; at = end) {
-            end = begin + size;
-            ND_TRY(read_part(r, next, at, &end));
-            while (next < reads->count && end_of(&reads->list[next]) <= end) {
+        ND_TRY(nd_hash_begin(source->digester));
+        for (uint64_t at = begin, upto; at < end; at = upto) {
+            upto = at + (uint64_t)nd_min((int64_t)(end - at), SLICE_BYTES);
+            ND_TRY(nd_fs_pread(fd, path, source->staging, upto - at, (int64_t)at));
+            ND_TRY(source->verify ? nd_hash_add(source->digester, source->staging, upto - at)
+                                  : ND_OK);
+            for (int64_t i = next; i < reads->count && reads->list[i].from < upto; i++) {
+                scatter(&reads->list[i], at, upto, source->staging);
+            }
+            while (next < reads->count && end_of(&reads->list[next]) <= upto) {
                 next++;
             }
         }
-        ND_TRY(compare_digest(r, index));
-        *bytes += (int64_t)size;
-        index++;
-        if (next < reads->count && reads->list[next].from / ND_CHUNK_BYTES > (uint64_t)index) {
-            index = (int64_t)(reads->list[next].from / ND_CHUNK_BYTES);
+        ND_TRY(source->verify ? nd_hash_end(source->digester, digest) : ND_OK);
+        if (source->verify && memcmp(digest, file->digests + (size_t)index * width, width) != 0) {
+            return nd_fail(ND_ERR_DATA,
+                           "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
+                           path, (unsigned long long)begin, (unsigned long long)end);
         }
+        source->stats.read_bytes += (int64_t)(end - begin);
     }
     return ND_OK;
 }
@@ -486,16 +405,17 @@ static nd_status run_file(nd_source *source, source_writer *writer, int kind)
 {
     const nd_shard_file *file = &writer->plan.files[kind];
     source_reads *reads = &writer->reads[kind];
-    reading r = {.source = source, .file = file, .reads = reads};
+    char *path = NULL;
+    int fd = -1;
     if (reads->count == 0) {
         return ND_OK;
     }
-    ND_TRY(open_file(source, file->name, file->bytes, &r.path, &r.fd));
+    ND_TRY(open_file(source, file->name, file->bytes, &path, &fd));
     qsort(reads->list, (size_t)reads->count, sizeof *reads->list, by_place);
-    nd_status status = read_chunks(&r, &source->stats.read_bytes);
+    nd_status status = read_chunks(source, file, reads, path, fd);
     reads->count = 0;
-    close(r.fd);
-    free(r.path);
+    close(fd);
+    free(path);
     return status;
 }
 

@@ -6,11 +6,9 @@
  *
  * A caller adds the rectangles that it wants, with the memory that they go to, and then runs the
  * reads. Each read is intersected with the stored rectangles, and the reads of a file are done in
- * one pass. A long run of elements is read straight to where it is wanted, and hashed while it is
- * in the processor's cache; what is short or strided passes through a staging buffer of one chunk.
- * Every chunk of 4 MiB that is touched is verified, after the wanted memory was written, so that a
- * run that fails leaves nothing that may be used. Which files hold a rectangle is computed from the
- * manifest, so that only those are opened.
+ * one pass, through a small buffer. Every chunk of 4 MiB that is touched is verified, after the
+ * wanted memory was written, so that a run that fails leaves nothing that may be used. Which files
+ * hold a rectangle is computed from the manifest, so that only those are opened.
  *
  * One thread uses a source. Wanted memory is host memory.
  */

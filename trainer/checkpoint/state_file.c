@@ -16,39 +16,27 @@ enum {
     MAX_DIRTY_BYTES = 512 << 20, /* what may wait for the disk */
 };
 
-static const struct {
-    nd_hash_kind chunk, whole;
-} kinds[ND_CHECKSUM_COUNT] = {
-    [ND_CHECKSUM_XXH3] = {ND_HASH_XXH3_64, ND_HASH_XXH3_128},
-    [ND_CHECKSUM_SHA256] = {ND_HASH_SHA256, ND_HASH_SHA256},
+const nd_checksum_hashes nd_checksums[ND_CHECKSUM_COUNT] = {
+    [ND_CHECKSUM_XXH3] = {"xxh3", ND_HASH_XXH3_64, ND_HASH_XXH3_128},
+    [ND_CHECKSUM_SHA256] = {"sha256", ND_HASH_SHA256, ND_HASH_SHA256},
 };
-const char *const nd_checksum_names[ND_CHECKSUM_COUNT] = {"xxh3", "sha256"};
-
-int nd_checksum_chunk_bytes(nd_checksum kind)
-{
-    return nd_hash_bytes(kinds[kind].chunk);
-}
-
-nd_status nd_chunk_hash_create(nd_checksum kind, nd_hash **out)
-{
-    return nd_hash_create(kinds[kind].chunk, out);
-}
 
 nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
                          char out[ND_DIGEST_TEXT_MAX])
 {
     char hex[ND_HASH_HEX_MAX];
-    ND_TRY(nd_hash_text(kinds[kind].whole, data, bytes, hex));
-    snprintf(out, ND_DIGEST_TEXT_MAX, "%s:%s", nd_checksum_names[kind], hex);
+    ND_TRY(nd_hash_text(nd_checksums[kind].whole, data, bytes, hex));
+    snprintf(out, ND_DIGEST_TEXT_MAX, "%s:%s", nd_checksums[kind].name, hex);
     return ND_OK;
 }
 
 bool nd_digest_text_is_valid(nd_checksum kind, const char *text)
 {
-    const size_t prefix = strlen(nd_checksum_names[kind]);
+    const nd_checksum_hashes *hashes = &nd_checksums[kind];
+    const size_t prefix = strlen(hashes->name);
     const char *hex = text + prefix + 1;
-    return strncmp(text, nd_checksum_names[kind], prefix) == 0 && text[prefix] == ':' &&
-           strlen(hex) == 2 * (size_t)nd_hash_bytes(kinds[kind].whole) &&
+    return strncmp(text, hashes->name, prefix) == 0 && text[prefix] == ':' &&
+           strlen(hex) == 2 * (size_t)nd_hash_bytes(hashes->whole) &&
            strspn(hex, "0123456789abcdef") == strlen(hex);
 }
 
@@ -80,15 +68,6 @@ static nd_status fail_write(const char *path, int code)
     return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
 }
 
-static nd_status reserve(const nd_state_file *file)
-{
-    int code = fallocate(file->fd, 0, 0, (off_t)file->bytes) == 0 ? 0 : errno;
-    if (code == EOPNOTSUPP || code == ENOSYS) { /* the file system cannot reserve */
-        code = ftruncate(file->fd, (off_t)file->bytes) == 0 ? 0 : errno;
-    }
-    return code == 0 ? ND_OK : fail_write(file->path, code);
-}
-
 nd_status nd_state_file_create(const char *folder, const char *name, uint64_t bytes,
                                nd_checksum kind, uint8_t *digests, nd_state_file **out)
 {
@@ -98,15 +77,22 @@ nd_status nd_state_file_create(const char *folder, const char *name, uint64_t by
     file->fd = -1;
     file->bytes = bytes;
     file->digests = digests;
-    file->width = (size_t)nd_checksum_chunk_bytes(kind);
+    file->width = (size_t)nd_hash_bytes(nd_checksums[kind].chunk);
     ND_TRY_OUT(nd_fs_format(&file->path, "%s/%s", folder, name));
-    ND_TRY_OUT(nd_chunk_hash_create(kind, &file->hash));
+    ND_TRY_OUT(nd_hash_create(nd_checksums[kind].chunk, &file->hash));
     file->fd = nd_fs_create(file->path, 0666);
     if (file->fd < 0) {
         status = fail_write(file->path, errno);
         goto out;
     }
-    ND_TRY_OUT(reserve(file));
+    int code = fallocate(file->fd, 0, 0, (off_t)bytes) == 0 ? 0 : errno;
+    if (code == EOPNOTSUPP || code == ENOSYS) { /* the file system cannot reserve */
+        code = ftruncate(file->fd, (off_t)bytes) == 0 ? 0 : errno;
+    }
+    if (code != 0) {
+        status = fail_write(file->path, code);
+        goto out;
+    }
     *out = file;
     file = NULL;
 out:
@@ -134,18 +120,10 @@ static nd_status bound_dirty_pages(nd_state_file *file)
                : fail_write(file->path, code);
 }
 
-static nd_status end_chunk(nd_state_file *file)
-{
-    uint8_t digest[ND_HASH_MAX];
-    ND_TRY(nd_hash_end(file->hash, digest));
-    memcpy(file->digests, digest, file->width);
-    file->digests += file->width;
-    return ND_OK;
-}
-
 nd_status nd_state_file_append(nd_state_file *file, const void *data, size_t bytes)
 {
     const char *at = data;
+    uint8_t digest[ND_HASH_MAX];
     ND_ASSERT(bytes <= file->bytes - file->written);
     while (bytes > 0) {
         const size_t room = ND_CHUNK_BYTES - file->written % ND_CHUNK_BYTES;
@@ -157,7 +135,11 @@ nd_status nd_state_file_append(nd_state_file *file, const void *data, size_t byt
         file->written += n;
         at += n;
         bytes -= n;
-        ND_TRY(n == room || file->written == file->bytes ? end_chunk(file) : ND_OK);
+        if (n == room || file->written == file->bytes) {
+            ND_TRY(nd_hash_end(file->hash, digest));
+            memcpy(file->digests, digest, file->width);
+            file->digests += file->width;
+        }
         ND_TRY(bound_dirty_pages(file));
     }
     return ND_OK;

@@ -25,9 +25,11 @@ typedef enum nd_checksum {
 
 enum { ND_CHUNK_BYTES = 4 << 20 };
 
-extern const char *const nd_checksum_names[ND_CHECKSUM_COUNT]; /* "xxh3", "sha256" */
-int nd_checksum_chunk_bytes(nd_checksum kind);                 /* of a chunk's digest: 8 or 32 */
-nd_status nd_chunk_hash_create(nd_checksum kind, nd_hash **out);
+typedef struct nd_checksum_hashes {
+    const char *name; /* "xxh3", "sha256" */
+    nd_hash_kind chunk, whole;
+} nd_checksum_hashes;
+extern const nd_checksum_hashes nd_checksums[ND_CHECKSUM_COUNT];
 
 /* The digest of a hash file or a manifest as text: the kind, then lower-case hex:
  * "xxh3:0123...". */

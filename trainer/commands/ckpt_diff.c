@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/diff.h"
+#include "trainer/checkpoint/export.h"
 #include "trainer/commands/ckpt.h"
 
 typedef struct side {

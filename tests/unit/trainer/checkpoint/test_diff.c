@@ -8,7 +8,6 @@
 
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
-#include "trainer/checkpoint/diff.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/weights/safetensors.h"

@@ -102,12 +102,12 @@ enum { FILE_BYTES = 2 * ND_CHUNK_BYTES + 12345 };
 static void check_chunks(nd_checksum kind, const uint8_t *data)
 {
     static const size_t pieces[] = {4096, ND_CHUNK_BYTES - 1, ND_CHUNK_BYTES + 7, FILE_BYTES};
-    const size_t width = (size_t)nd_checksum_chunk_bytes(kind);
+    const size_t width = (size_t)nd_hash_bytes(nd_checksums[kind].chunk);
     uint8_t digests[3 * ND_HASH_MAX], alone[ND_HASH_MAX];
     nd_hash *hash = NULL;
     tempdir dir;
     tempdir_make(&dir);
-    assert_ok(nd_chunk_hash_create(kind, &hash));
+    assert_ok(nd_hash_create(nd_checksums[kind].chunk, &hash));
     for (size_t p = 0; p < sizeof pieces / sizeof *pieces; p++) {
         nd_state_file *file = NULL;
         char name[] = {(char)('a' + p), '\0'};
