@@ -462,5 +462,5 @@ nd_status nd_run_rewind(nd_run *s)
         .samples = (failed - position->step) * samples,
     };
     ND_TRY(nd_sinks_event(&s->sinks, &event));
-    return nd_run_best_rewound(s);
+    return nd_run_best_find(s);
 }

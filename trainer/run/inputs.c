@@ -31,8 +31,7 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
     if (config->train.sequence_length > inputs->shape.max_positions) {
         return nd_fail(ND_ERR_CONFIG,
                        "train.sequence_length is %lld, but the model's max_position_embeddings is "
-                       "%lld; use a shorter "
-                       "sequence or another model config",
+                       "%lld; use a shorter sequence or another model config",
                        (long long)config->train.sequence_length,
                        (long long)inputs->shape.max_positions);
     }

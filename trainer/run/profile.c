@@ -19,6 +19,8 @@ enum { PART_BYTES_MAX = 1 << 30, PATH = ND_RUN_PATH_MAX + 64 };
 /* "tid" of the rows of a rank. Perfetto takes 0 for the process's main thread, whose number is that
  * of the process: of rank 1 it would be the other row. */
 enum { STEPS_ROW = 1, CALLS_ROW };
+#define ROW_NAME                                                                                   \
+    "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n"
 
 /* A step, or a call within one. */
 static void write_event(FILE *out, const nd_profile *p, const nd_profile_event *e, int rank)
@@ -42,24 +44,6 @@ static void write_event(FILE *out, const nd_profile *p, const nd_profile_event *
     fputs("},\n", out);
 }
 
-/* Names of the process and its two rows. */
-static void write_names(FILE *out, int rank, const char *name)
-{
-    static const char *const rows[] = {"steps", "calls"};
-    fprintf(
-        out,
-        "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\"}},\n"
-        "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d}},"
-        "\n",
-        rank, name, rank, rank);
-    for (int i = 0; i < 2; i++) {
-        fprintf(out,
-                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
-                "\"%s\"}},\n",
-                rank, STEPS_ROW + i, rows[i]);
-    }
-}
-
 nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *name, char **text,
                               size_t *size)
 {
@@ -72,7 +56,12 @@ nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *n
     if (!out) {
         return nd_fail_memory("the profile of rank %d", rank);
     }
-    write_names(out, rank, plain);
+    /* Names of the process and its two rows. */
+    fprintf(out,
+            "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\"}},\n"
+            "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d"
+            "}},\n" ROW_NAME ROW_NAME,
+            rank, plain, rank, rank, rank, STEPS_ROW, "steps", rank, CALLS_ROW, "calls");
     for (int64_t i = 0; i < profile->count; i++) {
         write_event(out, profile, &profile->events[i], rank);
     }
@@ -150,7 +139,7 @@ static nd_status write_whole(const nd_run *s, FILE *out, int *found)
 /* Rank 0. */
 static nd_status put_together(const nd_run *s)
 {
-    char part[PATH], *path = NULL;
+    char part[PATH], path[ND_RUN_PATH_MAX];
     int found = 0;
     snprintf(part, sizeof part, "%s/profile/whole.part", s->place.path);
     unlink(part); /* a process that was killed may have left it */
@@ -164,7 +153,7 @@ static nd_status put_together(const nd_run *s)
     if (status == ND_OK && failed) {
         status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be written", part);
     }
-    status = status == ND_OK ? nd_run_file_next(s->place.path, "profile", ".json", &path) : status;
+    status = status == ND_OK ? nd_run_file_next(s->place.path, "profile", ".json", path) : status;
     if (status == ND_OK && rename(part, path) != 0) {
         status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created", path);
     }
@@ -173,7 +162,6 @@ static nd_status put_together(const nd_run *s)
         *strrchr(part, '/') = '\0';
         rmdir(part);
     }
-    free(path);
     return status;
 }
 
@@ -220,13 +208,12 @@ static void warn(const nd_run *s, nd_status status)
     }
 }
 
-nd_status nd_run_profile_finish(nd_run *s)
+static nd_status finish(nd_run *s)
 {
     if (!s->profiles || !s->profile.origin_ns) {
         return ND_OK;
     }
     s->profiles = false;
-    s->rank->trace.profile = NULL;
     const nd_status made = make_parts_folder(s);
     warn(s, made == ND_OK ? write_part(s) : made);
     if (s->profile.dropped > 0) {
@@ -244,10 +231,7 @@ nd_status nd_run_profile_finish(nd_run *s)
 nd_status nd_run_profile_end(nd_run *s, int64_t step)
 {
     nd_profile *p = &s->profile;
-    if (!s->rank->trace.profile) {
-        return ND_OK;
-    }
-    if (p->count < p->room) {
+    if (s->rank->trace.profile && p->count < p->room) {
         p->events[p->count++] = (nd_profile_event){.name = "step",
                                                    .begin_ns = s->step_begin,
                                                    .end_ns = nd_clock_ns(),
@@ -256,7 +240,7 @@ nd_status nd_run_profile_end(nd_run *s, int64_t step)
                                                    .group = -1};
     }
     s->rank->trace.profile = NULL; /* validations, sample texts and checkpoints are left out */
-    return step >= s->profile_last ? nd_run_profile_finish(s) : ND_OK;
+    return step >= s->profile_last ? finish(s) : ND_OK;
 }
 
 void nd_run_profile_close(nd_run *s)

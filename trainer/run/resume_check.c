@@ -68,20 +68,12 @@ static bool teaches(const nd_config *config, const char *key)
            strcmp(key, "train.precision") == 0;
 }
 
-/* The length of the first word of a comma list, whose rest is what lies behind it. */
-static size_t cut_word(const char *list, const char **rest)
-{
-    const size_t length = strcspn(list, ",");
-    *rest = list + length + (list[length] == ',');
-    return length;
-}
-
-/* Whether a comma list holds the word. */
+/* Whether a comma list has the word. */
 static bool holds(const char *list, const char *word)
 {
-    for (const char *rest; *list; list = rest) {
-        const size_t length = cut_word(list, &rest);
-        if (length == strlen(word) && strncmp(list, word, length) == 0) {
+    const size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)); at += length) {
+        if ((at == list || at[-1] == ',') && (at[length] == ',' || !at[length])) {
             return true;
         }
     }
@@ -96,7 +88,7 @@ typedef struct allowed_word {
     bool known;
 } allowed_word;
 
-static void offer_key(allowed_word *a, const char *key)
+static void offer(allowed_word *a, const char *key)
 {
     nd_suggest_offer(&a->search, key);
     a->known |= strcmp(a->word, key) == 0;
@@ -106,20 +98,21 @@ static void offer_setting(void *context, const char *key, const char *value, boo
 {
     allowed_word *a = context;
     if (teaches(a->config, key) || strncmp(key, "fp8.", 4) == 0) {
-        offer_key(a, key);
+        offer(a, key);
     }
 }
 
 /* A word in checkpoint.allow that no compared key has would allow nothing. */
 static nd_status check_allowed(const nd_config *config)
 {
-    const char *rest;
-    for (const char *p = config->checkpoint.allow; *p; p = rest) {
+    for (const char *p = config->checkpoint.allow; *p;) {
+        const size_t length = strcspn(p, ",");
         allowed_word a = {.config = config};
-        snprintf(a.word, sizeof a.word, "%.*s", (int)cut_word(p, &rest), p);
+        snprintf(a.word, sizeof a.word, "%.*s", (int)length, p);
+        p += length + (p[length] == ',');
         nd_suggest_init(&a.search, a.word);
         for (int i = 0; i < RULES + KEYS; i++) {
-            offer_key(&a, i < RULES ? identity_rules[i].word : keys[i - RULES]);
+            offer(&a, i < RULES ? identity_rules[i].word : keys[i - RULES]);
         }
         ND_TRY(nd_config_each(config, offer_setting, &a));
         if (!a.known) {
@@ -331,11 +324,10 @@ static nd_status check_pairs(comparison *c)
         compare(c, &c->own.list[i], find_stored(c, c->own.list[i].key));
     }
     ND_TRY(nd_config_each(c->config, compare_setting, c));
-    return strchr(c->words, ',') ? nd_fail(c->status,
-                                           "%s; to allow all that differs, give "
-                                           "--resume-allow %s",
-                                           nd_error_last()->message, c->words)
-                                 : c->status;
+    return strchr(c->words, ',')
+               ? nd_fail(c->status, "%s; to allow all that differs, give --resume-allow %s",
+                         nd_error_last()->message, c->words)
+               : c->status;
 }
 
 /*

@@ -78,38 +78,30 @@ static nd_status open_training_loader(nd_run *s)
     return nd_loader_open(s->inputs->data, &options, &s->loader);
 }
 
-static nd_status open_validation(nd_run *s)
+static nd_status name_sources(const nd_dataset *data, nd_source_loss **out, int *count)
 {
-    const nd_dataset *data = s->inputs->validation;
-    const nd_loader_options options = nd_loader_options_of(s->rank, true);
-    const int count = nd_dataset_sources(data);
-    ND_TRY(ND_ALLOC(count, &s->sets));
-    ND_TRY(ND_ALLOC(count, &s->set_batches));
-    for (s->set_count = 0; s->set_count < count; s->set_count++) {
-        const nd_dataset *set = nd_dataset_source(data, s->set_count);
-        int64_t all = nd_loader_validation_steps(set, &options);
-        int64_t wanted = s->config->train.validation_batches;
-        s->set_batches[s->set_count] = wanted > 0 && wanted < all ? wanted : all;
-        s->sets[s->set_count].name = nd_dataset_source_name(data, s->set_count);
+    const int all = nd_dataset_sources(data);
+    ND_TRY(ND_ALLOC(all, out));
+    for (*count = 0; *count < all; ++*count) {
+        (*out)[*count].name = nd_dataset_source_name(data, *count);
     }
-    return nd_loader_open(nd_dataset_source(data, 0), &options, &s->validation_loader);
+    return ND_OK;
 }
 
 /* Behind the state that the run goes on from. */
 static nd_status open_data(nd_run *s)
 {
-    const nd_dataset *data = s->inputs->data;
+    const nd_dataset *data = s->inputs->data, *validation = s->inputs->validation;
+    const nd_loader_options options = nd_loader_options_of(s->rank, true);
     const int count = nd_dataset_sources(data);
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_training_loader(s));
-    if (count > 1) {
-        ND_ASSERT(count == s->trainer->model->sources);
-        ND_TRY(ND_ALLOC(count, &s->sources));
-        for (s->source_count = 0; s->source_count < count; s->source_count++) {
-            s->sources[s->source_count].name = nd_dataset_source_name(data, s->source_count);
-        }
+    ND_ASSERT(count < 2 || count == s->trainer->model->sources);
+    ND_TRY(count > 1 ? name_sources(data, &s->sources, &s->source_count) : ND_OK);
+    if (validation) {
+        ND_TRY(name_sources(validation, &s->sets, &s->set_count));
+        ND_TRY(nd_loader_open(nd_dataset_source(validation, 0), &options, &s->validation_loader));
     }
-    ND_TRY(s->inputs->validation ? open_validation(s) : ND_OK);
     ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->inputs, s->begin,
                                                          s->trainer->position.samples_ahead)
                               : ND_OK);
@@ -124,7 +116,6 @@ static void close_data(nd_run *s)
     s->inputs->still_read |= !joined; /* one of before a rewind may hang, too */
     free(s->sources);
     free(s->sets);
-    free(s->set_batches);
 }
 
 /* Closed in the reverse order; to close what was not opened is legal. */
@@ -287,7 +278,7 @@ static nd_status loop(nd_run *s)
     }
     ND_TRY(end_with_data(s));
     ND_TRY(nd_sinks_flush(&s->sinks));
-    return nd_run_profile_finish(s);
+    return nd_run_profile_end(s, INT64_MAX);
 }
 
 /* The end. */
@@ -344,9 +335,8 @@ static nd_status fail_stopped(const nd_run *s)
     long long step = s->trainer->position.step, steps = s->config->train.steps;
     if (s->saver) {
         return nd_fail(ND_ERR_PREEMPTED,
-                       "stopped by a signal after step %lld of %lld, at a step boundary; to go "
-                       "on, give the same command with --save-dir %s --resume-from-checkpoint "
-                       "latest",
+                       "stopped by a signal after step %lld of %lld, at a step boundary; to go on, "
+                       "give the same command with --save-dir %s --resume-from-checkpoint latest",
                        step, steps, s->place.path);
     }
     char newest[96] = "";

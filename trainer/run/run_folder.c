@@ -299,9 +299,8 @@ static nd_status open_on_rank_0(nd_run *s)
 /* The look is for what the ranks write. */
 static bool is_looked_at(const nd_run *s)
 {
-    const nd_rank *r = s->rank;
-    const nd_config *config = r->config;
-    return (config->checkpoint.interval > 0 || config->log.dump_tensors[0]) && r->world_size > 1;
+    return (s->config->checkpoint.interval > 0 || s->config->log.dump_tensors[0]) &&
+           s->rank->world_size > 1;
 }
 
 static nd_status describe_place(nd_run *s)
@@ -397,17 +396,17 @@ void nd_run_forget(const nd_run *s)
 
 /* What lies in the folder beside checkpoints. */
 
-nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix, char **out)
+nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix,
+                           char out[ND_RUN_PATH_MAX])
 {
     char number[24] = "";
     bool there = true;
     for (int n = 2; there; n++) {
-        ND_TRY(nd_fs_format(out, "%s/%s%s%s", dir, name, number, suffix));
-        ND_TRY(nd_fs_exists(*out, &there));
-        if (there) {
-            free(*out);
-            *out = NULL;
+        const int length = snprintf(out, ND_RUN_PATH_MAX, "%s/%s%s%s", dir, name, number, suffix);
+        if (length >= ND_RUN_PATH_MAX) {
+            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long", dir);
         }
+        ND_TRY(nd_fs_exists(out, &there));
         snprintf(number, sizeof number, "-%d", n);
     }
     return ND_OK;
@@ -436,7 +435,7 @@ nd_status nd_run_write_trace(const nd_run *s)
 {
     const nd_trace *trace = &s->rank->trace;
     const int64_t steps = s->trainer->position.step - s->trace_from;
-    char text[4096], *path = NULL;
+    char text[4096], path[ND_RUN_PATH_MAX];
     if (!s->dir) {
         return ND_OK;
     }
@@ -451,27 +450,13 @@ nd_status nd_run_write_trace(const nd_run *s)
                          (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
     }
     used += snprintf(text + used, sizeof text - (size_t)used, "}\n");
-    nd_status status = nd_run_file_next(s->dir, "trace", ".json", &path);
+    nd_status status = nd_run_file_next(s->dir, "trace", ".json", path);
     status = status == ND_OK ? nd_fs_write_atomic(path, text, (size_t)used) : status;
-    free(path);
     if (status == ND_ERR_CANTCREATE) {
         nd_log_warning("the run leaves no trace.json, and goes on: %s", nd_error_last()->message);
         nd_error_clear();
         return ND_OK;
     }
-    return status;
-}
-
-static nd_status make_dumps(const char *run, char out[ND_RUN_PATH_MAX])
-{
-    char *path = NULL;
-    ND_TRY(nd_run_file_next(run, "dumps", "", &path));
-    nd_status status = nd_fs_make_own_folder(path);
-    if (snprintf(out, ND_RUN_PATH_MAX, "%s", path) >= ND_RUN_PATH_MAX) {
-        status =
-            nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long for dumps", run);
-    }
-    free(path);
     return status;
 }
 
@@ -493,7 +478,8 @@ nd_status nd_run_dumps_open(nd_run *s)
         }
         return ND_OK;
     }
-    const nd_status made = s->dir ? make_dumps(s->place.path, path) : ND_OK;
+    nd_status made = s->dir ? nd_run_file_next(s->place.path, "dumps", "", path) : ND_OK;
+    made = made == ND_OK && s->dir ? nd_fs_make_own_folder(path) : made;
     ND_TRY(nd_run_tell_all(s->worker, "dumps", made, "could not make the folder of dumps", path,
                            sizeof path));
     if (s->dir) {

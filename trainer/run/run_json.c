@@ -132,17 +132,15 @@ static nd_status build(const nd_run *s, json_t *sections, json_t **out)
 nd_status nd_run_record_write(const nd_run *s, json_t *sections)
 {
     json_t *root = NULL;
-    char *path = NULL, *text = NULL;
-    bool there = false;
+    char path[ND_RUN_PATH_MAX], first[ND_RUN_PATH_MAX + 16], *text = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(s->continues ? nd_run_file_next(s->dir, "run", ".json", &path)
-                            : nd_fs_format(&path, "%s/run.json", s->dir));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
-    if (there) {
+    ND_TRY_OUT(nd_run_file_next(s->dir, "run", ".json", path));
+    snprintf(first, sizeof first, "%s/run.json", s->dir);
+    if (!s->continues && strcmp(path, first) != 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "%s exists: the folder already holds a run; give another folder "
                          "with --save-dir",
-                         path);
+                         first);
         goto out;
     }
     ND_TRY_OUT(build(s, sections, &root));
@@ -152,7 +150,6 @@ out:
     free(text);
     json_decref(root);
     json_decref(sections);
-    free(path);
     return status;
 }
 

@@ -83,7 +83,6 @@ typedef struct nd_run {
     nd_source_loss *sources; /* (source_count) of the training data; owned */
     int source_count;        /* 0: one source */
     nd_source_loss *sets;    /* (set_count) of the validation; owned */
-    int64_t *set_batches;    /* (set_count); owned */
     int set_count;           /* 0: no validation */
 
     /* Checkpoints. */
@@ -141,8 +140,9 @@ void nd_run_folder_close(nd_run *run);
 /* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
  * have left theirs, and gives the trainer its dump. ND_ERR_CANTCREATE. */
 nd_status nd_run_dumps_open(nd_run *run);
-/* DIR/<name><suffix>, or, where that exists, DIR/<name>-2<suffix>, ... Owned by the caller. */
-nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix, char **out);
+/* DIR/<name><suffix>, or, where that exists, DIR/<name>-2<suffix>, ... */
+nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix,
+                           char out[ND_RUN_PATH_MAX]);
 /* Rank 0 writes where the time of its steps went to trace.json, or trace-2.json, ... */
 nd_status nd_run_write_trace(const nd_run *run);
 /* Rank 0 of a run that continues renames RUN/<name> of an earlier start to <name>.old, where it
@@ -244,12 +244,10 @@ nd_status nd_run_make_up_validation(nd_run *run);
  * lowest validation loss. The trainer's position stays. A damaged one is set aside, and the best of
  * the others is taken; ND_ERR_DATA when none of these was validated. */
 nd_status nd_run_load_best(nd_run *run);
-/* What earlier starts of the run have found about its validations. A run that early stopping had
- * ended is over again, unless it may wait for longer now. */
+/* With the state of its good checkpoint, in a run that goes on or went back: what is known of its
+ * validations up to this state. A run that early stopping had ended is over again, unless it may
+ * wait for longer now. */
 nd_status nd_run_best_find(nd_run *run);
-/* The run went back to the state of its good checkpoint: of its validations those up to this state
- * count, and no later one. */
-nd_status nd_run_best_rewound(nd_run *run);
 /* The saver deletes no checkpoint that is the best one by now. */
 void nd_run_keep_best(const nd_run *run);
 
@@ -281,11 +279,9 @@ void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step)
  */
 nd_status nd_run_profile_open(nd_run *run);
 /* Before and after a step, whose number it is. Collective at the first of the steps and at the
- * last. */
+ * last. After the loop, INT64_MAX ends the profile of a run that stopped early. */
 nd_status nd_run_profile_begin(nd_run *run, int64_t step);
 nd_status nd_run_profile_end(nd_run *run, int64_t step);
-/* After the loop: writes what a run that stopped early has. Collective. */
-nd_status nd_run_profile_finish(nd_run *run);
 void nd_run_profile_close(nd_run *run);
 /* The part of one rank: lines of JSON that each end with a comma. Owned by the caller. */
 nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *name, char **text,

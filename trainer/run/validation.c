@@ -143,11 +143,6 @@ void nd_run_keep_best(const nd_run *s)
     }
 }
 
-static bool asks_best(const nd_run *s)
-{
-    return s->config->checkpoint.load_best || s->config->train.early_stopping_patience > 0;
-}
-
 /* Rank 0, whose status so far is `prepared`, reads what the folder tells of the validations up to
  * this step; all ranks learn it. */
 static nd_status replay(nd_run *s, int64_t step, const char *key, nd_status prepared)
@@ -165,39 +160,30 @@ static nd_status replay(nd_run *s, int64_t step, const char *key, nd_status prep
 
 nd_status nd_run_best_find(nd_run *s)
 {
+    const nd_config *config = s->config;
     const int64_t step = s->trainer->position.step;
-    char path[ND_RUN_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
-    if (!s->resume.continues || !asks_best(s)) {
+    const nd_run_best known = s->best;
+    const bool asks = config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+    char key[64], path[ND_RUN_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
+    if (!asks || (!s->resume.continues && s->rewinds == 0)) {
         return ND_OK;
     }
-    ND_TRY(replay(s, step, "best validation", ND_OK));
-    snprintf(path, sizeof path, "%s/%s", s->resume.run, nd_checkpoint_name(step, name));
-    if (strcmp(path, s->resume.source) == 0) {
+    snprintf(key, sizeof key, "best validation before rewind %d", s->rewinds);
+    ND_TRY(replay(s, step, key, ND_OK));
+    nd_run_best_keep(&s->best, &known, step);
+    snprintf(path, sizeof path, "%s/%s", s->place.path, nd_checkpoint_name(step, name));
+    if (strcmp(path, s->good) == 0) {
         take_up(&s->best, step);
     }
-    s->over = step < s->config->train.steps && nd_run_best_is_over(&s->best, s->config);
+    nd_run_keep_best(s);
+    s->over =
+        s->rewinds == 0 && step < config->train.steps && nd_run_best_is_over(&s->best, config);
     if (s->over && s->dir) {
         nd_log_info("the run has ended early, after step %lld: %lld validations in a row were not "
                     "below the lowest loss; it goes on with a larger "
                     "train.early_stopping_patience (--early-stopping-patience), or 0",
                     (long long)step, (long long)s->best.stale);
     }
-    return ND_OK;
-}
-
-nd_status nd_run_best_rewound(nd_run *s)
-{
-    const int64_t step = s->trainer->position.step;
-    char key[64];
-    if (!asks_best(s)) {
-        return ND_OK;
-    }
-    const nd_run_best known = s->best;
-    snprintf(key, sizeof key, "best validation before rewind %d", s->rewinds);
-    ND_TRY(replay(s, step, key, ND_OK));
-    nd_run_best_keep(&s->best, &known, step);
-    take_up(&s->best, step);
-    nd_run_keep_best(s);
     return ND_OK;
 }
 
@@ -269,14 +255,19 @@ static nd_status stop_is_asked(void *context, bool *stop)
 static nd_status run_sets(nd_run *s, nd_validation_record *record)
 {
     const nd_stop_check check = {stop_is_asked, s};
+    const nd_loader_options options = nd_loader_options_of(s->rank, true);
+    const int64_t wanted = s->config->train.validation_batches;
     double sum = 0;
     for (int i = 0; i < s->set_count && !s->stopped; i++) {
+        const nd_dataset *data = nd_dataset_source(s->inputs->validation, i);
+        const int64_t all = nd_loader_validation_steps(data, &options);
         nd_source_loss *set = &s->sets[i];
         if (s->set_count > 1) {
-            nd_loader_rewind(s->validation_loader, nd_dataset_source(s->inputs->validation, i));
+            nd_loader_rewind(s->validation_loader, data);
         }
-        const nd_status status = nd_trainer_evaluate(
-            s->trainer, s->validation_loader, s->set_batches[i], &check, &set->loss, &set->tokens);
+        const nd_status status = nd_trainer_evaluate(s->trainer, s->validation_loader,
+                                                     wanted > 0 && wanted < all ? wanted : all,
+                                                     &check, &set->loss, &set->tokens);
         const nd_error error = *nd_error_last();
         if (status == ND_ERR_DATA && s->set_count > 1 && error.cause == ND_CAUSE_OWN) {
             return nd_fail(status, "\"%s\" in data.validation_path: %s", set->name, error.message);

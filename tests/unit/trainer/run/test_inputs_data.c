@@ -14,21 +14,14 @@ static nd_config config;
 static nd_inputs inputs;
 static nd_dataset *data;
 
-static void setup(void)
+static void begin(void)
 {
-    tempdir_make(&dir);
-    cr_assert_eq(nd_config_init(&config), ND_OK);
+    assert_ok(nd_config_init(&config));
     config.train.sequence_length = 3;
     inputs = (nd_inputs){.shape.vocab = 256};
 }
 
-static void teardown(void)
-{
-    nd_config_fini(&config);
-    tempdir_remove(&dir);
-}
-
-TestSuite(inputs_data, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(inputs_data, begin);
 
 static nd_status open_sources(const char *format)
 {

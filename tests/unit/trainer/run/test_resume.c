@@ -14,17 +14,7 @@ static tempdir dir;
 static const nd_mesh one = {{1, 1, 1, 1, 1}};
 static nd_resume found;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    nd_fs_remove_tree(dir.path);
-}
-
-TestSuite(resume, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(resume, tempdir_leave_empty);
 
 static void save(int64_t step)
 {
@@ -55,12 +45,24 @@ static nd_status find(const char *run, const char *resume)
     return find_below(run, resume, -1);
 }
 
-Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
+static void save_some(int64_t first, int64_t last)
 {
-    for (int64_t step = 3; step <= 6; step++) {
+    for (int64_t step = first; step <= last; step++) {
         save(step);
     }
-    tempdir_write(&dir, "checkpoint-6/manifest.json", "{", 1);
+}
+
+static void damage(int64_t step)
+{
+    char name[64];
+    snprintf(name, sizeof name, "checkpoint-%lld/manifest.json", (long long)step);
+    tempdir_write(&dir, name, "{", 1);
+}
+
+Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
+{
+    save_some(3, 6);
+    damage(6);
     cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-100"), 0777), 0); /* another program's */
     assert_ok(find(dir.path, "4"));
     assert_ok(nd_resume_set_later_aside(&found));
@@ -87,11 +89,9 @@ Test(resume, from_one_that_was_set_aside_puts_its_successor_aside)
 
 Test(resume, changes_nothing_in_the_folder_of_another_run)
 {
-    for (int64_t step = 3; step <= 5; step++) {
-        save(step);
-    }
+    save_some(3, 5);
     tempdir_write(&dir, "metrics.jsonl", "x", 1);
-    tempdir_write(&dir, "checkpoint-5/manifest.json", "{", 1);
+    damage(5);
     assert_ok(find("/nonexistent/fork", dir.path));
     cr_assert_eq(found.step, 4);
     cr_assert_not(nd_resume_is_own(&found));
@@ -108,9 +108,7 @@ Test(resume, changes_nothing_in_the_folder_of_another_run)
  * where nothing is renamed. */
 Test(resume, goes_on_below_a_checkpoint_whose_shard_is_damaged)
 {
-    for (int64_t step = 3; step <= 5; step++) {
-        save(step);
-    }
+    save_some(3, 5);
     for (int64_t below = 5; below > 3; below--) {
         assert_ok(find_below("/nonexistent/fork", dir.path, below));
         cr_assert_eq(found.step, below - 1);
@@ -150,10 +148,9 @@ Test(resume, names_a_checkpoint_of_another_program)
 Test(resume, names_the_damaged_checkpoint_to_examine)
 {
     char words[PATH_MAX + 64];
-    save(9);
-    save(10);
-    tempdir_write(&dir, "checkpoint-9/manifest.json", "{", 1);
-    tempdir_write(&dir, "checkpoint-10/manifest.json", "{", 1);
+    save_some(9, 10);
+    damage(9);
+    damage(10);
     snprintf(words, sizeof words, "ndtrain ckpt verify %s/checkpoint-10.bad`", dir.path);
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, words);
     cr_assert_null(strstr(nd_error_last()->message, "what else is there"));
@@ -196,18 +193,18 @@ Test(resume, a_link_to_a_checkpoint_is_one)
 
 Test(resume, allows_only_keys_that_are_compared)
 {
+    static const char *const words[][2] = {
+        {"data.path,optimizer.nam",
+         "names optimizer.nam, which allows nothing (did you mean optimizer.name?)"},
+        {"optimizer.schedul", "(did you mean optimizer.schedule?)"},
+        {"samples_per_stop", "(did you mean samples_per_step?)"}};
     nd_inputs inputs = {0};
     nd_config config = {.source = "", .output.dir = dir.path, .launch.node_rank = 1};
     config.checkpoint.resume = (char *)"";
-    config.checkpoint.allow = (char *)"data.path,optimizer.nam";
-    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
-                 "names optimizer.nam, which allows nothing (did you mean optimizer.name?)");
-    config.checkpoint.allow = (char *)"optimizer.schedul";
-    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
-                 "(did you mean optimizer.schedule?)");
-    config.checkpoint.allow = (char *)"samples_per_stop";
-    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
-                 "(did you mean samples_per_step?)");
+    for (int i = 0; i < 3; i++) {
+        config.checkpoint.allow = (char *)words[i][0];
+        assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG, words[i][1]);
+    }
     config.checkpoint.allow = (char *)"data.path,optimizer.name,samples_per_step";
     assert_ok(nd_resume_preflight(&config, &inputs));
 }
@@ -265,6 +262,20 @@ static void end_comparison(void)
     nd_config_fini(&config);
 }
 
+/* The run reads the bytes of this file from now on. */
+static void read_text(const char *name)
+{
+    nd_dataset_close(inputs.data);
+    assert_ok(
+        nd_dataset_open(tempdir_file(&dir, name), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+}
+
+/* The sentence of the error has only the first difference. */
+static void expect_one(void)
+{
+    cr_assert_null(strstr(nd_error_last()->message, "all that"), "%s", nd_error_last()->message);
+}
+
 /* nd_resume_check of a run with this tokenizer.json, NULL: with the bytes of the text. */
 static nd_status check(const char *tokenizer, const char *allow)
 {
@@ -287,8 +298,7 @@ Test(resume, another_batch_and_other_data_need_a_word)
     begin_comparison();
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
-    assert_ok(
-        nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    read_text("text");
     save_run();
     config.train.gradient_accumulation_steps = 3;
     assert_fails(check(NULL, "data.path"), ND_ERR_CONFIG,
@@ -303,19 +313,14 @@ Test(resume, another_batch_and_other_data_need_a_word)
                  "samples_per_step,data.shuffle_seed,train.sequence_length");
     assert_fails(check(NULL, "samples_per_step,data.shuffle_seed"), ND_ERR_CONFIG,
                  "or allow the change with --resume-allow train.sequence_length");
-    cr_assert_null(strstr(nd_error_last()->message, "all that"), "%s", nd_error_last()->message);
+    expect_one();
     config.data.shuffle_seed--;
     config.train.sequence_length--;
     config.train.gradient_accumulation_steps = 2;
-    nd_dataset_close(inputs.data);
-    assert_ok(nd_dataset_open(tempdir_file(&dir, "shorter"), ND_DATA_AUTO, "bytes", 256, 32,
-                              &inputs.data));
+    read_text("shorter");
     assert_fails(check(NULL, ""), ND_ERR_CONFIG, "made with other training data (digest ");
-    /* Both of its digests differ, which one word allows. */
-    cr_assert_null(strstr(nd_error_last()->message, "all that"), "%s", nd_error_last()->message);
-    nd_dataset_close(inputs.data);
-    assert_ok(
-        nd_dataset_open(tempdir_file(&dir, "other"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    expect_one(); /* both of its digests differ, which one word allows */
+    read_text("other");
     assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
                  "made with other training data (digest ");
     assert_ok(check(NULL, "data.path"));
@@ -520,8 +525,7 @@ Test(resume, compares_tokenizers_by_their_content)
     snprintf(moved, sizeof moved, "%s", tempdir_write(&dir, "moved.json", "{1}", 3));
     snprintf(other, sizeof other, "%s", tempdir_write(&dir, "other.json", "{2}", 3));
     begin_comparison();
-    assert_ok(
-        nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    read_text("text");
     config.data.tokenizer = inputs.tokenizer = a;
     save_run();
     assert_ok(check(moved, ""));

@@ -13,16 +13,15 @@ static tempdir dir;
 
 static void enter(void)
 {
-    tempdir_make(&dir);
     cr_assert_eq(chdir(dir.path), 0);
 }
 
-static void leave(void)
-{
-    tempdir_remove(&dir);
-}
+TEMPDIR_SUITE(run_folder, enter);
 
-TestSuite(run_folder, .init = enter, .fini = leave);
+static void write_file(const char *path, const char *text)
+{
+    assert_ok(nd_fs_write_atomic(path, text, strlen(text)));
+}
 
 static bool is_folder(const char *path)
 {
@@ -100,10 +99,7 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
         nd_config config = {.source = "", .output.dir = (char *)folders[i]};
         cr_assert_eq(mkdir(config.output.dir, 0777), 0);
         snprintf(path, sizeof path, "%s/%s", config.output.dir, marks[i]);
-        FILE *f = fopen(path, "w");
-        cr_assert_not_null(f);
-        fputs("precious", f);
-        fclose(f);
+        write_file(path, "precious");
         char *got = (char *)"untouched";
         assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "already holds a run");
         nd_run_lock lock;
@@ -144,9 +140,9 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
 {
     nd_run run = {.dir = (char *)"one", .made = true, .recorded = true};
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
-    assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
-    assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
-    assert_ok(nd_fs_write_atomic("one/mine", "", 0));
+    write_file("one/run.json", "{}");
+    write_file("one/metrics.jsonl", "");
+    write_file("one/mine", "");
     assert_ok(nd_run_lock_acquire("one", &run.lock));
     run.continues = true;
     nd_run_forget(&run);
@@ -174,8 +170,8 @@ Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it
     nd_run run = {.dir = (char *)"one", .made = true};
     nd_run_lock winner;
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
-    assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
-    assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
+    write_file("one/run.json", "{}");
+    write_file("one/metrics.jsonl", "");
     assert_ok(nd_run_lock_acquire("one", &winner));
     for (int ended = 0; ended < 2; ended++) {
         cr_assert_eq(nd_run_lock_acquire("one", &run.lock), ended ? ND_OK : ND_ERR_CANTCREATE);
@@ -203,8 +199,8 @@ Test(run_folder, a_check_makes_nothing)
         cr_expect_eq(names.count, 0, "%s", free_ones[i]);
         nd_fs_names_fini(&names);
     }
-    assert_ok(nd_fs_write_atomic("file", "", 0));
-    assert_ok(nd_fs_write_atomic("runs", "", 0));
+    write_file("file", "");
+    write_file("runs", "");
     cr_assert_eq(symlink("nowhere", "dangling"), 0);
     memset(long_name, 'n', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
@@ -242,9 +238,7 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
     assert_ok(nd_fs_make_folders("runs/x-2/checkpoint-5/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/x-9/checkpoint-5.old/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/y-9/checkpoint-5/state", "it", ""));
-    FILE *f = fopen("runs/x-8", "w"); /* no folder */
-    cr_assert_not_null(f);
-    fclose(f);
+    write_file("runs/x-8", ""); /* no folder */
     expect_newest("runs/x-2");
     assert_ok(nd_fs_make_folders("runs/x-3/checkpoint-5.bad/state", "it", ""));
     expect_newest("runs/x-3");
@@ -278,9 +272,7 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
 
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
 {
-    FILE *f = fopen("file", "w");
-    cr_assert_not_null(f);
-    fclose(f);
+    write_file("file", "");
     nd_config config = {.source = "", .output.dir = "file"};
     char *got = NULL;
     assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "is a file");

@@ -50,9 +50,13 @@ static json_t *written(void)
     return root;
 }
 
-static const char *text_at(json_t *root, const char *section, const char *key)
+/* SECTION/KEY of the record, or KEY at its top. */
+static const json_t *at(const json_t *root, const char *path)
 {
-    return json_string_value(json_object_get(json_object_get(root, section), key));
+    const char *slash = strchr(path, '/');
+    char section[64];
+    snprintf(section, sizeof section, "%.*s", slash ? (int)(slash - path) : 0, path);
+    return json_object_get(slash ? json_object_get(root, section) : root, slash ? slash + 1 : path);
 }
 
 static void count_field(void *context, const char *key, const char *value, bool job_scoped)
@@ -66,28 +70,32 @@ Test(run_record, holds_what_a_run_was)
     setenv("SLURM_JOB_ID", "4711", 1);
     assert_ok(write_record());
     json_t *root = written();
-    cr_assert_str_eq(json_string_value(json_object_get(root, "program")), "ndtrain");
-    cr_assert_str_eq(json_string_value(json_object_get(root, "version")), ND_VERSION);
-    cr_assert_eq(strlen(json_string_value(json_object_get(root, "start_time"))),
-                 strlen("2030-01-01T00:00:00Z"));
-    json_t *command = json_object_get(root, "command");
-    cr_assert_eq(json_array_size(command), 3);
+    static const char *const texts[][2] = {{"program", "ndtrain"},
+                                           {"version", ND_VERSION},
+                                           {"job/run_id", "abc"},
+                                           {"job/slurm_job_id", "4711"},
+                                           {"libraries/UCX", "1.13.1"}};
+    static const struct {
+        const char *axis;
+        int size;
+    } sizes[] = {{"mesh/dp_replicate", 2},
+                 {"mesh/cp", 1},
+                 {"mesh/tp", 2},
+                 {"mesh/kv_copies", 2},
+                 {"mesh/ulysses", 1}};
+    for (int i = 0; i < 5; i++) {
+        cr_expect_str_eq(json_string_value(at(root, texts[i][0])), texts[i][1]);
+        cr_expect_eq(json_integer_value(at(root, sizes[i].axis)), sizes[i].size, "%s",
+                     sizes[i].axis);
+    }
+    cr_assert_str_eq(json_string_value(at(root, "job/started_by")),
+                     nd_identity_source_name(ND_IDENTITY_NDLAUNCH));
+    cr_assert_eq(strlen(json_string_value(at(root, "start_time"))), strlen("2030-01-01T00:00:00Z"));
+    const json_t *command = at(root, "command"), *job_hosts = at(root, "job/hosts");
+    cr_assert(json_array_size(command) == 3 && json_array_size(job_hosts) == 2);
     cr_assert_str_eq(json_string_value(json_array_get(command, 1)), "train");
     cr_assert_str_eq(json_string_value(json_array_get(command, 2)), "--x?", "not UTF-8");
-    cr_assert_str_eq(text_at(root, "job", "started_by"),
-                     nd_identity_source_name(ND_IDENTITY_NDLAUNCH));
-    cr_assert_str_eq(text_at(root, "job", "run_id"), "abc");
-    cr_assert_str_eq(text_at(root, "job", "slurm_job_id"), "4711");
-    json_t *job_hosts = json_object_get(json_object_get(root, "job"), "hosts");
-    cr_assert_eq(json_array_size(job_hosts), 2);
     cr_assert_str_eq(json_string_value(json_array_get(job_hosts, 1)), "right");
-    cr_assert_str_eq(text_at(root, "libraries", "UCX"), "1.13.1");
-    json_t *mesh = json_object_get(root, "mesh");
-    cr_assert_eq(json_integer_value(json_object_get(mesh, "dp_replicate")), 2);
-    cr_assert_eq(json_integer_value(json_object_get(mesh, "cp")), 1);
-    cr_assert_eq(json_integer_value(json_object_get(mesh, "tp")), 2);
-    cr_assert_eq(json_integer_value(json_object_get(mesh, "kv_copies")), 2);
-    cr_assert_eq(json_integer_value(json_object_get(mesh, "ulysses")), 1);
     json_decref(root);
 }
 
@@ -102,7 +110,7 @@ Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
     cr_assert_eq(json_real_value(json_object_get(fields, "optimizer.lr")), 0.1);
     cr_assert(json_is_boolean(json_object_get(fields, "output.save_model")));
     cr_assert(json_is_string(json_object_get(fields, "train.precision")));
-    cr_assert(json_is_null(json_object_get(json_object_get(root, "job"), "slurm_job_id")));
+    cr_assert(json_is_null(at(root, "job/slurm_job_id")));
     json_decref(root);
 }
 
