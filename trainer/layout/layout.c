@@ -222,15 +222,6 @@ static bool continues_previous(nd_param_id id)
     return false;
 }
 
-static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
-{
-    nd_segment *segment = &segments[p->segment];
-    bool joined = continues_previous(p->id) && p[-1].segment == p->segment;
-    p->unit = unit;
-    p->offset = joined ? segment->used : nd_round_up(segment->used, TENSOR_ALIGNMENT);
-    segment->used = p->offset + p->local_rows * p->local_cols;
-}
-
 static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind kind, int64_t layer)
 {
     nd_unit *unit = &layout->units[layout->unit_count];
@@ -249,7 +240,11 @@ static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind 
         fill_param(p, id, layer, o->shape, o->mesh->size[ND_AXIS_TP], o->coord.at[ND_AXIS_TP]);
         bool fp8 = p->fp8 && o->converts && o->converts(o->context, p);
         p->segment = fp8 ? ND_SEGMENT_FP8 : ND_SEGMENT_HP;
-        place_param(unit, unit->segments, p);
+        p->unit = unit;
+        nd_segment *segment = &unit->segments[p->segment];
+        const bool joined = continues_previous(id) && p[-1].segment == p->segment;
+        p->offset = joined ? segment->used : nd_round_up(segment->used, TENSOR_ALIGNMENT);
+        segment->used = p->offset + p->local_rows * p->local_cols;
         unit->param_count++;
     }
     for (int s = 0; s < ND_SEGMENT_COUNT; s++) {

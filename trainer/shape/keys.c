@@ -59,6 +59,12 @@ bool nd_key_is_unset(const json_t *value)
     return !value || json_is_null(value);
 }
 
+static nd_status refuse(const char *file, const char *key, const json_t *value, const char *wanted)
+{
+    return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be %s", file, key,
+                   value ? nd_key_type(value) : "missing", wanted);
+}
+
 nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64_t min, int64_t max,
                      int64_t fallback, int64_t *out)
 {
@@ -68,8 +74,7 @@ nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64
         return ND_OK;
     }
     if (!json_is_integer(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be an integer", file, key,
-                       value ? nd_key_type(value) : "missing");
+        return refuse(file, key, value, "an integer");
     }
     int64_t number = json_integer_value(value);
     if (number < min || number > max) {
@@ -89,8 +94,7 @@ nd_status nd_key_real(const json_t *map, const char *file, const char *key, doub
         return ND_OK;
     }
     if (!json_is_number(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be a number", file, key,
-                       value ? nd_key_type(value) : "missing");
+        return refuse(file, key, value, "a number");
     }
     double number = json_number_value(value);
     if (!(number >= min && number <= max)) {
@@ -110,8 +114,7 @@ nd_status nd_key_bool(const json_t *map, const char *file, const char *key, bool
         return ND_OK;
     }
     if (!json_is_boolean(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be true or false", file, key,
-                       nd_key_type(value));
+        return refuse(file, key, value, "true or false");
     }
     *out = json_is_true(value);
     return ND_OK;

@@ -117,23 +117,16 @@ static nd_status read_more_ends(const json_t *map, const char *file, nd_shape *s
     return ND_OK;
 }
 
-/* "llama, mistral": all model types; returns buffer. */
-static const char *families_text(char *buffer, size_t size)
-{
-    size_t used = 0;
-    for (int i = 0; i < ND_FAMILY_COUNT && used < size; i++) {
-        used += (size_t)snprintf(buffer + used, size - used, "%s%s", i > 0 ? ", " : "",
-                                 nd_families[i].model_type);
-    }
-    return buffer;
-}
-
 static nd_status read_family(const json_t *map, const char *file, nd_family *out)
 {
     const json_t *value = json_object_get(map, "model_type");
-    char known[256];
+    char known[256]; /* "llama, mistral" */
     nd_suggest search;
-    families_text(known, sizeof known);
+    size_t used = 0;
+    for (int i = 0; i < ND_FAMILY_COUNT && used < sizeof known; i++) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+                                 nd_families[i].model_type);
+    }
     if (!json_is_string(value)) {
         return nd_fail(ND_ERR_DATA, "%s: model_type is %s; supported are %s", file,
                        value ? nd_key_type(value) : "missing", known);
@@ -377,7 +370,7 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
             return nd_fail(ND_ERR_DATA,
                            "%s: layer_types is set, which model_type %s does not have; remove the "
                            "key, or use model_type ministral",
-                           file, nd_families[s->family].model_type);
+                           file, family->model_type);
         }
         ND_TRY(read_layer_types(types, file, s));
     } else if (family->window_period > 0) {

@@ -7,35 +7,29 @@
 #include "runtime/base/json.h"
 #include "trainer/shape/keys.h"
 
-enum { KEYS = 9 };
-
-static bool is_listed(const char *key, const char *const list[KEYS])
+/* words: with blanks in between; NULL: none. */
+static bool is_listed(const char *key, const char *words)
 {
-    int i = 0;
-    while (list[i] && strcmp(list[i], key) != 0) {
-        i++;
+    char word[64];
+    bool found = false;
+    for (; words && !found && sscanf(words, "%63s", word) == 1; words += strlen(word)) {
+        words += strspn(words, " ");
+        found = strcmp(key, word) == 0;
     }
-    return list[i] != NULL;
+    return found;
 }
 
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
 static nd_status refuse_rope_keys(const json_t *rope, const char *name, const nd_shape *s)
 {
     const nd_rope_type type = s->rope.type;
-    static const char *const of_all[KEYS] = {"rope_type",
-                                             "type",
-                                             "rope_theta",
-                                             "factor",
-                                             "low_freq_factor",
-                                             "high_freq_factor",
-                                             "partial_rotary_factor",
-                                             "original_max_position_embeddings"};
-    static const char *const of_type[ND_ROPE_TYPES][KEYS] = {
-        [ND_ROPE_YARN] = {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
-                          "truncate"},
-        [ND_ROPE_LONGROPE] = {"short_factor", "long_factor", "attention_factor"}};
-    static const char *const by_position[KEYS] = {"llama_4_scaling_beta",
-                                                  "max_position_embeddings"};
+    static const char of_all[] =
+        "rope_type type rope_theta factor low_freq_factor high_freq_factor "
+        "partial_rotary_factor original_max_position_embeddings";
+    static const char *const of_type[ND_ROPE_TYPES] = {
+        [ND_ROPE_YARN] = "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate",
+        [ND_ROPE_LONGROPE] = "short_factor long_factor attention_factor"};
+    static const char by_position[] = "llama_4_scaling_beta max_position_embeddings";
     const bool scales_queries = nd_families[s->family].query_scaled && type == ND_ROPE_YARN;
     const char *key;
     json_t *value;
@@ -116,10 +110,7 @@ static nd_status read_rope_type(const json_t *rope, const char *name, nd_shape *
 {
     nd_rope_config *out = &s->rope;
     const json_t *type = json_object_get(rope, "rope_type");
-    const json_t *legacy = json_object_get(rope, "type");
-    if (nd_key_is_unset(type)) {
-        type = legacy;
-    }
+    type = nd_key_is_unset(type) ? json_object_get(rope, "type") : type;
     if (nd_key_is_unset(type)) {
         out->type = ND_ROPE_DEFAULT;
         return ND_OK;

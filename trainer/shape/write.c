@@ -26,10 +26,9 @@ static void set_windows(const nd_shape *s, json_t **map)
     }
     if (rule == ND_WINDOW_LISTED || rule == ND_WINDOW_SWITCHED) {
         json_t *types = json_array();
-        for (int64_t l = 0; types && l < s->layers; l++) {
-            json_array_append_new(types,
-                                  json_string(nd_shape_window(s, l, INT64_MAX) ? "sliding_attention"
-                                                                               : "full_attention"));
+        for (int64_t l = 0; l < s->layers; l++) {
+            const bool slides = nd_shape_window(s, l, INT64_MAX) > 0;
+            nd_json_append(&types, json_string(slides ? "sliding_attention" : "full_attention"));
         }
         nd_json_set(map, "layer_types", types);
     }
