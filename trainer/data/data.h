@@ -3,38 +3,28 @@
 #define ND_DATA_DATA_H
 /*
  * Training and validation data: a dataset is a file cut into blocks, a loader gives this rank its
- * part of each step's blocks.
+ * part of each step's blocks. docs/formats.md has the formats.
  *
  * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens (as the reference
  * program does): inputs are the first S, labels the last S. The last, short block is kept; its
  * missing labels are -100 and its missing inputs 0. One token left over has no label and is
- * dropped. Files are memory-mapped and a block is decoded when it is asked for.
+ * dropped. Files are memory-mapped and a block is decoded when it is asked for. JSON lines are
+ * always encoded into a cache, also when their ids are bytes: one reader has one set of rules.
  *
  * Documents. Where they are separate (nd_dataset_set_documents), no label is the first token of
  * another document, and each token knows the first one of its own. Rows with prompts then stay
- * whole: a block has the longest row that is left, then the longest one that fits into the rest of
- * it, and so on; what is left is filled as the last block is. There are never more blocks than with
- * rows in the order of the file. The same lengths give the same blocks. A row longer than a block
- * is cut into blocks, or left out; a row of one token has no label and is left out. Other documents
- * are cut where a block ends.
- *
- * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
- * JSON lines are always encoded text, also when their ids are bytes: one reader has one set of
- * rules.
+ * whole (documents.c); what they leave of a block is filled as the last block is. A row longer than
+ * a block is cut into blocks, or left out; a row of one token has no label and is left out. Other
+ * documents are cut where a block ends.
  *
  * Blend: a dataset of several sources, whose blocks are those of the first source, then those of
  * the second, and so on. No block has tokens of two sources.
- *
- * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
- * prompt labels are -100), llm.c .bin, Megatron .bin/.idx (path with or without the suffix). auto
- * picks by suffix: .txt .bin .idx (a .bin with the llm.c magic is llm.c), .jsonl and .ndjson, also
- * with .gz or .zst behind; anything else is text.
  *
  * Loader. A prefetch thread reads one step ahead. With G = accumulation x dp x B the global batch,
  * sample
  *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
  * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. In a blend with weights,
- * sample i is sample k of source j (mix.h), which is block perm(seed, epoch, j)(k mod N_j) of its
+ * sample i is sample k of source j (blend.c), which is block perm(seed, epoch, j)(k mod N_j) of its
  * N_j. The order is the same on every mesh; tp and cp peers get the same blocks. Validation reads
  * blocks 0, 1, 2, ... (the same rule with perm the identity), which is the order of the file unless
  * rows stay whole; those blocks are numbered in an order drawn once for all. Past the end of a
@@ -123,7 +113,7 @@ typedef struct nd_dataset_part {
 
 /*
  * Takes over the data of the parts, also when it fails. With weights or epochs the parts are mixed
- * as mix.h says. With neither in any part they are one text: perm goes over all their blocks, so
+ * as blend.c says. With neither in any part they are one text: perm goes over all their blocks, so
  * that an epoch reads each of them once.
  */
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out);
@@ -154,7 +144,7 @@ typedef struct nd_dataset_facts {
     size_t lists;    /* bytes of what says which rows blocks have; 0: rows do not stay whole */
     int64_t samples; /* of a training; INT64_MAX unless all sources of a blend are limited */
     int64_t epoch;   /* samples: all blocks, or what a blend of epochs without weights gives */
-    int64_t period;  /* samples until the order of sources repeats (mix.h); 0: no weights */
+    int64_t period;  /* samples until the order of sources repeats (blend.c); 0: no weights */
 } nd_dataset_facts;
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 

@@ -234,16 +234,20 @@ static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
         (long long)id);
 }
 
-/* Puts the ids of a piece at its place into the inputs and labels of a block. The label of its last
- * token, and what lies behind, are not written. */
-static nd_status read_piece(const nd_dataset *dataset, const nd_piece *piece, const nd_block *block)
+/* Puts the ids of a piece, with their marks, at its place into the inputs and labels of a block, or
+ * sends for them only. The label of its last token, and what lies behind, are not written. */
+static nd_status read_piece(const nd_dataset *dataset, const nd_piece *piece, bool prefetch,
+                            const nd_block *block)
 {
-    const size_t width = dataset->type.width;
+    const size_t width = dataset->type.width, bytes = (size_t)piece->count * width;
     const size_t begin = dataset->first_byte + (size_t)piece->first * width;
     const uint8_t *p = dataset->map.data + begin;
-    if (dataset->cache) {
-        ND_TRY(nd_token_cache_check(dataset->cache, begin, (size_t)piece->count * width));
+    if (prefetch) {
+        dataset->cache ? nd_token_cache_prefetch(dataset->cache, begin, bytes)
+                       : nd_fs_map_prefetch(&dataset->map, begin, bytes);
+        return ND_OK;
     }
+    ND_TRY(dataset->cache ? nd_token_cache_check(dataset->cache, begin, bytes) : ND_OK);
     for (int64_t i = 0; i < piece->count; i++, p += width) {
         const int64_t id = id_at(p, dataset->type), place = piece->place + i;
         if (id < 0 || id >= dataset->vocab) {
@@ -256,26 +260,7 @@ static nd_status read_piece(const nd_dataset *dataset, const nd_piece *piece, co
             block->labels[place - 1] = (int32_t)id;
         }
     }
-    return ND_OK;
-}
-
-/* All pieces of a block, which may lie anywhere in the file, are on their way before the first one
- * is waited for. */
-static nd_status prefetch_block(const nd_dataset *dataset, int64_t index)
-{
-    const size_t width = dataset->type.width;
-    nd_piece piece = {0};
-    ND_TRY(nd_block_next(dataset, index, &piece));
-    while (piece.count > 0) {
-        const size_t begin = dataset->first_byte + (size_t)piece.first * width;
-        if (dataset->cache) {
-            nd_token_cache_prefetch(dataset->cache, begin, (size_t)piece.count * width);
-        } else {
-            nd_fs_map_prefetch(&dataset->map, begin, (size_t)piece.count * width);
-        }
-        ND_TRY(nd_block_next(dataset, index, &piece));
-    }
-    return ND_OK;
+    return nd_piece_mark(dataset, piece, block);
 }
 
 typedef struct block_read {
@@ -288,15 +273,17 @@ typedef struct block_read {
 static nd_status read_block(void *context)
 {
     block_read *r = context;
-    nd_piece piece = {0};
-    ND_TRY(prefetch_block(r->dataset, r->index));
-    ND_TRY(nd_block_next(r->dataset, r->index, &piece));
-    while (piece.count > 0) {
-        ND_TRY(read_piece(r->dataset, &piece, r->block));
-        ND_TRY(nd_piece_mark(r->dataset, &piece, r->block));
+    /* All pieces, which may lie anywhere in the file, are on their way before the first one is
+     * waited for. */
+    for (int pass = 0; pass < 2; pass++) {
+        nd_piece piece = {0};
         ND_TRY(nd_block_next(r->dataset, r->index, &piece));
+        while (piece.count > 0) {
+            ND_TRY(read_piece(r->dataset, &piece, pass == 0, r->block));
+            ND_TRY(nd_block_next(r->dataset, r->index, &piece));
+        }
+        r->tokens = piece.place;
     }
-    r->tokens = piece.place;
     return ND_OK;
 }
 

@@ -9,7 +9,6 @@
 #include "trainer/corpus/token_cache.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
-#include "trainer/data/mix.h"
 
 typedef struct nd_token_type {
     uint8_t width;  /* bytes of an id; 0: no type */
@@ -50,6 +49,43 @@ typedef struct nd_documents {
     int64_t kept;      /* tokens of all blocks */
     int64_t inputs;    /* of all blocks, without what fills them */
 } nd_documents;
+
+/* Which source each sample is of (blend.c). */
+
+enum {
+    ND_MIX_PERIOD = 1 << 20,
+    ND_MIX_LEAST_PERIOD = 1 << 16,
+    ND_MIX_PLACES = 1 << 22,
+    ND_MIX_SOURCES = 256
+};
+
+typedef struct nd_mix_source {
+    int64_t blocks; /* >= 1 */
+    double weight;  /* > 0, or 0 for every source */
+    double epochs;  /* the limit; 0: none, which needs a weight */
+} nd_mix_source;
+
+typedef struct nd_mix {
+    int64_t samples; /* INT64_MAX when some source has no limit */
+    int64_t period;  /* P of the first phase */
+    int count;       /* sources */
+    int phase_count;
+    struct nd_mix_phase *phases; /* (count + 1); owned */
+} nd_mix;
+
+/* 1 to ND_MIX_SOURCES sources. ND_ERR_RESOURCE: no memory. */
+nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out);
+void nd_mix_destroy(nd_mix *mix);
+
+typedef struct nd_mix_place {
+    int source;
+    int64_t index; /* of the source's samples, from 0; it may be any number of its epochs */
+} nd_mix_place;
+
+/* 0 <= i < mix->samples. Thread-safe. */
+nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i);
+/* How many of samples 0 to n - 1 each source gives. */
+void nd_mix_counts(const nd_mix *mix, int64_t n, int64_t *counts);
 
 typedef struct nd_blend {
     nd_dataset_part *parts; /* (count); owned, with data and names */

@@ -2,125 +2,113 @@
 /* Two digests of data: one of samples, for the comparison between nodes, and one of more of the
  * content, for the comparison at a resume. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/hash.h"
 #include "trainer/data/dataset.h"
 
 enum {
-    DIGEST_SAMPLES = 64,
+    DIGEST_BYTES = 256 << 10, /* of a file */
     DIGEST_SAMPLE_BYTES = 4096,
     CONTENT_BYTES = 64 << 20,      /* of all files, by their sizes */
     CONTENT_EVEN_BYTES = 16 << 20, /* of several files also, alike */
     CONTENT_SAMPLE_BYTES = 64 << 10
 };
 
-/* The files that share what nd_dataset_content reads; encoded texts are not among them. */
-typedef struct files_of {
-    uint64_t files, bytes;
-} files_of;
-
+/* What is read of a file: all of one of up to `bytes`, else as many samples as these are: the first
+ * at the beginning, the last at the end, the others evenly between them. Of a cache the checksums
+ * of all ids stand for them. */
 typedef struct file_hash {
     const nd_dataset *dataset;
     nd_hash *hash;
-    uint64_t head[3]; /* numbers before the content */
-    size_t whole;     /* a file of up to so many bytes is read, of a larger one samples */
-    size_t sample;    /* bytes of each: the first at the beginning, the last at the end, the others
-                         evenly spaced */
-    int samples;
+    size_t bytes, sample;
 } file_hash;
 
 static nd_status hash_content(void *context)
 {
     const file_hash *f = context;
     const nd_fs_map *map = &f->dataset->map;
-    if (map->size <= f->whole) {
+    const nd_token_cache *cache = f->dataset->cache;
+    if (cache) {
+        return nd_hash_add(f->hash, cache->view.sums, cache->view.chunks * 8);
+    }
+    if (map->size <= f->bytes) {
         return nd_hash_add(f->hash, map->data, map->size);
     }
-    const size_t last = map->size - f->sample, step = last / (size_t)(f->samples - 1);
-    for (int i = 0; i < f->samples; i++) {
-        const size_t at = i == f->samples - 1 ? last : step * (size_t)i;
+    const size_t samples = f->bytes / f->sample, last = map->size - f->sample;
+    for (size_t i = 0; i < samples; i++) {
+        const size_t at = i == samples - 1 ? last : last / (samples - 1) * i;
         ND_TRY(nd_hash_add(f->hash, map->data + at, f->sample));
     }
     return ND_OK;
 }
 
-static nd_status hash_mask(const file_hash *f)
-{
-    return f->dataset->mask
-               ? nd_hash_add(f->hash, f->dataset->mask_digest, ND_LOSS_MASK_DIGEST_BYTES)
-               : ND_OK;
-}
-
 /* Numbers and bytes are hashed as they lie in memory: machines that this program runs on are
  * little-endian. */
-static nd_status hash_file(file_hash *f, nd_hash_kind kind, char *hex)
+static nd_status hash_file(file_hash f, nd_hash_kind kind, const uint64_t *numbers, size_t count,
+                           char *hex)
 {
-    const nd_dataset *dataset = f->dataset;
+    const nd_dataset *dataset = f.dataset;
+    const char *mask = dataset->mask ? dataset->mask_digest : "";
+    const size_t size = dataset->mask ? ND_LOSS_MASK_DIGEST_BYTES : 0;
+    const bool mask_first = kind == ND_HASH_XXH3_128;
     nd_status status = ND_OK;
-    ND_TRY(nd_hash_create(kind, &f->hash));
-    ND_TRY_OUT(nd_hash_begin(f->hash));
-    ND_TRY_OUT(nd_hash_add(f->hash, f->head, sizeof f->head));
-    ND_TRY_OUT(kind == ND_HASH_XXH3_128 ? hash_mask(f) : ND_OK);
-    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, hash_content, f));
-    ND_TRY_OUT(kind == ND_HASH_SHA256 ? hash_mask(f) : ND_OK);
-    ND_TRY_OUT(nd_hash_end_text(f->hash, hex));
+    ND_TRY(nd_hash_create(kind, &f.hash));
+    ND_TRY_OUT(nd_hash_begin(f.hash));
+    ND_TRY_OUT(nd_hash_add(f.hash, numbers, count * sizeof *numbers));
+    ND_TRY_OUT(mask_first ? nd_hash_add(f.hash, mask, size) : ND_OK);
+    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, hash_content, &f));
+    ND_TRY_OUT(mask_first ? ND_OK : nd_hash_add(f.hash, mask, size));
+    ND_TRY_OUT(nd_hash_end_text(f.hash, hex));
 out:
-    nd_hash_destroy(f->hash);
+    nd_hash_destroy(f.hash);
     return status;
 }
 
-/* Checksums of all ids stand for them. */
-static nd_status digest_cache(const nd_token_cache *cache, char hex[65])
-{
-    const nd_token_view *v = &cache->view;
-    const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
-    nd_bytes text = {0};
-    nd_status status = nd_bytes_add(&text, numbers, sizeof numbers);
-    status = status == ND_OK ? nd_bytes_add(&text, v->sums, v->chunks * 8) : status;
-    status = status == ND_OK ? nd_sha256(text.data, text.count, hex) : status;
-    free(text.data);
-    return status;
-}
+/* The files that share what nd_dataset_content reads; encoded texts are not among them. */
+typedef struct files_of {
+    uint64_t files, bytes;
+} files_of;
 
 static nd_status content_of(const nd_dataset *dataset, const files_of *all, char *hex);
 
 /* SHA-256 of the digests of the sources, in order, and of their weights and epochs; with `all` of
  * their contents instead. */
-static nd_status digest_sources(const nd_blend *blend, const files_of *all, char hex[65])
+static nd_status digest_sources(const nd_blend *blend, const files_of *all, char *hex)
 {
-    char *text = NULL;
-    size_t bytes;
-    FILE *lines = open_memstream(&text, &bytes);
-    if (!lines) {
-        return nd_fail_memory("the digest of the data");
-    }
+    nd_hash *hash;
     nd_status status = ND_OK;
-    for (int j = 0; j < blend->count && status == ND_OK; j++) {
-        const nd_dataset_part *s = &blend->parts[j];
-        status = all ? content_of(s->data, all, hex) : nd_dataset_digest(s->data, hex);
-        fprintf(lines, "%s %a %a\n", status == ND_OK ? hex : "", s->weight, s->epochs);
+    ND_TRY(nd_hash_create(ND_HASH_SHA256, &hash));
+    ND_TRY_OUT(nd_hash_begin(hash));
+    for (int j = 0; j < blend->count; j++) {
+        const nd_dataset_part *part = &blend->parts[j];
+        char own[ND_HASH_HEX_MAX], line[ND_HASH_HEX_MAX + 64];
+        ND_TRY_OUT(all ? content_of(part->data, all, own) : nd_dataset_digest(part->data, own));
+        const int length =
+            snprintf(line, sizeof line, "%s %a %a\n", own, part->weight, part->epochs);
+        ND_TRY_OUT(nd_hash_add(hash, line, (size_t)length));
     }
-    if (fclose(lines) != 0 && status == ND_OK) {
-        status = nd_fail_memory("the digest of the data");
-    }
-    status = status == ND_OK ? nd_sha256(text, bytes, hex) : status;
-    free(text);
+    ND_TRY_OUT(nd_hash_end_text(hash, hex));
+out:
+    nd_hash_destroy(hash);
     return status;
 }
 
 nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 {
-    file_hash file = {
-        .dataset = dataset,
-        .head = {dataset->map.size, dataset->format->number, (uint64_t)dataset->tokens},
-        .whole = (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES,
-        .sample = DIGEST_SAMPLE_BYTES,
-        .samples = DIGEST_SAMPLES};
-    return dataset->blend   ? digest_sources(dataset->blend, NULL, hex)
-           : dataset->cache ? digest_cache(dataset->cache, hex)
-                            : hash_file(&file, ND_HASH_SHA256, hex);
+    const file_hash file = {
+        .dataset = dataset, .bytes = DIGEST_BYTES, .sample = DIGEST_SAMPLE_BYTES};
+    if (dataset->blend) {
+        return digest_sources(dataset->blend, NULL, hex);
+    }
+    if (dataset->cache) {
+        const nd_token_view *v = &dataset->cache->view;
+        const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
+        return hash_file(file, ND_HASH_SHA256, numbers, 4, hex);
+    }
+    const uint64_t numbers[] = {dataset->map.size, dataset->format->number,
+                                (uint64_t)dataset->tokens};
+    return hash_file(file, ND_HASH_SHA256, numbers, 3, hex);
 }
 
 static void count_files(const nd_dataset *dataset, files_of *all)
@@ -134,22 +122,13 @@ static void count_files(const nd_dataset *dataset, files_of *all)
     }
 }
 
-/* Bytes of a file that are read, when it is one of several. */
-static size_t share_of(size_t size, const files_of *all)
-{
-    if (all->files == 1 || all->bytes <= CONTENT_BYTES) {
-        return CONTENT_BYTES;
-    }
-    return (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
-           (size_t)(CONTENT_EVEN_BYTES / all->files);
-}
-
 /* The content of a dataset that is all of these files, or a part of them. */
 static nd_status content_of(const nd_dataset *dataset, const files_of *all, char *hex)
 {
-    char whole[ND_HASH_HEX_MAX] = "";
+    const size_t size = dataset->map.size;
     hex[0] = '\0';
     if (dataset->blend) {
+        char whole[ND_HASH_HEX_MAX];
         ND_TRY(digest_sources(dataset->blend, all, whole));
         memcpy(hex, whole, 32);
         hex[32] = '\0';
@@ -158,15 +137,16 @@ static nd_status content_of(const nd_dataset *dataset, const files_of *all, char
     if (dataset->cache) {
         return ND_OK;
     }
-    const size_t bytes = share_of(dataset->map.size, all);
-    const bool few = bytes < 2 * CONTENT_SAMPLE_BYTES; /* the first and the last bytes at least */
-    file_hash file = {
-        .dataset = dataset,
-        .head = {dataset->map.size, dataset->index.digest[0], dataset->index.digest[1]},
-        .whole = bytes,
-        .sample = few ? bytes / 2 : CONTENT_SAMPLE_BYTES,
-        .samples = few ? 2 : (int)(bytes / CONTENT_SAMPLE_BYTES)};
-    return hash_file(&file, ND_HASH_XXH3_128, hex);
+    file_hash file = {.dataset = dataset, .bytes = CONTENT_BYTES, .sample = CONTENT_SAMPLE_BYTES};
+    if (all->files > 1 && all->bytes > CONTENT_BYTES) {
+        file.bytes = (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
+                     (size_t)(CONTENT_EVEN_BYTES / all->files);
+        if (file.bytes < 2 * CONTENT_SAMPLE_BYTES) { /* the first and the last bytes at least */
+            file.sample = file.bytes / 2;
+        }
+    }
+    const uint64_t numbers[] = {size, dataset->index.digest[0], dataset->index.digest[1]};
+    return hash_file(file, ND_HASH_XXH3_128, numbers, 3, hex);
 }
 
 nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])

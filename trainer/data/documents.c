@@ -155,8 +155,8 @@ nd_status nd_piece_mark(const nd_dataset *dataset, const nd_piece *piece, const 
 
 typedef struct packing {
     const nd_dataset *dataset;
-    int64_t most; /* tokens of a block */
-    int64_t rows, long_rows, kept;
+    nd_documents *documents; /* whose numbers of rows are counted */
+    int64_t most;            /* tokens of a block */
     /* Pieces in the order of the file: there is room for as many as there can be, unless the file
      * changes meanwhile. */
     int64_t pieces, room;
@@ -187,13 +187,14 @@ static nd_status fail_changed(const nd_dataset *dataset)
 static nd_status list_pieces(void *context)
 {
     packing *p = context;
-    for (uint64_t i = 0; i < p->dataset->documents->borders; i++) {
+    nd_documents *d = p->documents;
+    for (uint64_t i = 0; i < d->borders; i++) {
         range row;
         ND_TRY(row_at(p->dataset, i, &row));
         int64_t left = kept_of(p->dataset, &row);
-        p->rows += left > 0;
-        p->long_rows += (int64_t)(row.end - row.begin) > p->most;
-        p->kept += left;
+        d->rows += left > 0;
+        d->long_rows += (int64_t)(row.end - row.begin) > p->most;
+        d->kept += left;
         for (int64_t first = (int64_t)row.begin; left > 0; left -= p->most, first += p->most) {
             if (p->pieces == p->room) {
                 return fail_changed(p->dataset);
@@ -268,7 +269,7 @@ static nd_status fail_empty(const packing *p)
 {
     return nd_fail(ND_ERR_DATA, "no row of \"%s\" has 2 to %lld tokens%s", p->dataset->path,
                    (long long)p->most,
-                   p->long_rows > 0
+                   p->documents->long_rows > 0
                        ? ", and data.long_rows is drop; raise train.sequence_length, or set "
                          "data.long_rows: cut"
                        : "; a row needs an input and the label after it");
@@ -279,7 +280,7 @@ static nd_status fail_empty(const packing *p)
 static nd_status pack_rows(nd_dataset *dataset)
 {
     nd_documents *d = dataset->documents;
-    packing p = {.dataset = dataset, .most = dataset->sequence + 1};
+    packing p = {.dataset = dataset, .documents = d, .most = dataset->sequence + 1};
     nd_status status = ND_OK;
     p.room = (int64_t)d->borders + dataset->tokens / p.most;
     ND_TRY_OUT(ND_ALLOC(p.room, &d->firsts));
@@ -296,9 +297,6 @@ static nd_status pack_rows(nd_dataset *dataset)
     ND_TRY_OUT(ND_ALLOC(in_order + 1, &d->begins));
     dataset->blocks = lay_pieces(&p, longest_first, d);
     d->begins[dataset->blocks] = p.pieces;
-    d->rows = p.rows;
-    d->long_rows = p.long_rows;
-    d->kept = p.kept;
 out:
     free(p.counts);
     free(p.left);

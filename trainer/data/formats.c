@@ -43,13 +43,6 @@ enum {
     MAGIC_LLAMA3 = 20240801, /* version 7, u32 ids */
 };
 
-static int32_t word(const uint8_t *data, int index)
-{
-    int32_t x;
-    memcpy(&x, data + 4 * index, sizeof x);
-    return x;
-}
-
 static nd_status llmc_has_magic(const char *path, bool *out)
 {
     int32_t magic = 0;
@@ -80,7 +73,9 @@ static nd_status llmc_open(void *context)
             "not an llm.c file",
             path, size, LLMC_HEADER_BYTES);
     }
-    int32_t magic = word(data, 0), version = word(data, 1), count = word(data, 2);
+    int32_t header[3];
+    memcpy(header, data, sizeof header);
+    const int32_t magic = header[0], version = header[1], count = header[2];
     if (magic == MAGIC_GPT2 && version == 1) {
         dataset->type = (nd_token_type){2, false};
     } else if (magic == MAGIC_LLAMA3 && version == 7) {

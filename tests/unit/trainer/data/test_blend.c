@@ -6,8 +6,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
-#include "trainer/data/data.h"
-#include "trainer/data/mix.h"
+#include "trainer/data/dataset.h"
 
 /* Source j is a text of the letter 'a' + j alone, of BLOCKS[j] whole blocks. */
 enum { S = 7, SOURCES = 3 };

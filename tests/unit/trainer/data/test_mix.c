@@ -5,7 +5,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
-#include "trainer/data/mix.h"
+#include "trainer/data/dataset.h"
 
 enum { MOST = ND_MIX_SOURCES };
 
