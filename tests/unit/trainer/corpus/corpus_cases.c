@@ -36,24 +36,24 @@ static nd_status add_piece(void *context, const nd_corpus_piece *piece)
     return ND_OK;
 }
 
-nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
-{
-    static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
-    *out = (corpus_result){0};
-    job.rules = job.rules ? job.rules : &plain;
-    job.threads = job.threads ? job.threads : 1;
-    job.eod = job.eod ? job.eod : -1;
-    job.context = out;
-    job.write = add_piece;
-    return nd_corpus_encode(&job, &out->counts);
-}
-
 void corpus_free(corpus_result *result)
 {
     free(result->ids.data);
     free(result->ends.data);
     free(result->spans.data);
     *result = (corpus_result){0};
+}
+
+nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
+{
+    static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
+    corpus_free(out);
+    job.rules = job.rules ? job.rules : &plain;
+    job.threads = job.threads ? job.threads : 1;
+    job.eod = job.eod ? job.eod : -1;
+    job.context = out;
+    job.write = add_piece;
+    return nd_corpus_encode(&job, &out->counts);
 }
 
 static void assert_list(const nd_ids *a, const nd_ids *b, const char *what)

@@ -15,7 +15,8 @@ typedef struct corpus_result {
     nd_corpus_counts counts;
 } corpus_result;
 
-/* Encodes with the defaults where the job leaves something open. */
+/* Encodes with the defaults where the job leaves something open. *out: all zeros, or an earlier
+ * result, which is freed. */
 nd_status corpus_encode(nd_corpus_job job, corpus_result *out);
 void corpus_free(corpus_result *result);
 void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what);

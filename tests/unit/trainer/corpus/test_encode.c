@@ -9,6 +9,17 @@
 #include "trainer/corpus/chat.h"
 
 static tempdir dir;
+static corpus_result out;        /* of the last encoding; freed at the end of a test */
+static nd_tokenizer *opened[16]; /* closed at the end of a test */
+
+static nd_tokenizer *keep(nd_tokenizer *tokenizer)
+{
+    int i = 0;
+    while (opened[i]) {
+        i++;
+    }
+    return opened[i] = tokenizer;
+}
 
 static void setup(void)
 {
@@ -17,6 +28,10 @@ static void setup(void)
 
 static void teardown(void)
 {
+    for (int i = 0; opened[i]; i++) {
+        nd_tokenizer_close(opened[i]);
+    }
+    corpus_free(&out);
     tempdir_remove(&dir);
 }
 
@@ -31,13 +46,25 @@ static nd_corpus_files files_of(const char *path, nd_data_format format)
 
 /* Encodes a file that holds this text. */
 static nd_status encode_text(const char *name, const char *text, nd_corpus_job job,
-                             corpus_result *out)
+                             corpus_result *result)
 {
     nd_corpus_files files = files_of(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO);
     job.files = &files;
-    nd_status status = corpus_encode(job, out);
+    nd_status status = corpus_encode(job, result);
     nd_corpus_files_fini(&files);
     return status;
+}
+
+/* A message, lists and rows of one or two. */
+#define SAYS(role, content) "{\"role\": \"" role "\", \"content\": \"" content "\"}"
+#define ROW(messages)       "{\"messages\": [" messages "]}\n"
+#define LIST(message)       "[" message "]"
+#define LIST2(first, then)  "[" first ", " then "]"
+#define ROW2(first, then)   "{\"messages\": [" first ", " then "]}\n"
+
+static void encode_fails(const char *name, const char *text, nd_corpus_job job, const char *words)
+{
+    assert_fails(encode_text(name, text, job, &out), ND_ERR_DATA, words);
 }
 
 /* A text that is encoded in parts has the ids of the whole, for each way to cut. */
@@ -51,10 +78,10 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
                  {"prefix", ND_CUT_NOWHERE},       {"llama2", ND_CUT_NOWHERE},
                  {"metaspace", ND_CUT_NOWHERE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_tokenizer *tokenizer = corpus_tokenizer(cases[i].family);
+        nd_tokenizer *tokenizer = keep(corpus_tokenizer(cases[i].family));
         cr_assert_eq(nd_tokenizer_cut(tokenizer), cases[i].cut, "%s", cases[i].family);
         char *text = corpus_text(i + 1, 20000);
-        corpus_result whole, parts;
+        corpus_result whole = {0}, parts = {0};
         const nd_corpus_rules rules = {
             .json_key = "text", .drop_unknown = true, .add_special = true};
         const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .block_bytes = 1 << 20};
@@ -70,7 +97,6 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
         }
         corpus_free(&whole);
         free(text);
-        nd_tokenizer_close(tokenizer);
     }
 }
 
@@ -85,8 +111,8 @@ Test(corpus, no_text_is_cut_where_a_token_takes_white_space)
             json_object_set_new(json_array_get(added, i), keys[1 - k], json_false());
         }
         assert_ok(text_parse(file, &tokenizer));
+        keep(tokenizer);
         cr_expect_eq(nd_tokenizer_cut(tokenizer), ND_CUT_NOWHERE, "%s", keys[k]);
-        nd_tokenizer_close(tokenizer);
         json_decref(file);
     }
 }
@@ -117,10 +143,10 @@ static void write_rows(const char *name, int rows)
 
 Test(corpus, rows_do_not_depend_on_threads_and_blocks)
 {
-    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     write_rows("a.jsonl", 500);
     nd_corpus_files files = files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO);
-    corpus_result one, many;
+    corpus_result one = {0}, many = {0};
     nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .eod = 420};
     assert_ok(corpus_encode(job, &one));
     cr_expect_eq(one.counts.documents + one.counts.empty, 500);
@@ -139,18 +165,16 @@ Test(corpus, rows_do_not_depend_on_threads_and_blocks)
     }
     corpus_free(&one);
     nd_corpus_files_fini(&files);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Prompt and completion are encoded one by one; only the prompt is in a span. */
 Test(corpus, prompts_are_spans)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_encoder *encoder;
     const nd_encode_options options = {.cache_bytes = 0};
     const int32_t *ids;
     size_t prompt, completion;
-    corpus_result out;
     assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
     assert_ok(nd_encode(encoder, "ab c", 4, &ids, &prompt));
     assert_ok(nd_encode(encoder, " d", 2, &ids, &completion));
@@ -160,49 +184,38 @@ Test(corpus, prompts_are_spans)
     cr_expect_eq(out.spans.data[0], 0);
     cr_expect_eq(out.spans.data[1], (int32_t)prompt);
     cr_expect_eq(out.ids.count, prompt + completion);
-    corpus_free(&out);
     nd_encoder_destroy(encoder);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, bad_rows_are_named_and_may_be_left_out)
 {
     static const char rows[] = "{\"text\":\"good\"}\n{\"text\":1}\n\n{\"text\":\"good\"}\nno\n"
                                "{\"other\":\"x\"}\n{\"text\":\"good\"}";
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_corpus_job job = {.tokenizer = tokenizer};
-    corpus_result out;
     for (int threads = 1; threads < 4; threads++) {
         job.threads = threads;
         job.block_bytes = threads == 3 ? 16 : 0;
         job.skip_bad = 0;
-        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
-                     "a.jsonl\" line 2: \"text\" is not a string");
-        corpus_free(&out);
+        encode_fails("a.jsonl", rows, job, "a.jsonl\" line 2: \"text\" is not a string");
         job.skip_bad = 1;
-        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
+        encode_fails("a.jsonl", rows, job,
                      "line 5, column 1: it is no JSON object (while leaving out 1 other bad row, "
                      "as many as may be left out)");
-        corpus_free(&out);
         job.skip_bad = 2;
-        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
-                     "line 6: \"text\" is missing");
-        corpus_free(&out);
+        encode_fails("a.jsonl", rows, job, "line 6: \"text\" is missing");
         job.skip_bad = 3;
         assert_ok(encode_text("a.jsonl", rows, job, &out));
         cr_expect_eq(out.counts.bad, 3);
         cr_expect_eq(out.counts.documents, 3);
-        corpus_free(&out);
     }
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Not as a bad row of the block before. */
 Test(corpus, a_reader_that_fails_is_reported_as_that)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_corpus_files files = {0};
-    corpus_result out;
     assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", "{\"text\":1}\n", 11),
                                   ND_DATA_AUTO));
     assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", "\x1f\x8b\x08\x00", 4),
@@ -210,18 +223,15 @@ Test(corpus, a_reader_that_fails_is_reported_as_that)
     nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .skip_bad = 1};
     assert_fails(corpus_encode(job, &out), ND_ERR_DATA,
                  "b.jsonl\" ends within its compressed data");
-    corpus_free(&out);
     nd_corpus_files_fini(&files);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* The prompt of the bad row was encoded, but is not in the output. */
 Test(corpus, what_is_left_out_is_not_counted)
 {
-    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     const nd_corpus_rules rules = {.json_key = "text", .refuse_invalid = true, .pairs = true};
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
-    corpus_result out;
     assert_ok(encode_text("a.jsonl",
                           "{\"prompt\":\"bad <|eot|>\",\"completion\":\"\xff\"}\n"
                           "{\"text\":\"good <|eot|>\"}\n",
@@ -231,48 +241,35 @@ Test(corpus, what_is_left_out_is_not_counted)
     cr_expect_eq(out.counts.text.bytes, 12);
     cr_expect_eq(out.counts.text.special, 1);
     cr_expect_eq(out.counts.text.ids, (int64_t)out.ids.count);
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, what_the_rules_refuse_has_a_line)
 {
-    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     nd_corpus_rules rules = {
         .json_key = "text", .refuse_invalid = true, .special_in_text = ND_SPECIAL_REFUSE};
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    corpus_result out;
-    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", job, &out),
-                 ND_ERR_DATA, "a.jsonl\" line 2");
-    corpus_free(&out);
-    assert_fails(encode_text("a.jsonl", "{\"text\":\"a<|eot|>\"}\n", job, &out), ND_ERR_DATA,
-                 "<|eot|>");
-    corpus_free(&out);
-    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\",\"prompt\":\"b\"}\n",
-                             (nd_corpus_job){.tokenizer = tokenizer}, &out),
-                 ND_ERR_DATA, "line 1: it has a text and also");
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
+    encode_fails("a.jsonl", "{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", job, "a.jsonl\" line 2");
+    encode_fails("a.jsonl", "{\"text\":\"a<|eot|>\"}\n", job, "<|eot|>");
+    encode_fails("a.jsonl", "{\"text\":\"a\",\"prompt\":\"b\"}\n",
+                 (nd_corpus_job){.tokenizer = tokenizer}, "line 1: it has a text and also");
 }
 
 Test(corpus, invalid_bytes_and_half_pairs_are_counted)
 {
-    nd_tokenizer *tokenizer = text_open("llama3");
-    corpus_result out;
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     assert_ok(encode_text("a.jsonl", "{\"text\":\"a\xff\xfe\\ud800\"}\n",
                           (nd_corpus_job){.tokenizer = tokenizer}, &out));
     cr_expect_eq(out.counts.text.invalid, 2);
     cr_expect_eq(out.counts.lone, 1);
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, a_separator_makes_documents)
 {
-    nd_tokenizer *tokenizer = text_open("llama2");
+    nd_tokenizer *tokenizer = keep(text_open("llama2"));
     const nd_corpus_rules rules = {.json_key = "text", .separator = "\n\n", .separator_size = 2};
     nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    corpus_result whole, parts;
+    corpus_result whole = {0}, parts = {0};
     assert_ok(encode_text("a.txt", "first\n\nsecond one\n\n\n\nthird\n\n", job, &whole));
     cr_expect_eq(whole.counts.documents, 3);
     cr_expect_eq(whole.counts.empty, 1);
@@ -284,7 +281,6 @@ Test(corpus, a_separator_makes_documents)
         corpus_free(&parts);
     }
     corpus_free(&whole);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, how_a_separator_is_written)
@@ -312,8 +308,8 @@ static void write_gzip(const char *name, const char *text)
 /* Files of a folder come in the order of their names' bytes. */
 Test(corpus, folders_and_patterns)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
-    corpus_result out, again;
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
+    corpus_result again = {0};
     char pattern[128];
     tempdir_write(&dir, "b.jsonl", "{\"text\":\"b\"}\n", 13);
     write_gzip("B.jsonl.gz", "{\"text\":\"B\"}\n{\"text\":\"BB\"}");
@@ -342,17 +338,14 @@ Test(corpus, folders_and_patterns)
     nd_corpus_files_fini(&none);
     nd_corpus_files_fini(&some);
     nd_corpus_files_fini(&folder);
-    corpus_free(&out);
     corpus_free(&again);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Links to folders are folders, whatever their names, and a file without a byte is a file. */
 Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_corpus_files files = {0};
-    corpus_result out;
     char inner[128], link[128], pattern[128];
     snprintf(inner, sizeof inner, "%s/inner", dir.path);
     snprintf(link, sizeof link, "%s/link.txt", dir.path);
@@ -368,7 +361,6 @@ Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
     cr_expect_eq(files.folders, 2);
     assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out));
     cr_expect_eq(out.counts.documents, 1);
-    corpus_free(&out);
     nd_corpus_files_fini(&files);
     assert_ok(nd_corpus_files_add(&files, link, ND_DATA_AUTO));
     cr_expect_eq(files.count, 1);
@@ -379,7 +371,6 @@ Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
     cr_expect_eq(files.folders, 2);
     nd_corpus_files_fini(&files);
     unlink(link);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Or its files would be left out without a word. */
@@ -459,11 +450,10 @@ Test(corpus, text_in_utf16_is_refused)
 {
     static const char *const texts[] = {"\xff\xfe\x61\x01", "\xfe\xff\x01\x61"};
     static const char *const words[] = {"UTF-16 (FF FE)", "UTF-16 (FE FF)"};
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     for (int i = 0; i < 2; i++) {
         static const char *const names[] = {"a.txt", "a.jsonl", "a.txt.gz"};
         for (int k = 0; k < 3; k++) {
-            corpus_result out;
             if (k == 2) {
                 write_gzip(names[k], texts[i]);
             } else {
@@ -473,11 +463,9 @@ Test(corpus, text_in_utf16_is_refused)
             assert_fails(
                 corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out),
                 ND_ERR_DATA, words[i]);
-            corpus_free(&out);
             nd_corpus_files_fini(&files);
         }
     }
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Only where the text's own is parsed, and the tokenizer adds one. */
@@ -485,7 +473,7 @@ Test(corpus, a_beginning_of_sequence_that_stands_twice_is_counted)
 {
     static const char rows[] = "{\"text\": \"<|begin|>x\"}\n{\"text\": \"x <|begin|>\"}\n"
                                "{\"prompt\": \"<|begin|>\", \"completion\": \"y\"}\n";
-    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     for (int i = 0; i < 4; i++) {
         const nd_corpus_rules rules = {.json_key = "text",
                                        .pairs = true,
@@ -493,23 +481,18 @@ Test(corpus, a_beginning_of_sequence_that_stands_twice_is_counted)
                                        .special_in_text =
                                            i & 2 ? ND_SPECIAL_PARSE : ND_SPECIAL_TEXT};
         const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-        corpus_result out;
         assert_ok(encode_text("a.jsonl", rows, job, &out));
         cr_expect_eq(out.counts.doubled, i == 3 ? 2 : 0, "%d: %d", i, (int)out.counts.doubled);
-        corpus_free(&out);
         assert_ok(encode_text("a.txt", "<|begin|>x", job, &out));
         cr_expect_eq(out.counts.doubled, i == 3);
-        corpus_free(&out);
     }
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A file that fails comes after all blocks before it, whatever the threads do. */
 Test(corpus, the_earliest_failure_is_reported)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_corpus_files files = {0};
-    corpus_result out;
     write_rows("a.jsonl", 300);
     assert_ok(nd_corpus_files_add(&files, tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO));
     assert_ok(nd_corpus_files_add(
@@ -520,30 +503,24 @@ Test(corpus, the_earliest_failure_is_reported)
         nd_corpus_job job = {
             .files = &files, .tokenizer = tokenizer, .threads = threads, .block_bytes = 64};
         assert_fails(corpus_encode(job, &out), ND_ERR_DATA, "b.jsonl\" line 2");
-        corpus_free(&out);
     }
     nd_corpus_files_fini(&files);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, a_stop_ends_the_work)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     atomic_bool stop = true;
-    corpus_result out;
     assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n",
                              (nd_corpus_job){.tokenizer = tokenizer, .stop = &stop}, &out),
                  ND_ERR_PREEMPTED, "stopped");
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A line of 100 MB is a document like any other. */
 Test(corpus, a_very_long_line)
 {
     enum { SIZE = 100 << 20 };
-    nd_tokenizer *tokenizer = text_open("gpt2");
-    corpus_result out;
+    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     char *line = malloc(SIZE + 32);
     cr_assert_not_null(line);
     memcpy(line, "{\"text\":\"", 9);
@@ -555,14 +532,12 @@ Test(corpus, a_very_long_line)
         encode_text("a.jsonl", line, (nd_corpus_job){.tokenizer = tokenizer, .threads = 2}, &out));
     cr_expect_eq(out.counts.documents, 1);
     cr_expect_eq(out.counts.text.bytes, SIZE);
-    corpus_free(&out);
     free(line);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, end_of_text)
 {
-    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     int32_t id;
     const char *path = tempdir_file(&dir, "tokenizer.json");
     char own[PATH_MAX];
@@ -584,7 +559,6 @@ Test(corpus, end_of_text)
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "\"<none>\"");
     tempdir_write(&dir, "tokenizer_config.json", "{", 1);
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "line 1");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A family with these control tokens in the place of its own two. */
@@ -605,7 +579,19 @@ static nd_tokenizer *tokenizer_with(const char *const *names, int count)
     assert_ok(text_parse(file, &tokenizer));
     json_decref(model);
     json_decref(file);
-    return tokenizer;
+    return keep(tokenizer);
+}
+
+static nd_tokenizer *chatml_tokenizer(void)
+{
+    return tokenizer_with((const char *const[]){"<|im_start|>", "<|im_end|>"}, 2);
+}
+
+static nd_tokenizer *llama3_tokenizer(void)
+{
+    return tokenizer_with((const char *const[]){"<|begin_of_text|>", "<|start_header_id|>",
+                                                "<|end_header_id|>", "<|eot_id|>"},
+                          4);
 }
 
 /* What the rendered text gives when its control tokens are parsed, and which tokens count: those of
@@ -622,13 +608,17 @@ static nd_chat_rules chat_rules(nd_chat_choice form)
     return rules;
 }
 
+static nd_corpus_rules rules_of(nd_chat_choice form)
+{
+    return (nd_corpus_rules){.json_key = "text", .pairs = true, .chat = chat_rules(form)};
+}
+
 static void assert_chat(nd_tokenizer *tokenizer, nd_chat_choice format, const char *row,
                         const char *rendered)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = chat_rules(format)};
+    const nd_corpus_rules rules = rules_of(format);
     nd_encoder *encoder;
-    corpus_result out;
     size_t at = 0;
     bool counts = false;
     assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
@@ -651,101 +641,83 @@ static void assert_chat(nd_tokenizer *tokenizer, nd_chat_choice format, const ch
         p += n + (p[n] != '\0');
     }
     cr_expect_eq(at, out.ids.count);
-    corpus_free(&out);
     nd_encoder_destroy(encoder);
 }
 
 Test(corpus, messages_of_llama3)
 {
-    static const char *const names[] = {"<|begin_of_text|>", "<|start_header_id|>",
-                                        "<|end_header_id|>", "<|eot_id|>"};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                "{\"messages\": [{\"role\": \"system\", \"content\": \" be good \"}, {\"role\": "
-                "\"user\", \"content\": \"2+2?\"}, {\"content\": \"it's 4\\n\", \"role\": "
-                "\"assistant\"}, {\"role\": \"user\", \"content\": \"thanks\"}, {\"role\": "
-                "\"assistant\", \"content\": \"\"}]}\n",
-                "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nbe good<|eot_id|>"
-                "<|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
-                "<|start_header_id|>assistant<|end_header_id|>\n\n\1it's 4<|eot_id|>\2"
-                "<|start_header_id|>user<|end_header_id|>\n\nthanks<|eot_id|>"
-                "<|start_header_id|>assistant<|end_header_id|>\n\n\1<|eot_id|>");
-    nd_tokenizer_close(tokenizer);
+    nd_tokenizer *tokenizer = llama3_tokenizer();
+    assert_chat(
+        tokenizer, ND_CHOOSE_CHAT_LLAMA3,
+        ROW(SAYS("system", " be good ") ", " SAYS(
+            "user", "2+2?") ", {\"content\": \"it's 4\\n\", \"role\": "
+                            "\"assistant\"}, " SAYS("user", "thanks") ", " SAYS("assistant", "")),
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nbe good<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n\1it's 4<|eot_id|>\2"
+        "<|start_header_id|>user<|end_header_id|>\n\nthanks<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n\1<|eot_id|>");
 }
 
 /* As transformers does: str.strip takes more away than blanks of ASCII. */
 Test(corpus, messages_of_llama3_are_stripped_as_by_python)
 {
-    static const char *const names[] = {"<|begin_of_text|>", "<|start_header_id|>",
-                                        "<|end_header_id|>", "<|eot_id|>"};
     static const char *const spaces[] = {
         "\\u001c", "\\u001f", "\\u0085", "\\u00a0",  "\\u2003",
         "\\u2028", "\\u202f", "\\u3000", "\xc2\xa0", "\\t\\n\\u000b\\f\\r "};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
+    nd_tokenizer *tokenizer = llama3_tokenizer();
     char row[256];
     for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
-        snprintf(row, sizeof row,
-                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"%s%sa%sb%s\"}]}\n",
-                 spaces[i], spaces[i], "\xc3\xa9", spaces[i]);
+        snprintf(row, sizeof row, ROW(SAYS("assistant", "%s%sa%sb%s")), spaces[i], spaces[i],
+                 "\xc3\xa9", spaces[i]);
         assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3, row,
                     "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                     "\1a\xc3\xa9"
                     "b<|eot_id|>");
     }
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\u200b \"}]}\n",
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3, ROW(SAYS("assistant", "\\u200b ")),
                 "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                 "\1\xe2\x80\x8b<|eot_id|>");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Rows of messages follow the rules of all rows, whatever other keys they have. */
 Test(corpus, messages_are_read_as_other_rows_are)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const char *const rows[] = {
-        "{\"prompt\": \"x\", \"prompt_id\": \"1\", \"messages\": [{\"role\": \"assistant\", "
+        "{\"prompt\": \"x\", \"prompt_id\": \"1\", \"messages\": [{\"role\": "
+        "\"assistant\", "
         "\"content\": \"a b\"}]}\n",
         "{\"text\": \"x\", \"messages\": [ {\"n\": [NaN, {}], \"role\": \"user\", \"role\": "
         "\"assistant\", \"content\": \"a\\u0020b\"} ] }\n"};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_tokenizer *tokenizer = chatml_tokenizer();
     for (size_t i = 0; i < 2; i++) {
         assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, rows[i],
                     "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
     }
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
-    corpus_result out;
-    assert_ok(encode_text(
-        "a.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\udc00\xff\"}]}\n",
-        (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
+    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
+    assert_ok(encode_text("a.jsonl", ROW(SAYS("assistant", "\\udc00\xff")),
+                          (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
     cr_expect_eq(out.counts.lone, 1);
     cr_expect_eq(out.counts.text.invalid, 1);
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, messages_of_chatml)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_tokenizer *tokenizer = chatml_tokenizer();
     assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
-                "\"assistant\", \"content\": \"yes \"}]}\n",
+                ROW2(SAYS("user", "the end"), SAYS("assistant", "yes ")),
                 "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
                 "<|im_end|>\2\n");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A weight of 0 leaves a turn out of the loss; another key of a message is noted. */
 Test(corpus, weights_of_messages)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const struct {
         const char *key, *says;
     } bad[] = {
         {"\"weight\": 0.5", "0.5"}, {"\"weight\": \"0\"", "0 or 1"}, {"\"weight\": true", "true"}};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_tokenizer *tokenizer = chatml_tokenizer();
     assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
                 "{\"weight\": 1, \"role\": \"assistant\", \"content\": \"b\"}, "
@@ -753,17 +725,14 @@ Test(corpus, weights_of_messages)
                 "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": null}]}\n",
                 "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
+    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    corpus_result out;
     char row[200];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         snprintf(row, sizeof row,
                  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", %s}]}\n",
                  bad[i].key);
-        assert_fails(encode_text("a.jsonl", row, job, &out), ND_ERR_DATA, bad[i].says);
-        corpus_free(&out);
+        encode_fails("a.jsonl", row, job, bad[i].says);
     }
     assert_ok(encode_text(
         "a.jsonl",
@@ -771,8 +740,6 @@ Test(corpus, weights_of_messages)
         "\"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n",
         job, &out));
     cr_expect_str_eq(out.counts.stray, "train");
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A post-processor that ends each text with the end of text: it stands there once. */
@@ -780,7 +747,6 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
 {
     json_t *file = text_file("llama3");
     nd_tokenizer *tokenizer;
-    corpus_result out;
     const char *end = json_string_value(
         json_object_get(json_array_get(json_object_get(file, "added_tokens"), 0), "content"));
     const json_int_t id = json_integer_value(
@@ -792,6 +758,7 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
                   "SpecialToken", "id", end, "type_id", 0, "pair", "special_tokens", end, "id", end,
                   "ids", id, "tokens", end));
     assert_ok(text_parse(file, &tokenizer));
+    keep(tokenizer);
     for (int special = 0; special < 2; special++) {
         const nd_corpus_rules rules = {.json_key = "text", .add_special = special};
         assert_ok(encode_text(
@@ -799,9 +766,7 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
             (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules, .eod = (int32_t)id}, &out));
         cr_expect_eq(out.ids.count, 4, "%zu", out.ids.count);
         cr_expect(out.ids.data[1] == id && out.ids.data[3] == id);
-        corpus_free(&out);
     }
-    nd_tokenizer_close(tokenizer);
     json_decref(file);
 }
 
@@ -811,10 +776,8 @@ static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char
                             const char *first)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
+    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
     nd_encoder *encoder;
-    corpus_result out;
     const int32_t *ids;
     size_t count;
     assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
@@ -829,124 +792,103 @@ static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char
     cr_expect_eq(out.ids.data[out.spans.data[1]],
                  nd_tokenizer_find(tokenizer, first, strlen(first)), "%s", rendered);
     cr_expect_eq(out.counts.text.bytes, (int64_t)strlen(rendered) - 44); /* four control tokens */
-    corpus_free(&out);
     nd_encoder_destroy(encoder);
 }
 
 Test(corpus, a_newline_that_begins_a_content_joins_the_one_before_it)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const char newlines[] = "\xc4\x8a\xc4\x8a"; /* two, as the file writes them */
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    assert_newlines(
-        tokenizer,
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"\\n\\nthe end\"}, {\"role\": "
-        "\"assistant\", \"content\": \"\\nyes\"}]}\n",
-        "<|im_start|>user\n\n\nthe end<|im_end|>\n<|im_start|>assistant\n\nyes"
-        "<|im_end|>\n",
-        newlines);
-    assert_newlines(tokenizer,
-                    "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}, {\"role\": "
-                    "\"assistant\", \"content\": \"\"}]}\n",
+    nd_tokenizer *tokenizer = chatml_tokenizer();
+    assert_newlines(tokenizer, ROW2(SAYS("user", "\\n\\nthe end"), SAYS("assistant", "\\nyes")),
+                    "<|im_start|>user\n\n\nthe end<|im_end|>\n<|im_start|>assistant\n\nyes"
+                    "<|im_end|>\n",
+                    newlines);
+    assert_newlines(tokenizer, ROW2(SAYS("user", ""), SAYS("assistant", "")),
                     "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
                     "<|im_end|>");
-    nd_tokenizer_close(tokenizer);
+}
+
+static nd_status encode_prompt(nd_tokenizer *tokenizer, nd_chat_choice format, const char *messages,
+                               nd_ids *ids)
+{
+    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
+    const nd_chat_rules rules = chat_rules(format);
+    nd_encoder *encoder;
+    nd_chat chat;
+    assert_ok(nd_chat_find(tokenizer, &rules, &chat));
+    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
+    const nd_status status = nd_chat_prompt(&chat, encoder, messages, strlen(messages), ids);
+    nd_encoder_destroy(encoder);
+    return status;
 }
 
 /* What the rendered text gives when its control tokens are parsed. */
 static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_choice format, const char *messages,
                           const char *rendered)
 {
-    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
     const nd_encode_options parse = {.special_in_text = ND_SPECIAL_PARSE};
-    nd_encoder *encoder, *whole;
-    nd_chat chat;
+    nd_encoder *whole;
     nd_ids ids = {0};
     const int32_t *expected;
     size_t count;
-    const nd_chat_rules chat_form = chat_rules(format);
-    assert_ok(nd_chat_find(tokenizer, &chat_form, &chat));
-    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
+    assert_ok(encode_prompt(tokenizer, format, messages, &ids));
     assert_ok(nd_encoder_create(tokenizer, &parse, &whole));
-    assert_ok(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids));
     assert_ok(nd_encode(whole, rendered, strlen(rendered), &expected, &count));
-    cr_expect_eq(ids.count, count, "%s", rendered);
     cr_expect(ids.count == count && memcmp(ids.data, expected, count * sizeof *expected) == 0, "%s",
               rendered);
-    cr_expect_eq(nd_chat_prompt(&chat, encoder, "[]", 2, &ids), ND_ERR_DATA);
-    cr_expect_eq(nd_chat_prompt(&chat, encoder, "[{}]", 4, &ids), ND_ERR_DATA);
+    cr_expect_eq(encode_prompt(tokenizer, format, "[]", &ids), ND_ERR_DATA);
+    cr_expect_eq(encode_prompt(tokenizer, format, "[{}]", &ids), ND_ERR_DATA);
     free(ids.data);
-    nd_encoder_destroy(encoder);
     nd_encoder_destroy(whole);
 }
 
 static void assert_prompt_fails(nd_tokenizer *tokenizer, nd_chat_choice format,
                                 const char *messages, const char *words)
 {
-    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
-    nd_encoder *encoder;
-    nd_chat chat;
     nd_ids ids = {0};
-    const nd_chat_rules chat_form = chat_rules(format);
-    assert_ok(nd_chat_find(tokenizer, &chat_form, &chat));
-    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
-    assert_fails(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids), ND_ERR_DATA,
-                 words);
+    assert_fails(encode_prompt(tokenizer, format, messages, &ids), ND_ERR_DATA, words);
     free(ids.data);
-    nd_encoder_destroy(encoder);
 }
 
 Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
 {
-    static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
-                                         "<|end_header_id|>", "<|eot_id|>"};
-    static const char *const chatml[] = {"<|im_start|>", "<|im_end|>"};
-    nd_tokenizer *tokenizer = tokenizer_with(llama3, 4);
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                  "[{\"role\": \"user\", \"content\": \"2+2? \"}]",
+    nd_tokenizer *tokenizer = llama3_tokenizer();
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("user", "2+2? ")),
                   "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    nd_tokenizer_close(tokenizer);
-    tokenizer = tokenizer_with(chatml, 2);
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                  "[{\"role\": \"user\", \"content\": \"the end\"}]",
+    tokenizer = chatml_tokenizer();
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "the end")),
                   "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* As scripts/chat_templates.py renders Qwen3's template with transformers. */
 Test(corpus, templates_that_think)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     const nd_chat_template thinks = {
         .sha256 = "", .form = &nd_chat_forms[1], .does = ND_THINKS | ND_OWN_TOOLS};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_tokenizer *tokenizer = chatml_tokenizer();
     own_template = &thinks;
-    assert_chat(
-        tokenizer, ND_CHOOSE_CHAT_CHATML,
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-        "\"content\": \"b\"}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
-        "\"assistant\", \"content\": \"\\n\\nd\"}]}\n",
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
-        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-        "\1d<|im_end|>\2\n");
     assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n",
+                ROW(SAYS("user", "a") ", " SAYS("assistant", "b") ", " SAYS("user", "c") ", " SAYS(
+                    "assistant", "\\n\\nd")),
+                "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
+                "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+                "\1d<|im_end|>\2\n");
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, ROW(SAYS("assistant", "b")),
                 "<|im_start|>assistant\n\1b<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"a\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "a")),
                   "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"assistant\", \"content\": \"x</think>y\"}]", "</think>");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("assistant", "x</think>y")),
+                        "</think>");
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
                         "[{\"role\": \"assistant\", \"content\": \"y\", "
                         "\"reasoning_content\": \"x\"}]",
                         "\"reasoning_content\"");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"tool\", \"content\": \"x\"}]", "the role \"tool\"");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "x")),
+                        "the role \"tool\"");
     own_template = NULL;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "a")),
                   "<|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A form that refuses a system turn and ends a conversation. */
@@ -954,8 +896,7 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
 {
     static const char *const names[] = {"<s>", "</s>", "[INST]", "[/INST]"};
     static const char talk[] =
-        "[{\"role\": \"user\", \"content\": \" a\"}, {\"role\": \"assistant\", \"content\": "
-        "\"b\"}, {\"role\": \"user\", \"content\": \"c \"}]";
+        "[" SAYS("user", " a") ", " SAYS("assistant", "b") ", " SAYS("user", "c ") "]";
     const nd_chat_form form = {.begin = "",
                                .user_open = "{bos}[INST]",
                                .user_close = "[/INST]",
@@ -970,16 +911,13 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
     own_template = &own;
     assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
                   "<s>[INST]a[/INST] b </s><s>[INST]c[/INST]");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"system\", \"content\": \"a\"}]",
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("system", "a")),
                         "put its text into that of the first user");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"assistant\", \"content\": \"a\"}]", "take turns");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"tool\", \"content\": \"a\"}]", "the role \"tool\"");
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
-                "\"assistant\", \"content\": \" b\"}]}\n",
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("assistant", "a")),
+                        "take turns");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "a")),
+                        "the role \"tool\"");
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, ROW2(SAYS("user", "a"), SAYS("assistant", " b")),
                 "<s>[INST]a[/INST]\1 b </s>\2</s>");
     nd_chat_rules rules = chat_rules(ND_CHOOSE_CHAT_CHATML);
     rules.eos[0] = '\0';
@@ -987,7 +925,6 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
                  "tokenizer_config.json beside the tokenizer names no eos_token, which its chat "
                  "template writes; add \"eos_token\" there");
     own_template = NULL;
-    nd_tokenizer_close(tokenizer);
 }
 
 /* Of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
@@ -1061,80 +998,67 @@ Test(corpus, a_chat_template_is_known_by_its_text)
 /* As apply_chat_template renders them (scripts/chat_templates.py compares with it). */
 Test(corpus, a_known_template_adds_its_system_turn)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
-    static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
-                                         "<|end_header_id|>", "<|eot_id|>"};
     const nd_chat_template dated = {"", &nd_chat_forms[0], "", "Date: today\n\n", ND_OWN_TOOLS};
     char text[1024];
     bool foreign;
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_tokenizer *tokenizer = chatml_tokenizer();
     snprintf(text, sizeof text, SMOLLM2, "\n", "\n", "\n", "\n", "\n");
     tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
     own_template = find_template(ND_CHOOSE_CHAT_CHATML, &foreign);
     cr_assert_not_null(own_template);
     assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
-                "\"assistant\", \"content\": \"yes\"}]}\n",
+                ROW2(SAYS("user", "the end"), SAYS("assistant", "yes")),
                 SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes"
                                "<|im_end|>\2\n");
     assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": "
-                "\"assistant\", \"content\": \"yes\"}]}\n",
+                ROW2(SAYS("system", ""), SAYS("assistant", "yes")),
                 "<|im_start|>system\n<|im_end|>\n<|im_start|>assistant\n\1yes<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                  "[{\"role\": \"user\", \"content\": \"the end\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "the end")),
                   SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
-    nd_tokenizer_close(tokenizer);
-    tokenizer = tokenizer_with(llama3, 4);
+    tokenizer = llama3_tokenizer();
     own_template = &dated;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2?\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("user", "2+2?")),
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
     assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                  "[{\"role\": \"system\", \"content\": \" be good\"}, {\"role\": \"system\", "
-                  "\"content\": \"a\"}]",
+                  LIST2(SAYS("system", " be good"), SAYS("system", "a")),
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\nbe good<|eot_id|><|start_header_id|>system<|end_header_id|>\n\na"
                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                        "[{\"role\": \"tool\", \"content\": \"4\"}]",
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("tool", "4")),
                         "a message has the role \"tool\"");
     own_template = NULL;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("tool", "4")),
                   "<|begin_of_text|><|start_header_id|>tool<|end_header_id|>\n\n4<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    nd_tokenizer_close(tokenizer);
 }
 
 /* A row that is left out leaves nothing behind, also where its first span went on with the last one
  * of the row before. */
 Test(corpus, messages_that_are_left_out_change_no_other_row)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
 #define GOOD                                                                                       \
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": \"assistant\", "   \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "                  \
+    "\"assistant\", "                                                                              \
     "\"content\": \"yes\"}]}\n"
 #define BAD                                                                                        \
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"it was\"}, {\"role\": \"user\"}]}\n"
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"it was\"}, {\"role\": "                   \
+    "\"user\"}]}\n"
+    nd_tokenizer *tokenizer = chatml_tokenizer();
+    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
-    corpus_result expected, out;
+    corpus_result expected = {0};
     assert_ok(encode_text("a.jsonl", GOOD "{\"text\": \"a b c d e f\"}\n", job, &expected));
     assert_ok(encode_text("a.jsonl", GOOD BAD "{\"text\": \"a b c d e f\"}\n", job, &out));
     cr_expect_eq(out.counts.bad, 1);
     corpus_assert_equal(&expected, &out, "a bad row between two good ones");
     corpus_free(&expected);
-    corpus_free(&out);
-    nd_tokenizer_close(tokenizer);
 }
 
 /* An answer that is a call would count as an empty one. */
 Test(corpus, messages_with_tools_are_refused)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const struct {
         const char *row, *words;
     } cases[] = {
@@ -1154,46 +1078,38 @@ Test(corpus, messages_with_tools_are_refused)
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": null}], "
          "\"tools\": \"\"}\n",
          NULL}};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
+    nd_tokenizer *tokenizer = chatml_tokenizer();
+    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        corpus_result out;
         if (cases[i].words) {
             assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA,
                          cases[i].words);
         } else {
             assert_ok(encode_text("a.jsonl", cases[i].row, job, &out));
         }
-        corpus_free(&out);
     }
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(corpus, messages_that_are_refused)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const struct {
         const char *row, *words;
     } cases[] = {
         {"{\"messages\": {}}\n", "is not a list"},
         {"{\"messages\": [1]}\n", "a message lacks"},
         {"{\"messages\": [{\"role\": \"user\"}]}\n", "a message lacks"},
-        {"{\"messages\": [{\"role\": \"asistant\", \"content\": \"x\"}]}\n",
+        {ROW(SAYS("asistant", "x")),
          "line 1: a message has the role \"asistant\"; it must be system, user, assistant, tool or "
          "ipython"},
         {"{\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}], \"id\": 1}\n",
          "it has \"conversations\"; rename this key to \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
+    nd_tokenizer *tokenizer = chatml_tokenizer();
+    nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
     nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    corpus_result out;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA, cases[i].words);
-        corpus_free(&out);
+        encode_fails("a.jsonl", cases[i].row, job, cases[i].words);
     }
     rules.chat = chat_rules(ND_CHOOSE_CHAT_LLAMA3);
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
@@ -1204,5 +1120,4 @@ Test(corpus, messages_that_are_refused)
                  "data.chat_format");
     assert_fails(encode_text("a.jsonl", "{\"messages\": [], \"prompt\": \"a\"}\n", job, &out),
                  ND_ERR_DATA, "only one of \"prompt\" and \"completion\"; set data.chat_format");
-    nd_tokenizer_close(tokenizer);
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * JSON lines have one reader and one set of rules, whether their tokens are bytes or come from a
- * tokenizer.json: the same texts, the same counts, and the same sentence about a bad line.
- */
+/* JSON lines whose tokens are bytes: what is read from rows, byte by byte, and what is said of bad
+ * ones. The same reader serves every tokenizer. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,54 +8,39 @@
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 
 static tempdir dir;
-static nd_tokenizer *tokenizers[2]; /* of bytes, and one with merges */
+static nd_tokenizer *bytes;
+static corpus_result result; /* of the last encoding */
 
 static void setup(void)
 {
     tempdir_make(&dir);
-    assert_ok(nd_byte_tokenizer_create(&tokenizers[0]));
-    tokenizers[1] = text_open("llama3");
+    assert_ok(nd_byte_tokenizer_create(&bytes));
 }
 
 static void teardown(void)
 {
-    nd_tokenizer_close(tokenizers[0]);
-    nd_tokenizer_close(tokenizers[1]);
+    corpus_free(&result);
+    nd_tokenizer_close(bytes);
     tempdir_remove(&dir);
 }
 
 TestSuite(rows_of_bytes, .init = setup, .fini = teardown);
 
-static const nd_corpus_rules pairs = {.json_key = "text", .pairs = true};
-
-static nd_status encode(int which, const char *text, size_t size, const nd_corpus_rules *rules,
-                        int64_t skip_bad, corpus_result *out)
+static nd_status encode(const char *text, size_t size, bool refuse_invalid, int64_t skip_bad)
 {
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .refuse_invalid = refuse_invalid};
     nd_corpus_files files = {0};
     assert_ok(
         nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", text, size), ND_DATA_AUTO));
     nd_status status = corpus_encode((nd_corpus_job){.files = &files,
-                                                     .tokenizer = tokenizers[which],
-                                                     .rules = rules,
+                                                     .tokenizer = bytes,
+                                                     .rules = &rules,
                                                      .skip_bad = skip_bad,
                                                      .threads = 2},
-                                     out);
+                                     &result);
     nd_corpus_files_fini(&files);
     return status;
-}
-
-/* The text that ids stand for. */
-static void decode(int which, const nd_ids *ids, nd_bytes *out)
-{
-    nd_decoder *decoder;
-    const char *text;
-    size_t size;
-    assert_ok(nd_decoder_create(tokenizers[which], false, &decoder));
-    assert_ok(nd_decoder_push(decoder, ids->data, ids->count, &text, &size));
-    assert_ok(nd_bytes_add(out, text, size));
-    assert_ok(nd_decoder_end(decoder, &text, &size));
-    assert_ok(nd_bytes_add(out, text, size));
-    nd_decoder_destroy(decoder);
 }
 
 typedef struct good_rows {
@@ -68,7 +51,7 @@ typedef struct good_rows {
     int64_t documents, empty, invalid, lone;
 } good_rows;
 
-Test(rows_of_bytes, give_the_same_texts_and_counts)
+Test(rows_of_bytes, give_their_texts_and_counts)
 {
     static const good_rows cases[] = {
         {"{\"text\": \"ab\"}\n{\"text\": \"c\\u00e9\\ud83d\\ude00\\n\"}", 0,
@@ -94,31 +77,20 @@ Test(rows_of_bytes, give_the_same_texts_and_counts)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const good_rows *c = &cases[i];
-        const size_t size = c->size ? c->size : strlen(c->rows);
         const size_t text_size = c->text_size ? c->text_size : strlen(c->text);
-        for (int which = 0; which < 2; which++) {
-            corpus_result result;
-            nd_bytes text = {0};
-            assert_ok(encode(which, c->rows, size, &pairs, 0, &result));
-            decode(which, &result.ids, &text);
-            cr_assert_eq(text.count, text_size, "%zu of %d: %zu", i, which, text.count);
-            cr_assert_eq(memcmp(text.data, c->text, text_size), 0, "%zu of %d", i, which);
-            cr_assert(which == 1 || result.ids.count == text_size, "%zu", i);
-            for (size_t t = 0; which == 0 && t < text_size; t++) {
-                cr_assert_eq(result.ids.data[t], (uint8_t)c->text[t]);
-            }
-            cr_expect_eq(result.counts.documents, c->documents, "%zu of %d", i, which);
-            cr_expect_eq(result.counts.empty, c->empty, "%zu of %d", i, which);
-            cr_expect_eq(result.counts.text.invalid, c->invalid, "%zu of %d", i, which);
-            cr_expect_eq(result.counts.lone, c->lone, "%zu of %d", i, which);
-            free(text.data);
-            corpus_free(&result);
+        assert_ok(encode(c->rows, c->size ? c->size : strlen(c->rows), false, 0));
+        cr_assert_eq(result.ids.count, text_size, "%zu: %zu", i, result.ids.count);
+        for (size_t t = 0; t < text_size; t++) {
+            cr_assert_eq(result.ids.data[t], (uint8_t)c->text[t]);
         }
+        cr_expect_eq(result.counts.documents, c->documents, "%zu", i);
+        cr_expect_eq(result.counts.empty, c->empty, "%zu", i);
+        cr_expect_eq(result.counts.text.invalid, c->invalid, "%zu", i);
+        cr_expect_eq(result.counts.lone, c->lone, "%zu", i);
     }
 }
 
-/* The whole sentences are equal; each has the file and the line. */
-Test(rows_of_bytes, are_refused_with_the_same_sentence)
+Test(rows_of_bytes, are_refused_with_file_and_line)
 {
     static const struct {
         const char *row, *words;
@@ -139,38 +111,23 @@ Test(rows_of_bytes, are_refused_with_the_same_sentence)
         {"{\"messages\": []}", "line 2: it has \"messages\"; set data.chat_format"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        char rows[256], messages[2][ND_ERROR_MESSAGE_MAX];
+        char rows[256];
         const int n = snprintf(rows, sizeof rows, "{\"text\": \"good\"}\r\n%s\n{\"text\": \"z\"}\n",
                                bad[i].row);
-        for (int which = 0; which < 2; which++) {
-            corpus_result result;
-            assert_fails(encode(which, rows, (size_t)n, &pairs, 0, &result), ND_ERR_DATA,
-                         bad[i].words);
-            strcpy(messages[which], nd_error_last()->message);
-            cr_expect_not_null(strstr(messages[which], "a.jsonl\" line 2"));
-            /* One bad line may be left out, and no second one. */
-            assert_ok(encode(which, rows, (size_t)n, &pairs, 1, &result));
-            cr_expect_eq(result.counts.bad, 1);
-            cr_expect_eq(result.counts.documents, 2);
-            corpus_free(&result);
-        }
-        cr_expect_str_eq(messages[0], messages[1]);
+        assert_fails(encode(rows, (size_t)n, false, 0), ND_ERR_DATA, bad[i].words);
+        cr_expect_not_null(strstr(nd_error_last()->message, "a.jsonl\" line 2"));
+        /* One bad line may be left out, and no second one. */
+        assert_ok(encode(rows, (size_t)n, false, 1));
+        cr_expect_eq(result.counts.bad, 1);
+        cr_expect_eq(result.counts.documents, 2);
     }
 }
 
 Test(rows_of_bytes, that_are_no_utf_8_may_be_refused)
 {
     static const char rows[] = "{\"text\": \"a\"}\n{\"text\": \"b\xff\"}\n";
-    static const nd_corpus_rules strict = {
-        .json_key = "text", .pairs = true, .refuse_invalid = true};
-    char messages[2][ND_ERROR_MESSAGE_MAX];
-    for (int which = 0; which < 2; which++) {
-        corpus_result result;
-        assert_fails(encode(which, rows, sizeof rows - 1, &strict, 0, &result), ND_ERR_DATA,
-                     "line 2: the text is not UTF-8 from byte 1");
-        strcpy(messages[which], nd_error_last()->message);
-    }
-    cr_expect_str_eq(messages[0], messages[1]);
+    assert_fails(encode(rows, sizeof rows - 1, true, 0), ND_ERR_DATA,
+                 "line 2: the text is not UTF-8 from byte 1");
 }
 
 /* One of 16 MB is one word for the merges, of which there are none. */
@@ -179,17 +136,15 @@ Test(rows_of_bytes, may_be_long)
     enum { LONG = 16 << 20 };
     static const char begin[] = "{\"text\": \"", end[] = "\"}\n{\"text\": \"b\"}\n";
     const size_t size = sizeof begin - 1 + LONG + sizeof end - 1;
-    corpus_result result;
     char *rows = malloc(size);
     cr_assert_not_null(rows);
     memcpy(rows, begin, sizeof begin - 1);
     memset(rows + sizeof begin - 1, 'a', LONG);
     memcpy(rows + sizeof begin - 1 + LONG, end, sizeof end - 1);
-    assert_ok(encode(0, rows, size, &pairs, 0, &result));
+    assert_ok(encode(rows, size, false, 0));
     cr_expect_eq(result.ids.count, LONG + 1);
     cr_expect_eq(result.counts.documents, 2);
     cr_expect_eq(result.ids.data[LONG - 1], 'a');
     cr_expect_eq(result.ids.data[LONG], 'b');
-    corpus_free(&result);
     free(rows);
 }

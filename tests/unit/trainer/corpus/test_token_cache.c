@@ -25,6 +25,12 @@ static char tokenizer_path[PATH_MAX];
 static nd_corpus_files files;
 static nd_corpus_rules rules = {.json_key = "text", .pairs = true};
 
+static void use_text(const char *path)
+{
+    nd_corpus_files_fini(&files);
+    assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
+}
+
 static void write_text(int rows)
 {
     nd_bytes all = {0};
@@ -35,10 +41,8 @@ static void write_text(int rows)
                                  "{\"prompt\": \"what is %d\", \"completion\": \"a number\"}\n", i);
         assert_ok(nd_bytes_add(&all, row, (size_t)n));
     }
-    const char *path = tempdir_write(&dir, "a.jsonl", all.data, all.count);
+    use_text(tempdir_write(&dir, "a.jsonl", all.data, all.count));
     free(all.data);
-    nd_corpus_files_fini(&files);
-    assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
 }
 
 /* In place of the C library's: tests see that a lock is waited for, have a file system without
@@ -211,7 +215,7 @@ static uint64_t u64_at(const uint8_t *p, uint64_t index)
 
 Test(token_cache, holds_the_ids_the_ends_and_the_spans)
 {
-    corpus_result whole;
+    corpus_result whole = {0};
     nd_tokenizer *tokenizer = text_open("llama3");
     nd_token_cache *cache = open_cache();
     const nd_token_view *v = &cache->view;
@@ -289,22 +293,10 @@ Test(token_cache, a_damaged_header_or_a_cut_file_is_made_again)
     const off_t size = (off_t)cache->map.size;
     nd_token_cache_close(cache);
     for (int i = 0; i < 5; i++) {
-        switch (i) {
-        case 0:
-            damage(path, 0, SEEK_SET);
-            break;
-        case 1:
-            damage(path, 17, SEEK_SET);
-            break;
-        case 2:
-            damage(path, -3, SEEK_END); /* a checksum */
-            break;
-        case 3:
-            cr_assert_eq(truncate(path, size - 1), 0);
-            break;
-        case 4:
-            cr_assert_eq(truncate(path, 100), 0);
-            break;
+        if (i < 3) { /* the magic, the tokens, a checksum */
+            damage(path, (off_t[]){0, 17, -3}[i], i < 2 ? SEEK_SET : SEEK_END);
+        } else {
+            cr_assert_eq(truncate(path, i == 3 ? size - 1 : 100), 0);
         }
         cache = open_cache();
         cr_expect_eq(cache->view.tokens, tokens);
@@ -416,9 +408,7 @@ Test(token_cache, all_who_need_it_fail_as_the_text_is_at_fault)
     static const char rows[] = "{\"text\": \"good\"}\n{\"text\": 3}\n";
     char name[PATH_MAX];
     opening o[4] = {0};
-    nd_corpus_files_fini(&files);
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", rows, strlen(rows)),
-                                  ND_DATA_AUTO));
+    use_text(tempdir_write(&dir, "b.jsonl", rows, strlen(rows)));
     for (int i = 0; i < 4; i++) {
         cr_assert_eq(pthread_create(&o[i].thread, NULL, open_beside, &o[i]), 0);
     }
@@ -614,8 +604,7 @@ Test(token_cache, another_file_has_another_cache)
         }
     } while (memcmp(&st[0].st_ctim, &st[1].st_ctim, sizeof st[0].st_ctim) != 0 && ++tries < 100);
     for (int i = 0; i < 2; i++) {
-        nd_corpus_files_fini(&files);
-        assert_ok(nd_corpus_files_add(&files, tempdir_file(&dir, names[i]), ND_DATA_AUTO));
+        use_text(tempdir_file(&dir, names[i]));
         made[i] = open_cache();
     }
     cr_expect_str_neq(made[0]->path, made[1]->path);
@@ -647,8 +636,7 @@ Test(token_cache, a_relative_path_is_that_of_its_folder)
         FILE *text = fopen("t.txt", "w");
         cr_assert_not_null(text);
         cr_assert_eq(fputs(name, text) < 0 || fclose(text) != 0, 0);
-        nd_corpus_files_fini(&files);
-        assert_ok(nd_corpus_files_add(&files, "t.txt", ND_DATA_AUTO));
+        use_text("t.txt");
         made[i] = open_cache();
     }
     cr_expect_str_neq(made[0]->path, made[1]->path);
@@ -733,9 +721,7 @@ Test(token_cache, a_text_without_a_label_is_refused)
     static const char rows[] = "{\"prompt\": \"only a question\", \"completion\": \"\"}\n";
     const nd_token_cache_request asked = request();
     nd_token_cache *cache;
-    nd_corpus_files_fini(&files);
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", rows, strlen(rows)),
-                                  ND_DATA_AUTO));
+    use_text(tempdir_write(&dir, "b.jsonl", rows, strlen(rows)));
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "counts in the loss");
     cr_expect_eq(count_files(), 0);
 }

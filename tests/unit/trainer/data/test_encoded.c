@@ -78,7 +78,7 @@ static const char rows[] = "{\"text\":\"the first one, a text of some words\"}\n
 Test(encoded, blocks_have_the_ids_and_ignore_prompts)
 {
     nd_dataset *dataset;
-    corpus_result all;
+    corpus_result all = {0};
     bool ignored[4096] = {false};
     assert_ok(open_text(rows, VOCAB, &dataset));
     encode_rows(rows, &all);
@@ -123,7 +123,7 @@ Test(encoded, blocks_are_those_of_the_megatron_files)
     static const char text[] = "{\"text\":\"the first one, some words\"}\n{\"text\":\"second\"}\n";
     nd_dataset *encoded, *file;
     nd_token_files out;
-    corpus_result all;
+    corpus_result all = {0};
     char prefix[128], digest[65], again[65];
     assert_ok(open_text(text, VOCAB, &encoded));
     encode_rows(text, &all);

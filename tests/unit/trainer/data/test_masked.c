@@ -193,7 +193,7 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
     char tokenizer_path[PATH_MAX], rows_path[PATH_MAX];
     nd_dataset *encoded;
     nd_token_files out;
-    corpus_result all;
+    corpus_result all = {0};
     int64_t counts[2];
     snprintf(tokenizer_path, sizeof tokenizer_path,
              "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
