@@ -392,6 +392,7 @@ def check_faults(folder, file):
            "vector nor matrix": (after(b"blk.0.attn_norm.weight", struct.pack("<I", 3)), after(b"blk.0.attn_q.weight", struct.pack("<IQ", 2, 0))),
            "of the type unknown (77)": (after(b"blk.0.attn_norm.weight", struct.pack("<IQI", 1, 256, 77)),),
            "overlaps": (after(b"blk.0.attn_q.weight", struct.pack("<IQQIQ", 2, 256, 256, 3, 0)),),
+           "its key rope.dimension_count is 32; only 64": (after(b"llama.rope.dimension_count", struct.pack("<II", 4, 32)),),
            "hidden_size is 0": (after(b"llama.embedding_length", struct.pack("<II", 4, 0)),),
            "it has no llama.context_length": (good.replace(b"llama.context_length", b"llama.context_lengtx"),),
            "config.json asks for": (after(b"llama.feed_forward_length", struct.pack("<II", 4, 96)),),

@@ -82,10 +82,9 @@ void nd_gguf_writer_abort(nd_gguf_writer *writer); /* NULL is legal */
 /* Kinds of values (gguf_type), and of tokens (llama_token_type). */
 enum { ND_GGUF_U32 = 4, ND_GGUF_I32, ND_GGUF_F32, ND_GGUF_FLAG, ND_GGUF_TEXT, ND_GGUF_ARRAY };
 enum { ND_GGUF_NORMAL = 1, ND_GGUF_UNKNOWN, ND_GGUF_CONTROL, ND_GGUF_USER_DEFINED, ND_GGUF_UNUSED };
-enum { ND_GGUF_ALIGNMENT = 32, ND_GGUF_BLOCK_MAX = 256, ND_GGUF_TYPES = 40 };
+enum { ND_GGUF_ALIGNMENT = 32, ND_GGUF_BLOCK_MAX = 256, ND_GGUF_TYPES = 31 };
 
 typedef struct nd_gguf_type {
-    const char *name; /* NULL: no such type */
     int block, bytes; /* values of a block, and what they take; 0: not read */
     void (*load)(const uint8_t *block, float *values);
     /* False: F16 cannot hold a value, or the scale. NULL: not written. */
@@ -94,6 +93,7 @@ typedef struct nd_gguf_type {
 } nd_gguf_type;
 
 extern const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES]; /* by ggml_type */
+const char *nd_gguf_type_name(int64_t type);            /* also of those that are not read */
 
 /* Numbers of the shape. A key that begins with a point stands behind the family's name. */
 typedef struct nd_gguf_key {
@@ -129,7 +129,9 @@ nd_status nd_gguf_layout(const nd_shape *shape, nd_layout **out);
 #define ND_GGUF_FACTORS "rope_freqs.weight"
 float nd_gguf_factor(const nd_rope_config *rope, int64_t head_dim, int64_t pair);
 
-/* Sets files->files from the keys and the list. */
+/* The value of a key, lent; NULL: there is none. */
+json_t *nd_gguf_get(const nd_gguf *gguf, const char *key);
+/* Sets gguf->files from the keys and the list. */
 nd_status nd_gguf_make_files(nd_gguf *gguf);
 /* ND_ERR_DATA with the path before the sentence. */
 nd_status nd_gguf_refuse(const nd_gguf *gguf, const char *format, ...)

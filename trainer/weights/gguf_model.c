@@ -7,8 +7,7 @@
 #include "runtime/base/json.h"
 #include "trainer/weights/gguf.h"
 
-/* The value of a key, lent; NULL: there is none. */
-static json_t *get(const nd_gguf *g, const char *key)
+json_t *nd_gguf_get(const nd_gguf *g, const char *key)
 {
     const char *family = json_string_value(json_object_get(g->keys, "general.architecture"));
     char name[160];
@@ -18,7 +17,7 @@ static json_t *get(const nd_gguf *g, const char *key)
 
 static const char *text_of(const nd_gguf *g, const char *key)
 {
-    return json_string_value(get(g, key));
+    return json_string_value(nd_gguf_get(g, key));
 }
 
 /* config.json and generation_config.json. */
@@ -72,8 +71,9 @@ static nd_status find_scaling(const nd_gguf *g, json_t **out)
 {
     const nd_safetensors_tensor *factors = nd_safetensors_list_find(&g->list, ND_GGUF_FACTORS);
     const char *kind = text_of(g, ".rope.scaling.type");
-    const json_t *said = get(g, ".rope.scaling.factor"), *base = get(g, ".rope.freq_base");
-    const double factor = json_number_value(said ? said : get(g, ".rope.scale_linear"));
+    const json_t *said = nd_gguf_get(g, ".rope.scaling.factor"),
+                 *base = nd_gguf_get(g, ".rope.freq_base");
+    const double factor = json_number_value(said ? said : nd_gguf_get(g, ".rope.scale_linear"));
     kind = kind ? kind : "linear";
     if (factors) {
         *out = find_llama3(g, factors, base ? json_number_value(base) : 10000);
@@ -84,7 +84,7 @@ static nd_status find_scaling(const nd_gguf *g, json_t **out)
     if (strcmp(kind, "none") != 0 && strcmp(kind, "linear") != 0) {
         return nd_gguf_refuse(g, "its RoPE is scaled by %.60s; none and linear are read", kind);
     }
-    if (json_integer_value(get(g, ".attention.sliding_window")) > 0) {
+    if (json_integer_value(nd_gguf_get(g, ".attention.sliding_window")) > 0) {
         return nd_gguf_refuse(
             g, "its attention has a sliding window, which is not read from GGUF files");
     }
@@ -109,7 +109,7 @@ static nd_status make_config(const nd_gguf *g, json_t **config, json_t **generat
                                          strcmp(nd_families[family].model_type, name) == 0)) {
         family++;
     }
-    if (json_integer_value(get(g, "split.count")) > 1) {
+    if (json_integer_value(nd_gguf_get(g, "split.count")) > 1) {
         return nd_gguf_refuse(
             g, "it is one of several files; join them with llama-gguf-split --merge");
     }
@@ -127,7 +127,7 @@ static nd_status make_config(const nd_gguf *g, json_t **config, json_t **generat
     *generation = json_object();
     for (int i = 0; i < ND_GGUF_KEYS; i++) {
         const nd_gguf_key *k = &nd_gguf_keys[i];
-        json_t *value = get(g, k->key);
+        json_t *value = nd_gguf_get(g, k->key);
         const bool token = strncmp(k->key, "tokenizer", 9) == 0;
         if (k->needed && !value) {
             return nd_gguf_refuse(g, "it has no %s%s", name, k->key);
@@ -178,7 +178,7 @@ static json_t *named(const tokens *t, const char *name)
 {
     char key[64];
     snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
-    const json_t *id = get(t->gguf, key);
+    const json_t *id = nd_gguf_get(t->gguf, key);
     return id ? json_array_get(t->texts, (size_t)json_integer_value(id)) : NULL;
 }
 
@@ -186,8 +186,8 @@ static nd_status read_tokens(const nd_gguf *g, tokens *t)
 {
     const char *kind = text_of(g, "tokenizer.ggml.model");
     *t = (tokens){.gguf = g,
-                  .texts = get(g, "tokenizer.ggml.tokens"),
-                  .kinds = get(g, "tokenizer.ggml.token_type"),
+                  .texts = nd_gguf_get(g, "tokenizer.ggml.tokens"),
+                  .kinds = nd_gguf_get(g, "tokenizer.ggml.token_type"),
                   .bytes = kind && strcmp(kind, "gpt2") == 0};
     t->count = json_array_size(t->texts);
     if (!t->bytes && !(kind && strcmp(kind, "llama") == 0)) {
@@ -199,7 +199,7 @@ static nd_status read_tokens(const nd_gguf *g, tokens *t)
     for (size_t i = 0; i < sizeof special / sizeof *special; i++) {
         char key[64];
         snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", special[i]);
-        good = good && (!get(g, key) || named(t, special[i]));
+        good = good && (!nd_gguf_get(g, key) || named(t, special[i]));
     }
     for (size_t i = 0; i < t->count && good; i++) {
         good = json_is_string(json_array_get(t->texts, i));
@@ -210,7 +210,7 @@ static nd_status read_tokens(const nd_gguf *g, tokens *t)
                               "it has no tokenizer.ggml.tokens that are texts, or not as many of "
                               "tokenizer.ggml.token_type");
     }
-    return json_is_true(get(g, "tokenizer.ggml.add_eos_token"))
+    return json_is_true(nd_gguf_get(g, "tokenizer.ggml.add_eos_token"))
                ? nd_gguf_refuse(g, "its tokenizer adds an end of text to every text, which is not "
                                    "read from GGUF files")
                : ND_OK;
@@ -262,7 +262,7 @@ static nd_status set_words(const tokens *t, json_t **root, bool *ignores_merges)
 /* Llama 2's form. */
 static void set_marks(const tokens *t, json_t **root)
 {
-    const bool prefix = !json_is_false(get(t->gguf, "tokenizer.ggml.add_space_prefix"));
+    const bool prefix = !json_is_false(nd_gguf_get(t->gguf, "tokenizer.ggml.add_space_prefix"));
     json_t *prepend = json_pack("{s:s, s:s}", "type", "Prepend", "prepend", mark);
     json_t *strip =
         json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0);
@@ -301,7 +301,7 @@ static int by_score(const void *a, const void *b)
 static nd_status make_merges(const tokens *t, json_t **merges)
 {
     enum { PIECE_MAX = 512 };
-    const json_t *given = get(t->gguf, "tokenizer.ggml.scores");
+    const json_t *given = nd_gguf_get(t->gguf, "tokenizer.ggml.scores");
     json_t *scores = json_object(), *score;
     piece *pieces = NULL;
     const char *text;
@@ -344,8 +344,8 @@ out:
 /* The beginning of text, which the file asks for or llama.cpp adds unasked. */
 static json_t *begin_of(const tokens *t, bool unasked)
 {
-    json_t *begin = named(t, "bos"), *id = get(t->gguf, "tokenizer.ggml.bos_token_id");
-    const json_t *asked = get(t->gguf, "tokenizer.ggml.add_bos_token");
+    json_t *begin = named(t, "bos"), *id = nd_gguf_get(t->gguf, "tokenizer.ggml.bos_token_id");
+    const json_t *asked = nd_gguf_get(t->gguf, "tokenizer.ggml.add_bos_token");
     if (!begin || !(asked ? json_is_true(asked) : unasked)) {
         return json_null();
     }
@@ -387,7 +387,7 @@ static nd_status make_tokenizer(const nd_gguf *g, json_t **root, json_t **config
     ND_TRY(read_tokens(g, &t));
     if (t.bytes) {
         ND_TRY(set_words(&t, root, &ignores_merges));
-        merges = json_incref(get(g, "tokenizer.ggml.merges"));
+        merges = json_incref(nd_gguf_get(g, "tokenizer.ggml.merges"));
         ND_TRY(merges ? ND_OK : nd_gguf_refuse(g, "it has no tokenizer.ggml.merges"));
     } else {
         set_marks(&t, root);
@@ -404,8 +404,8 @@ static nd_status make_tokenizer(const nd_gguf *g, json_t **root, json_t **config
     *config = json_pack(
         "{s:s, s:b, s:O*, s:O*, s:O*, s:O*}", "tokenizer_class", "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces", 0, "bos_token", named(&t, "bos"), "eos_token",
-        named(&t, get(g, "tokenizer.ggml.eot_token_id") ? "eot" : "eos"), "pad_token",
-        named(&t, "padding"), "chat_template", get(g, "tokenizer.chat_template"));
+        named(&t, nd_gguf_get(g, "tokenizer.ggml.eot_token_id") ? "eot" : "eos"), "pad_token",
+        named(&t, "padding"), "chat_template", nd_gguf_get(g, "tokenizer.chat_template"));
     return ND_OK;
 }
 

@@ -122,20 +122,19 @@ static nd_status take_tensor(cursor *c, nd_safetensors_tensor *t)
     }
     t->number = (int64_t)take(c, 4);
     t->begin = take(c, 8);
-    const bool known = t->number < ND_GGUF_TYPES && nd_gguf_types[t->number].name;
-    const nd_gguf_type *type = &nd_gguf_types[known ? t->number : 0];
+    const nd_gguf_type *type = t->number < ND_GGUF_TYPES ? &nd_gguf_types[t->number] : NULL;
     if (c->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 || shape[0] == 0 ||
         shape[0] > INT32_MAX || shape[1] > INT32_MAX) {
         return c->cut ? ND_OK
                       : nd_gguf_refuse(c->gguf, "its tensor \"%s\" is neither vector nor matrix",
                                        t->name);
     }
-    if (!known || type->bytes == 0 || shape[0] % (uint64_t)type->block != 0) {
+    if (!type || type->bytes == 0 || shape[0] % (uint64_t)type->block != 0) {
         return nd_gguf_refuse(c->gguf,
                               "its tensor %s is of the type %s (%lld), or has rows that are no "
                               "blocks of it; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K are "
                               "read",
-                              t->name, known ? type->name : "unknown", (long long)t->number);
+                              t->name, nd_gguf_type_name(t->number), (long long)t->number);
     }
     t->dtype = ND_SAFETENSORS_F32; /* as it is read */
     t->shape[0] = (int64_t)shape[t->axes - 1];
@@ -217,6 +216,21 @@ static nd_status rename_tensor(nd_gguf *g, const char *from, const char *to, int
     return nd_fs_format(&t->name, "%s", to);
 }
 
+/* What is the same in all models that are computed here. */
+static nd_status check_heads(const nd_gguf *g)
+{
+    for (int i = 0; i < ND_GGUF_KEYS; i++) {
+        const nd_gguf_key *k = &nd_gguf_keys[i];
+        const json_t *said = k->config ? NULL : nd_gguf_get(g, k->key);
+        if (said && json_integer_value(said) != g->head_dim) {
+            return nd_gguf_refuse(g, "its key %s is %lld; only %lld, as its heads have, is read",
+                                  k->key + 1, (long long)json_integer_value(said),
+                                  (long long)g->head_dim);
+        }
+    }
+    return ND_OK;
+}
+
 /* Tensors get the names that they have in a model folder; what no model has keeps its own. */
 static nd_status name_tensors(nd_gguf *g)
 {
@@ -227,8 +241,9 @@ static nd_status name_tensors(nd_gguf *g)
         text ? nd_shape_parse(text, strlen(text), g->path, &shape) : nd_fail_memory("%s", g->path);
     free(text);
     ND_TRY(status);
-    ND_TRY(nd_gguf_layout(&shape, &layout));
     g->head_dim = shape.head_dim;
+    ND_TRY(check_heads(g));
+    ND_TRY(nd_gguf_layout(&shape, &layout));
     for (int i = 0; i < layout->param_count && status == ND_OK; i++) {
         const nd_param *p = &layout->params[i];
         char name[ND_PARAM_NAME];

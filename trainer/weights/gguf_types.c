@@ -138,35 +138,28 @@ static bool store_q8_0(const float *values, uint8_t *out)
     return store_f16(&scale, out);
 }
 
+const char *nd_gguf_type_name(int64_t type)
+{
+    static const char *const names[] = {
+        [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
+        [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
+        [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
+        [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
+        [22] = "IQ2_S",  [23] = "IQ4_XS",  [28] = "F64",   [29] = "IQ1_M",  [30] = "BF16",
+        [34] = "TQ1_0",  [35] = "TQ2_0",   [39] = "MXFP4"};
+    const bool known = type < (int64_t)(sizeof names / sizeof *names) && names[type];
+    return known ? names[type] : "unknown";
+}
+
 const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES] = {
-    [0] = {"F32", 1, 4, load_f32, store_f32, 0},
-    [1] = {"F16", 1, 2, load_f16, store_f16, 1},
-    [2] = {"Q4_0", 32, 18, load_q4_0},
-    [3] = {"Q4_1", 32, 20, load_q4_1},
-    [6] = {"Q5_0"},
-    [7] = {"Q5_1"},
-    [8] = {"Q8_0", 32, 34, load_q8_0, store_q8_0, 7},
-    [9] = {"Q8_1"},
-    [10] = {"Q2_K"},
-    [11] = {"Q3_K"},
-    [12] = {"Q4_K", 256, 144, load_q4_k},
-    [13] = {"Q5_K"},
-    [14] = {"Q6_K", 256, 210, load_q6_k},
-    [15] = {"Q8_K"},
-    [16] = {"IQ2_XXS"},
-    [17] = {"IQ2_XS"},
-    [18] = {"IQ3_XXS"},
-    [19] = {"IQ1_S"},
-    [20] = {"IQ4_NL"},
-    [21] = {"IQ3_S"},
-    [22] = {"IQ2_S"},
-    [23] = {"IQ4_XS"},
-    [28] = {"F64"},
-    [29] = {"IQ1_M"},
-    [30] = {"BF16", 1, 2, load_bf16, store_bf16, 32},
-    [34] = {"TQ1_0"},
-    [35] = {"TQ2_0"},
-    [39] = {"MXFP4"},
+    [ND_GGUF_FP32] = {1, 4, load_f32, store_f32, 0},
+    [ND_GGUF_FP16] = {1, 2, load_f16, store_f16, 1},
+    [2] = {32, 18, load_q4_0},
+    [3] = {32, 20, load_q4_1},
+    [ND_GGUF_Q8_0] = {32, 34, load_q8_0, store_q8_0, 7},
+    [12] = {256, 144, load_q4_k},
+    [14] = {256, 210, load_q6_k},
+    [ND_GGUF_BF16] = {1, 2, load_bf16, store_bf16, 32},
 };
 
 /* Keys and names. */

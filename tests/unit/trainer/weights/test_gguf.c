@@ -35,7 +35,8 @@ Test(gguf, blocks_stand_for_the_values_of_the_package)
         }
         type->load(block, values);
         assert_ok(nd_sha256((const char *)values, (size_t)type->block * sizeof *values, hex));
-        cr_expect(strncmp(hex, cases[c].digest, 16) == 0, "%s: %s", type->name, hex);
+        cr_expect(strncmp(hex, cases[c].digest, 16) == 0, "%s: %s",
+                  nd_gguf_type_name(cases[c].type), hex);
     }
 }
 
@@ -111,6 +112,8 @@ Test(gguf, damaged_heads_give_a_sentence)
         tempdir_write(&hf_dir, "bad.gguf", whole, i);
         cr_expect_eq(nd_gguf_open(bad, &gguf), ND_ERR_DATA, "%zu bytes", i);
     }
+    tempdir_write(&hf_dir, "bad.gguf", whole, size - 64);
+    assert_fails(nd_gguf_open(bad, &gguf), ND_ERR_DATA, "was cut off; copy it again");
     free(whole);
     free(bad);
 }
