@@ -253,12 +253,6 @@ nd_status nd_checkpoint_sweep(const char *run)
 
 /* Save. */
 
-nd_status nd_checkpoint_make(const char *temporary, const char *state)
-{
-    ND_TRY(nd_fs_make_own_folder(temporary));
-    return nd_fs_make_own_folder(state);
-}
-
 /* And reads it again, before anything depends on it. */
 static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
 {

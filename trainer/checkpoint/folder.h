@@ -78,11 +78,9 @@ nd_status nd_checkpoint_is_ours(const char *path, bool *out);
  * that were begun, and whatever else has such a name. */
 nd_status nd_checkpoint_sweep(const char *run);
 
-/* RUN/.tmp-checkpoint-STEP-RUNID, which a save fills; owned by the caller. */
+/* RUN/.tmp-checkpoint-STEP-RUNID, which a save makes with ND_STATE_FOLDER in it; owned by the
+ * caller. */
 nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out);
-/* Makes the temporary folder and, inside it, `state` (ND_STATE_FOLDER). Every rank that writes
- * calls it, so that none waits for another's: a folder that exists is no error, but a link is. */
-nd_status nd_checkpoint_make(const char *temporary, const char *state);
 /* What is done right before the rename that commits; its error prevents the rename. */
 typedef struct nd_commit_gate {
     nd_status (*pass)(void *context); /* NULL: nothing */

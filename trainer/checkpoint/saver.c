@@ -79,7 +79,9 @@ static nd_status write_all(nd_saver *s)
         /* Other ranks may have written parts of it already. */
         ND_TRY(nd_fs_check_space_left(s->options.run, s->state, s->options.bytes, "a checkpoint"));
     }
-    ND_TRY(nd_checkpoint_make(s->temporary, s->state));
+    /* Every rank that writes makes the folders, so that none waits for another's. */
+    ND_TRY(nd_fs_make_own_folder(s->temporary));
+    ND_TRY(nd_fs_make_own_folder(s->state));
     return nd_snapshot_write(&s->snapshot, s->state, s->updates, &s->record);
 }
 
@@ -198,7 +200,7 @@ static nd_status wait_unit(void *context, int unit)
 {
     nd_saver *s = context;
     if (s->snapshot.detached) {
-        return nd_snapshot_hold_update(&s->snapshot, unit);
+        return nd_stream_wait(&s->trainer->rank->stream, &s->snapshot.copied[unit]);
     }
     nd_monitor_lock(&s->monitor);
     if (s->units_copied <= unit) {
@@ -251,7 +253,7 @@ static bool cancel_and_wait(nd_saver *s)
     nd_monitor_lock(&s->monitor);
     s->cancelled = true;
     nd_monitor_unlock(&s->monitor);
-    nd_snapshot_cancel(&s->snapshot);
+    atomic_store(&s->snapshot.cancelled, true);
     return wait_idle(s, patience_of(s));
 }
 
@@ -338,7 +340,7 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     start_job(s, JOB_WRITE);
     if (s->options.waits) {
         ND_TRY(wait_unit(s, s->snapshot.plan.layout->unit_count - 1));
-        ND_TRY(nd_snapshot_wait(&s->snapshot));
+        ND_TRY(s->snapshot.detached ? nd_stream_sync(&s->snapshot.stream) : ND_OK);
     }
     s->blocked_seconds = nd_clock_seconds() - s->begin_seconds; /* with what wait_unit has added */
     return ND_OK;
@@ -459,8 +461,11 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
     return ND_OK;
 }
 
-static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
+nd_status nd_saver_advance(nd_saver *s, int64_t flag, nd_save_report *report)
 {
+    const double begin = nd_clock_seconds();
+    nd_status status = ND_OK;
+    *report = (nd_save_report){0};
     if (s->phase == PHASE_IDLE || flag == FLAG_BUSY) {
         return ND_OK;
     }
@@ -469,21 +474,13 @@ static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
     nd_monitor_lock(&s->monitor);
     nd_monitor_unlock(&s->monitor);
     if (flag == FLAG_FAILED) {
-        return give_up(s, report);
+        status = give_up(s, report);
+    } else if (s->phase == PHASE_WRITING) {
+        status = begin_commit(s, report);
+    } else {
+        fill_report(s, true, report);
+        forget_save(s);
     }
-    if (s->phase == PHASE_WRITING) {
-        return begin_commit(s, report);
-    }
-    fill_report(s, true, report);
-    forget_save(s);
-    return ND_OK;
-}
-
-nd_status nd_saver_advance(nd_saver *s, int64_t flag, nd_save_report *report)
-{
-    double begin = nd_clock_seconds();
-    *report = (nd_save_report){0};
-    nd_status status = advance(s, flag, report);
     s->blocked_seconds += nd_clock_seconds() - begin;
     return status;
 }

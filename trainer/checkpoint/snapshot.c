@@ -241,21 +241,6 @@ nd_status nd_snapshot_begin(nd_snapshot *s)
     return ND_OK;
 }
 
-void nd_snapshot_cancel(nd_snapshot *s)
-{
-    atomic_store(&s->cancelled, true);
-}
-
-nd_status nd_snapshot_hold_update(nd_snapshot *s, int unit)
-{
-    return nd_stream_wait(&s->trainer->rank->stream, &s->copied[unit]);
-}
-
-nd_status nd_snapshot_wait(nd_snapshot *s)
-{
-    return s->detached ? nd_stream_sync(&s->stream) : ND_OK;
-}
-
 /* The writer's thread. */
 
 static nd_status wait_copied(nd_snapshot *s, int unit)

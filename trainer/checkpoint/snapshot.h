@@ -29,10 +29,10 @@ typedef struct nd_snapshot {
     bool detached;
     float *memory;    /* pinned; all pieces of all arrays */
     int64_t *offsets; /* [piece_count] of array 0 of the piece; array a follows by its elements */
-    nd_stream stream;
+    nd_stream stream; /* of the copies */
     nd_event updated; /* the last update is complete */
-    nd_event *copied; /* [unit_count] */
-    atomic_bool cancelled;
+    nd_event *copied; /* [unit_count]: the copy of the unit is complete */
+    atomic_bool cancelled; /* the writer's thread waits for no copy until the next begin */
 } nd_snapshot;
 
 /* Pinned memory of the snapshot of a trainer, which may be only planned, on a GPU. */
@@ -44,14 +44,6 @@ void nd_snapshot_fini(nd_snapshot *snapshot); /* an all-zero one is legal */
 
 /* The rank's thread, after the update of a step: enqueues all copies. */
 nd_status nd_snapshot_begin(nd_snapshot *snapshot);
-/* The rank's thread: work enqueued later on the rank's stream runs after the unit's copy. Detached
- * snapshots only. */
-nd_status nd_snapshot_hold_update(nd_snapshot *snapshot, int unit);
-/* The rank's thread: the host waits for all copies. */
-nd_status nd_snapshot_wait(nd_snapshot *snapshot);
-/* The rank's thread: the writer's thread waits for no copy until the next begin. */
-void nd_snapshot_cancel(nd_snapshot *snapshot);
-
 /*
  * The writer's thread: nd_shard_write of the snapshot. The record has digests of what other ranks
  * hold alike, of all state arrays: of this rank's shards, padding included, or of the tensors in

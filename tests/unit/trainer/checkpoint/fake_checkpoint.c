@@ -4,12 +4,36 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
 enum { EXTRA_COUNT = 7 };
+
+tempdir fake_run;
+const nd_mesh fake_one = {{1, 1, 1, 1, 1}};
+
+void fake_setup(void)
+{
+    tempdir_make(&fake_run);
+}
+
+void fake_teardown(void)
+{
+    nd_fs_remove_tree(fake_run.path);
+}
+
+bool fake_exists(const char *name)
+{
+    return tempdir_has_path(tempdir_file(&fake_run, name));
+}
+
+void fake_folder(const char *name)
+{
+    ND_ASSERT(mkdir(tempdir_file(&fake_run, name), 0777) == 0);
+}
 
 static void must(nd_status status)
 {
@@ -101,7 +125,8 @@ void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, 
     m.checksum = checksum;
     must(nd_checkpoint_temporary(folder, step, "test", &temporary));
     must(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
-    must(nd_checkpoint_make(temporary, state));
+    must(nd_fs_make_own_folder(temporary));
+    must(nd_fs_make_own_folder(state));
     for (int rank = 0; rank < m.writer_count; rank++) {
         write_rank(&m, state, rank, converts, &m.writers[rank]);
     }
@@ -140,12 +165,12 @@ nd_shape fake_golden_shape(void)
 
 void fake_write_golden(const char *folder)
 {
-    const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};
+    const nd_mesh sharded = {{1, 1, 2, 1, 2}};
     nd_shape shape = fake_golden_shape();
     fake_write(folder, &shape, &sharded, ND_STATE_KINDS, FAKE_GOLDEN_SHARDED, true,
                ND_CHECKSUM_XXH3);
     shape.tied = true;
-    fake_write(folder, &shape, &single, 1, FAKE_GOLDEN_SINGLE, false, ND_CHECKSUM_SHA256);
+    fake_write(folder, &shape, &fake_one, 1, FAKE_GOLDEN_SINGLE, false, ND_CHECKSUM_SHA256);
 }
 
 typedef struct wants {
@@ -170,4 +195,46 @@ nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder 
     wants w = {source, out, arrays};
     nd_status status = fake_each_span(layout, holder->shard, want_span, &w);
     return status == ND_OK ? nd_source_run(source) : status;
+}
+
+nd_status fake_load_rank(const char *path, const nd_manifest *manifest, const nd_mesh *mesh,
+                         int rank, bool converts)
+{
+    nd_source *source = NULL;
+    fake_state state;
+    float extra[EXTRA_COUNT] = {0};
+    ND_TRY(nd_source_open(path, manifest, true, &source));
+    nd_layout *layout = fake_layout(&manifest->shape, mesh, rank, converts);
+    nd_holder holder = nd_holder_of(mesh, rank);
+    nd_status status = fake_load(source, layout, &holder, manifest->arrays, &state);
+    status =
+        status == ND_OK ? nd_source_add_extra(source, "fp8.scale", EXTRA_COUNT, extra) : status;
+    status = status == ND_OK ? nd_source_run(source) : status;
+    if (status == ND_OK) {
+        fake_check(layout, &holder, &state, manifest->arrays);
+        ND_ASSERT(extra[0] == 1.0f && extra[EXTRA_COUNT - 1] == (float)EXTRA_COUNT);
+    }
+    fake_free(&state);
+    nd_layout_destroy(layout);
+    nd_source_close(source);
+    return status;
+}
+
+nd_status fake_load_all(const char *path)
+{
+    nd_manifest m = {0};
+    ND_TRY(nd_manifest_read(path, &m));
+    nd_status status = fake_load_rank(path, &m, &fake_one, 0, false);
+    nd_manifest_fini(&m);
+    return status;
+}
+
+nd_status fake_verify(const char *path)
+{
+    nd_manifest m = {0};
+    int64_t bytes = 0;
+    ND_TRY(nd_manifest_read(path, &m));
+    nd_status status = nd_source_verify(path, &m, -1, &bytes);
+    nd_manifest_fini(&m);
+    return status;
 }

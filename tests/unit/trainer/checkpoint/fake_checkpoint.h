@@ -3,9 +3,18 @@
 #define ND_TESTS_CHECKPOINT_FAKE_CHECKPOINT_H
 /* Checkpoints of fake states (fake_state.h) on any mesh, without ranks. A failure to write aborts
  * the test. */
+#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_state.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/source.h"
+
+/* A run folder for each test: TestSuite(name, .init = fake_setup, .fini = fake_teardown). */
+extern tempdir fake_run;
+void fake_setup(void);
+void fake_teardown(void);
+bool fake_exists(const char *name); /* in the run folder */
+void fake_folder(const char *name); /* a folder in it */
+extern const nd_mesh fake_one;      /* of one rank */
 
 /* Everything but the writers' digests, of which there are as many as ranks. */
 nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
@@ -37,5 +46,13 @@ nd_shape fake_golden_shape(void); /* of their model; the single one is tied */
 /* What `holder` has, out of the source; freed by fake_free, also after a failure. */
 nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
                     fake_state *out);
+/* Loads what one rank of a mesh has. What is loaded without complaint is right, to the byte, or the
+ * test is aborted. */
+nd_status fake_load_rank(const char *path, const nd_manifest *manifest, const nd_mesh *mesh,
+                         int rank, bool converts);
+/* Reads the manifest too, and loads all that one rank has on a mesh of one. */
+nd_status fake_load_all(const char *path);
+/* The digests of all files are those of the manifest. */
+nd_status fake_verify(const char *path);
 
 #endif

@@ -8,52 +8,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 
-static tempdir dir;
-
 static void setup(void)
 {
-    tempdir_make(&dir);
-    fake_write_golden(dir.path);
+    fake_setup();
+    fake_write_golden(fake_run.path);
 }
 
-static void teardown(void)
-{
-    nd_fs_remove_tree(dir.path);
-}
-
-TestSuite(damage, .init = setup, .fini = teardown, .timeout = 250);
-
-/* Loads everything. What is loaded without complaint is right, to the byte: fake_check aborts. */
-static nd_status load(const char *path)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_manifest m = {0};
-    nd_source *source = NULL;
-    ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_open(path, &m, true, &source);
-    if (status == ND_OK) {
-        fake_state state;
-        float extra[7];
-        nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
-        nd_holder holder = nd_holder_of(&one, 0);
-        status = fake_load(source, layout, &holder, m.arrays, &state);
-        status = status == ND_OK ? nd_source_add_extra(source, "fp8.scale", 7, extra) : status;
-        status = status == ND_OK ? nd_source_run(source) : status;
-        if (status == ND_OK) {
-            fake_check(layout, &holder, &state, m.arrays);
-            cr_assert(extra[0] == 1.0f && extra[6] == 7.0f);
-        }
-        fake_free(&state);
-        nd_layout_destroy(layout);
-    }
-    nd_source_close(source);
-    nd_manifest_fini(&m);
-    return status;
-}
+TestSuite(damage, .init = setup, .fini = fake_teardown, .timeout = 250);
 
 /* How many bytes of a file are looked at one by one: a header without the blanks behind it, or all.
  */
@@ -86,7 +50,7 @@ static long flip(const char *checkpoint, const char *file, bool is_tensors, long
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         other = byte ^ (uint8_t)(1 << (at % 8));
         cr_assert_eq(pwrite(fd, &other, 1, at), 1);
-        nd_status status = load(checkpoint);
+        nd_status status = fake_load_all(checkpoint);
         cr_assert(status == ND_OK || status == ND_ERR_DATA, "%s, byte %ld: %s", file, (long)at,
                   nd_error_last()->message);
         refused += status == ND_ERR_DATA;
@@ -108,7 +72,7 @@ static void flip_all(int64_t step)
     char *path = NULL, *state = NULL, *file = NULL;
     long flips = 0, refused;
     int tensors = 0, hashes = 0;
-    assert_ok(nd_checkpoint_path(dir.path, step, &path));
+    assert_ok(nd_checkpoint_path(fake_run.path, step, &path));
     assert_ok(nd_fs_format(&file, "%s/manifest.json", path));
     refused = flip(path, file, false, &flips);
     cr_assert_eq(refused, flips, "%ld of %ld flips in the manifest", refused, flips);
@@ -129,7 +93,7 @@ static void flip_all(int64_t step)
         }
     }
     closedir(folder);
-    assert_ok(load(path));
+    assert_ok(fake_load_all(path));
     cr_assert(hashes >= 1 && tensors >= hashes, "%d and %d files", hashes, tensors);
     free(state);
     free(path);
@@ -147,7 +111,7 @@ Test(damage, every_byte_of_a_checkpoint_with_sha256_is_guarded)
 
 static void in_state(char out[200], int64_t step, const char *name)
 {
-    snprintf(out, 200, "%s/checkpoint-%lld/state/%s", dir.path, (long long)step, name);
+    snprintf(out, 200, "%s/checkpoint-%lld/state/%s", fake_run.path, (long long)step, name);
 }
 
 /* Each of two files is whole, and stands where the other belongs. */
@@ -157,15 +121,15 @@ Test(damage, files_that_change_places_are_refused)
                                            {"shard-00003-model-00001-of-00002.safetensors",
                                             "shard-00004-model-00001-of-00002.safetensors"}};
     char *path = NULL;
-    assert_ok(nd_checkpoint_path(dir.path, FAKE_GOLDEN_SHARDED, &path));
+    assert_ok(nd_checkpoint_path(fake_run.path, FAKE_GOLDEN_SHARDED, &path));
     for (int i = 0; i < 2; i++) {
         char a[200], b[200];
         in_state(a, FAKE_GOLDEN_SHARDED, names[i][0]);
         in_state(b, FAKE_GOLDEN_SHARDED, names[i][1]);
         cr_assert_eq(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE), 0, "%s", a);
-        cr_assert_eq(load(path), ND_ERR_DATA, "%s", names[i][0]);
+        cr_assert_eq(fake_load_all(path), ND_ERR_DATA, "%s", names[i][0]);
         cr_assert_eq(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE), 0);
-        assert_ok(load(path));
+        assert_ok(fake_load_all(path));
     }
     free(path);
 }
@@ -173,12 +137,12 @@ Test(damage, files_that_change_places_are_refused)
 Test(damage, a_state_folder_that_is_a_link_is_refused)
 {
     char *path = NULL, state[200], aside[200];
-    assert_ok(nd_checkpoint_path(dir.path, FAKE_GOLDEN_SINGLE, &path));
+    assert_ok(nd_checkpoint_path(fake_run.path, FAKE_GOLDEN_SINGLE, &path));
     in_state(state, FAKE_GOLDEN_SINGLE, "");
     state[strlen(state) - 1] = '\0';
-    snprintf(aside, sizeof aside, "%s/aside", dir.path);
+    snprintf(aside, sizeof aside, "%s/aside", fake_run.path);
     cr_assert_eq(rename(state, aside), 0);
     cr_assert_eq(symlink(aside, state), 0);
-    assert_fails(load(path), ND_ERR_DATA, "missing or no folder");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "missing or no folder");
     free(path);
 }

@@ -6,30 +6,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/weights/safetensors.h"
 
-static tempdir dir;
-
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    nd_fs_remove_tree(dir.path);
-}
-
-TestSuite(diff, .init = setup, .fini = teardown);
+TestSuite(diff, .init = fake_setup, .fini = fake_teardown);
 
 static fake_saved save(const nd_mesh *mesh, int arrays, int64_t step)
 {
     const nd_shape shape = fake_shape(false);
-    return fake_save(dir.path, &shape, mesh, arrays, step);
+    return fake_save(fake_run.path, &shape, mesh, arrays, step);
 }
 
 static nd_diff_side side_of(const fake_saved *s)
@@ -64,7 +51,6 @@ static nd_status ignore(void *context, const nd_diff_array *array)
 }
 
 static const nd_diff_options verified = {.verify = true}, unverified = {0};
-static const nd_mesh one = {{1, 1, 1, 1, 1}};
 
 Test(diff, states_are_equal_whatever_mesh_wrote_them)
 {
@@ -111,7 +97,7 @@ Test(diff, names_each_array_and_measures_it)
     const nd_mesh mesh = {{1, 2, 2, 1, 2}};
     const char *up = "model.layers.1.mlp.up_proj.weight", *norm = "model.norm.weight";
     const char *norm_moment = "optimizer.state.model.norm.weight.exp_avg_sq";
-    fake_saved a = save(&one, ND_STATE_KINDS, 1), b = save(&mesh, ND_STATE_KINDS, 2);
+    fake_saved a = save(&fake_one, ND_STATE_KINDS, 1), b = save(&mesh, ND_STATE_KINDS, 2);
     change(&a, up, 700, fake_value(ND_STATE_MASTER, up, 700) + 8);
     change(&a, up, 3, fake_value(ND_STATE_MASTER, up, 3) - 2);
     change(&a, norm, 0, NAN);
@@ -143,7 +129,7 @@ Test(diff, names_each_array_and_measures_it)
 
 Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
 {
-    fake_saved a = save(&one, 1, 1), b = save(&one, 1, 2);
+    fake_saved a = save(&fake_one, 1, 1), b = save(&fake_one, 1, 2);
     nd_diff_totals totals;
     found f = {0};
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
@@ -161,7 +147,7 @@ Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
 
 Test(diff, moments_that_one_side_lacks)
 {
-    fake_saved a = save(&one, 1, 1), b = save(&one, ND_STATE_KINDS, 2);
+    fake_saved a = save(&fake_one, 1, 1), b = save(&fake_one, ND_STATE_KINDS, 2);
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};
@@ -180,7 +166,7 @@ Test(diff, a_hugging_face_folder_has_weights_only)
     const nd_mesh mesh = {{1, 1, 2, 1, 2}};
     fake_saved a = save(&mesh, ND_STATE_KINDS, 2);
     char out[160];
-    snprintf(out, sizeof out, "%.140s/model", dir.path);
+    snprintf(out, sizeof out, "%.140s/model", fake_run.path);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     assert_ok(nd_checkpoint_export(a.path, &a.manifest, &options));
     const nd_diff_side sides[2] = {{out, NULL, a.manifest.shape}, side_of(&a)};
@@ -202,7 +188,7 @@ Test(diff, a_hugging_face_folder_has_weights_only)
 
 Test(diff, other_models_are_refused)
 {
-    fake_saved a = save(&one, 1, 1), b = save(&one, 1, 2);
+    fake_saved a = save(&fake_one, 1, 1), b = save(&fake_one, 1, 2);
     nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};

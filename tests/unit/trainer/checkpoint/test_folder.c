@@ -12,39 +12,15 @@
 #include <unistd.h>
 
 #include "tests/support/skip.h"
-#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 
-static tempdir dir;
-
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    nd_fs_remove_tree(dir.path);
-}
-
-TestSuite(folder, .init = setup, .fini = teardown);
+TestSuite(folder, .init = fake_setup, .fini = fake_teardown);
 
 static void save(int64_t step)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_shape shape = fake_shape(true);
-    fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
-}
-
-static void make(const char *name)
-{
-    cr_assert_eq(mkdir(tempdir_file(&dir, name), 0777), 0);
-}
-
-static bool exists(const char *name)
-{
-    return tempdir_has_path(tempdir_file(&dir, name));
+    fake_write(fake_run.path, &shape, &fake_one, 1, step, false, ND_CHECKSUM_XXH3);
 }
 
 /* "1 5 10 " */
@@ -53,7 +29,7 @@ static const char *listed(void)
     static char text[256];
     nd_folder *list = NULL;
     int count = 0, at = 0;
-    assert_ok(nd_folder_list(dir.path, ND_FOLDER_WHOLE, &list, &count));
+    assert_ok(nd_folder_list(fake_run.path, ND_FOLDER_WHOLE, &list, &count));
     text[0] = '\0';
     for (int i = 0; i < count; i++) {
         at += snprintf(text + at, sizeof text - (size_t)at, "%lld ", (long long)list[i].step);
@@ -72,10 +48,10 @@ Test(folder, only_plain_numbers_are_checkpoints)
         "Checkpoint-7",     ".tmp-checkpoint-8-x", "checkpoint-1234567890123456789",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        make(names[i]);
+        fake_folder(names[i]);
     }
-    tempdir_write(&dir, "checkpoint-77", "x", 1);
-    cr_assert_eq(symlink("checkpoint-10", tempdir_file(&dir, "checkpoint-78")), 0);
+    tempdir_write(&fake_run, "checkpoint-77", "x", 1);
+    cr_assert_eq(symlink("checkpoint-10", tempdir_file(&fake_run, "checkpoint-78")), 0);
     cr_assert_str_eq(listed(), "0 9 10 78 ");
     nd_folder *list = NULL;
     int count = 5;
@@ -88,10 +64,12 @@ Test(folder, only_plain_numbers_are_checkpoints)
 static char *begin(int64_t step, const char *run_id)
 {
     char *temporary = NULL, state[PATH_MAX];
-    assert_ok(nd_checkpoint_temporary(dir.path, step, run_id, &temporary));
+    assert_ok(nd_checkpoint_temporary(fake_run.path, step, run_id, &temporary));
     snprintf(state, sizeof state, "%s/state", temporary);
-    assert_ok(nd_checkpoint_make(temporary, state));
-    assert_ok(nd_checkpoint_make(temporary, state)); /* another rank was first */
+    for (int rank = 0; rank < 2; rank++) {
+        assert_ok(nd_fs_make_own_folder(temporary));
+        assert_ok(nd_fs_make_own_folder(state));
+    }
     return temporary;
 }
 
@@ -99,25 +77,25 @@ Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
 {
     save(3);
     cr_assert_str_eq(listed(), "3 ");
-    cr_assert_not(exists(".tmp-checkpoint-3-test"));
-    cr_assert(exists("checkpoint-3/manifest.json"));
+    cr_assert_not(fake_exists(".tmp-checkpoint-3-test"));
+    cr_assert(fake_exists("checkpoint-3/manifest.json"));
     char *temporary = begin(4, "test");
-    cr_assert(exists(".tmp-checkpoint-4-test/state"));
+    cr_assert(fake_exists(".tmp-checkpoint-4-test/state"));
     cr_assert_str_eq(listed(), "3 ");
     nd_fs_remove_tree(temporary);
-    cr_assert_not(exists(".tmp-checkpoint-4-test"));
+    cr_assert_not(fake_exists(".tmp-checkpoint-4-test"));
     free(temporary);
 }
 
 Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
 {
     save(3);
-    tempdir_write(&dir, "checkpoint-3/mark", "x", 1);
+    tempdir_write(&fake_run, "checkpoint-3/mark", "x", 1);
     save(3);
-    cr_assert(exists("checkpoint-3.old/mark"));
-    cr_assert_not(exists("checkpoint-3/mark"));
+    cr_assert(fake_exists("checkpoint-3.old/mark"));
+    cr_assert_not(fake_exists("checkpoint-3/mark"));
     save(3);
-    cr_assert(exists("checkpoint-3.old-2/manifest.json"));
+    cr_assert(fake_exists("checkpoint-3.old-2/manifest.json"));
     cr_assert_str_eq(listed(), "3 ");
 }
 
@@ -144,19 +122,20 @@ static bool name_was_free(int watch)
 Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
 {
     char first[PATH_MAX];
-    make("a");
-    make("b");
-    snprintf(first, sizeof first, "%s", tempdir_file(&dir, "a"));
-    if (nd_fs_exchange(first, tempdir_file(&dir, "b")) != 0) {
-        teardown();
+    fake_folder("a");
+    fake_folder("b");
+    snprintf(first, sizeof first, "%s", tempdir_file(&fake_run, "a"));
+    if (nd_fs_exchange(first, tempdir_file(&fake_run, "b")) != 0) {
+        fake_teardown();
         skip_test("this file system cannot exchange names (renameat2)");
     }
     save(3);
     int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     cr_assert_geq(watch, 0);
-    cr_assert_geq(inotify_add_watch(watch, dir.path, IN_MOVED_FROM | IN_MOVED_TO), 0);
+    cr_assert_geq(inotify_add_watch(watch, fake_run.path, IN_MOVED_FROM | IN_MOVED_TO), 0);
     save(3);
-    cr_assert(exists("checkpoint-3/manifest.json") && exists("checkpoint-3.old/manifest.json"));
+    cr_assert(fake_exists("checkpoint-3/manifest.json") &&
+              fake_exists("checkpoint-3.old/manifest.json"));
     cr_assert_not(name_was_free(watch));
     close(watch);
 }
@@ -167,18 +146,18 @@ Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
     for (int64_t step = 1; step <= 8; step++) {
         save(step);
     }
-    tempdir_write(&dir, "checkpoint-2/manifest.json", "{", 1); /* damaged */
-    make("checkpoint-100");                                    /* another program's */
-    tempdir_write(&dir, "checkpoint-100/optimizer.pt", "x", 1);
+    tempdir_write(&fake_run, "checkpoint-2/manifest.json", "{", 1); /* damaged */
+    fake_folder("checkpoint-100");                                  /* another program's */
+    tempdir_write(&fake_run, "checkpoint-100/optimizer.pt", "x", 1);
     nd_prune_options options = {.keep_last = 2, .keep_every = 4, .keep = 1};
-    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 3);
     cr_assert_str_eq(listed(), "1 2 4 7 8 100 ");
     options = (nd_prune_options){.keep_last = 0, .keep = -1};
-    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 0);
     options = (nd_prune_options){.keep_last = 1, .keep = -1};
-    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_str_eq(listed(), "2 8 100 ");
 }
 
@@ -187,68 +166,66 @@ Test(folder, deletion_does_not_follow_links)
     int deleted = 0;
     save(1);
     save(2);
-    make("precious");
-    tempdir_write(&dir, "precious/file", "x", 1);
-    cr_assert_eq(symlink("../precious", tempdir_file(&dir, "checkpoint-1/link")), 0);
+    fake_folder("precious");
+    tempdir_write(&fake_run, "precious/file", "x", 1);
+    cr_assert_eq(symlink("../precious", tempdir_file(&fake_run, "checkpoint-1/link")), 0);
     nd_prune_options options = {.keep_last = 1, .keep = -1};
-    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 1);
-    cr_assert(exists("precious/file"));
-    cr_assert_not(exists("checkpoint-1"));
+    cr_assert(fake_exists("precious/file"));
+    cr_assert_not(fake_exists("checkpoint-1"));
     char moved[PATH_MAX];
-    snprintf(moved, sizeof moved, "%s", tempdir_file(&dir, "moved"));
-    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-2"), moved), 0);
-    cr_assert_eq(symlink("moved", tempdir_file(&dir, "checkpoint-2")), 0);
+    snprintf(moved, sizeof moved, "%s", tempdir_file(&fake_run, "moved"));
+    cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-2"), moved), 0);
+    cr_assert_eq(symlink("moved", tempdir_file(&fake_run, "checkpoint-2")), 0);
     save(3);
-    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
-    cr_assert(deleted == 0 && exists("moved/manifest.json") && exists("checkpoint-2"));
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
+    cr_assert(deleted == 0 && fake_exists("moved/manifest.json") && fake_exists("checkpoint-2"));
 }
 
 Test(folder, sweeping_removes_what_dead_saves_left)
 {
     save(1);
     free(begin(2, "dead"));
-    make(".del-checkpoint-7");
-    tempdir_write(&dir, ".del-checkpoint-7/file", "x", 1);
-    make("other");
-    assert_ok(nd_checkpoint_sweep(dir.path));
-    cr_assert_not(exists(".tmp-checkpoint-2-dead"));
-    cr_assert_not(exists(".del-checkpoint-7"));
-    cr_assert(exists("other"));
+    fake_folder(".del-checkpoint-7");
+    tempdir_write(&fake_run, ".del-checkpoint-7/file", "x", 1);
+    fake_folder("other");
+    assert_ok(nd_checkpoint_sweep(fake_run.path));
+    cr_assert_not(fake_exists(".tmp-checkpoint-2-dead"));
+    cr_assert_not(fake_exists(".del-checkpoint-7"));
+    cr_assert(fake_exists("other"));
     cr_assert_str_eq(listed(), "1 ");
 }
 
 /* Somebody who may write to the run folder puts a link where a save will write. */
 Test(folder, a_save_goes_through_no_link)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_shape shape = fake_shape(true);
     const nd_commit_gate none = {0};
     char *temporary = NULL;
-    make("loot");
-    cr_assert_eq(symlink("loot", tempdir_file(&dir, ".tmp-checkpoint-4-test")), 0);
-    cr_assert_eq(symlink("loot", tempdir_file(&dir, ".del-checkpoint-4")), 0);
-    assert_ok(nd_checkpoint_temporary(dir.path, 4, "test", &temporary));
-    assert_fails(nd_checkpoint_make(temporary, tempdir_file(&dir, "loot/state")), ND_ERR_CANTCREATE,
-                 "it is a link");
-    cr_assert_not(exists("loot/state"));
-    assert_ok(nd_checkpoint_sweep(dir.path));
+    fake_folder("loot");
+    cr_assert_eq(symlink("loot", tempdir_file(&fake_run, ".tmp-checkpoint-4-test")), 0);
+    cr_assert_eq(symlink("loot", tempdir_file(&fake_run, ".del-checkpoint-4")), 0);
+    assert_ok(nd_checkpoint_temporary(fake_run.path, 4, "test", &temporary));
+    assert_fails(nd_fs_make_own_folder(temporary), ND_ERR_CANTCREATE, "it is a link");
+    cr_assert_not(fake_exists("loot/state"));
+    assert_ok(nd_checkpoint_sweep(fake_run.path));
     struct stat st;
     cr_assert_neq(lstat(temporary, &st), 0);
-    cr_assert_neq(lstat(tempdir_file(&dir, ".del-checkpoint-4"), &st), 0);
-    cr_assert(exists("loot"));
+    cr_assert_neq(lstat(tempdir_file(&fake_run, ".del-checkpoint-4"), &st), 0);
+    cr_assert(fake_exists("loot"));
     free(temporary);
     /* And where it is put there while the save is under way. */
     temporary = begin(4, "test");
-    nd_manifest m = fake_manifest(&shape, &one, 1, 4, false);
-    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    nd_manifest m = fake_manifest(&shape, &fake_one, 1, 4, false);
+    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
     m.writers[0].bytes = 0;
     snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
-    cr_assert_eq(rename(temporary, tempdir_file(&dir, "moved")), 0);
+    cr_assert_eq(rename(temporary, tempdir_file(&fake_run, "moved")), 0);
     cr_assert_eq(symlink("moved", temporary), 0);
-    assert_fails(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE,
+    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_CANTCREATE,
                  "no longer the folder");
-    cr_assert_neq(lstat(tempdir_file(&dir, "checkpoint-4"), &st), 0);
+    cr_assert_neq(lstat(tempdir_file(&fake_run, "checkpoint-4"), &st), 0);
     nd_manifest_fini(&m);
     free(temporary);
 }
@@ -263,20 +240,20 @@ Test(folder, sweeping_leaves_what_other_commands_write)
     char name[64];
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         snprintf(name, sizeof name, "%s%s", own[i], end);
-        make(name);
+        fake_folder(name);
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         snprintf(name, sizeof name, "%s%s", others[i], end);
-        make(name);
+        fake_folder(name);
     }
-    assert_ok(nd_checkpoint_sweep(dir.path));
+    assert_ok(nd_checkpoint_sweep(fake_run.path));
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         snprintf(name, sizeof name, "%s%s", own[i], end);
-        cr_expect_not(exists(name), "%s", name);
+        cr_expect_not(fake_exists(name), "%s", name);
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         snprintf(name, sizeof name, "%s%s", others[i], end);
-        cr_expect(exists(name), "%s", name);
+        cr_expect(fake_exists(name), "%s", name);
     }
 }
 
@@ -284,14 +261,15 @@ Test(folder, a_damaged_one_is_set_aside)
 {
     char *aside = NULL;
     save(4);
-    assert_ok(nd_checkpoint_set_aside(dir.path, 4, "bad", &aside));
-    cr_assert_str_eq(aside, tempdir_file(&dir, "checkpoint-4.bad"));
-    cr_assert(exists("checkpoint-4.bad/manifest.json"));
+    assert_ok(nd_checkpoint_set_aside(fake_run.path, 4, "bad", &aside));
+    cr_assert_str_eq(aside, tempdir_file(&fake_run, "checkpoint-4.bad"));
+    cr_assert(fake_exists("checkpoint-4.bad/manifest.json"));
     free(aside);
     save(4);
-    assert_ok(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL));
-    cr_assert(exists("checkpoint-4.bad-2"));
-    assert_fails(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL), ND_ERR_CANTCREATE, "rename");
+    assert_ok(nd_checkpoint_set_aside(fake_run.path, 4, "bad", NULL));
+    cr_assert(fake_exists("checkpoint-4.bad-2"));
+    assert_fails(nd_checkpoint_set_aside(fake_run.path, 4, "bad", NULL), ND_ERR_CANTCREATE,
+                 "rename");
 }
 
 /* In place of the C library's: fails once with `code`. */
@@ -315,16 +293,16 @@ Test(folder, only_a_file_system_without_locks_is_used_without_one)
     nd_run_lock lock;
     for (int i = 0; i < 3; i++) {
         lock_code = none[i];
-        assert_ok(nd_run_lock_acquire(dir.path, &lock));
+        assert_ok(nd_run_lock_acquire(fake_run.path, &lock));
         cr_expect(lock.fd >= 0 && !lock.held);
         nd_run_lock_release(&lock);
         lock_code = unknown[i];
-        assert_fails(nd_run_lock_acquire(dir.path, &lock), ND_ERR_IO, "cannot lock");
+        assert_fails(nd_run_lock_acquire(fake_run.path, &lock), ND_ERR_IO, "cannot lock");
         cr_expect(lock.fd == -1 && !lock.held);
     }
     lock_code = EINTR;
     lock_calls = 0;
-    assert_ok(nd_run_lock_acquire(dir.path, &lock));
+    assert_ok(nd_run_lock_acquire(fake_run.path, &lock));
     cr_expect(lock.held && lock_calls == 2);
     nd_run_lock_release(&lock);
 }
@@ -332,17 +310,17 @@ Test(folder, only_a_file_system_without_locks_is_used_without_one)
 Test(folder, two_processes_do_not_share_a_run)
 {
     nd_run_lock lock, second;
-    assert_ok(nd_run_lock_acquire(dir.path, &lock));
-    assert_fails(nd_run_lock_acquire(dir.path, &second), ND_ERR_CANTCREATE, "another process");
+    assert_ok(nd_run_lock_acquire(fake_run.path, &lock));
+    assert_fails(nd_run_lock_acquire(fake_run.path, &second), ND_ERR_CANTCREATE, "another process");
     pid_t child = fork();
     if (child == 0) {
-        _exit(nd_run_lock_acquire(dir.path, &second) == ND_ERR_CANTCREATE ? 0 : 1);
+        _exit(nd_run_lock_acquire(fake_run.path, &second) == ND_ERR_CANTCREATE ? 0 : 1);
     }
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert_eq(status, 0);
     nd_run_lock_release(&lock);
-    assert_ok(nd_run_lock_acquire(dir.path, &second));
+    assert_ok(nd_run_lock_acquire(fake_run.path, &second));
     nd_run_lock_release(&second);
 }
 
@@ -354,19 +332,19 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
     const nd_commit_gate none = {0};
     nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
     char *temporary = begin(4, "test");
-    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
-    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE);
+    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_CANTCREATE);
     cr_assert_not_null(strstr(nd_error_last()->message, "rank 1 has written its part"), "%s",
                        nd_error_last()->message);
-    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00002.hashes", "x", 1);
-    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
+    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00002.hashes", "x", 1);
+    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
     m.writers[0].bytes = 4;
     m.writers[1].bytes = 1;
-    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_DATA);
+    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_DATA);
     cr_assert_not_null(strstr(nd_error_last()->message, "4 bytes of tensors; the ranks wrote 5"),
                        "%s", nd_error_last()->message);
     cr_assert_str_eq(listed(), "");
-    cr_assert_not(exists(".tmp-checkpoint-4-test/manifest.json"));
+    cr_assert_not(fake_exists(".tmp-checkpoint-4-test/manifest.json"));
     nd_manifest_fini(&m);
     free(temporary);
 }
@@ -375,10 +353,10 @@ Test(folder, a_mark_is_seen_in_the_same_folder_alone)
 {
     char one[PATH_MAX], other[PATH_MAX];
     nd_run_lock lock, second;
-    make("one");
-    make("other");
-    snprintf(one, sizeof one, "%s", tempdir_file(&dir, "one"));
-    snprintf(other, sizeof other, "%s", tempdir_file(&dir, "other"));
+    fake_folder("one");
+    fake_folder("other");
+    snprintf(one, sizeof one, "%s", tempdir_file(&fake_run, "one"));
+    snprintf(other, sizeof other, "%s", tempdir_file(&fake_run, "other"));
     assert_ok(nd_run_lock_acquire(one, &lock));
     assert_ok(nd_run_lock_acquire(other, &second));
     cr_assert_not(nd_run_lock_has_mark(one, "first"));

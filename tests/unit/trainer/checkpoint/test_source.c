@@ -7,23 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 
-static tempdir dir;
-
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    nd_fs_remove_tree(dir.path);
-}
-
-TestSuite(source, .init = setup, .fini = teardown);
+TestSuite(source, .init = fake_setup, .fini = fake_teardown);
 
 /* pp, dp_replicate, dp_shard, cp, tp */
 static const nd_mesh meshes[] = {
@@ -35,32 +22,19 @@ enum { MESHES = sizeof meshes / sizeof *meshes };
 static char *path_of(int64_t step)
 {
     char *path = NULL;
-    assert_ok(nd_checkpoint_path(dir.path, step, &path));
+    assert_ok(nd_checkpoint_path(fake_run.path, step, &path));
     return path;
 }
 
-/* Every rank of `to` finds its state, and has read no more than it must. */
+/* Every rank of `to` finds its state. */
 static void check_load(const char *path, const nd_manifest *m, const nd_mesh *to, bool converts)
 {
     char text[2][96];
     nd_mesh_format(&m->mesh, text[0], sizeof text[0]);
     nd_mesh_format(to, text[1], sizeof text[1]);
     for (int rank = 0; rank < nd_mesh_world_size(to); rank++) {
-        nd_source *source = NULL;
-        fake_state state;
-        float extra[7] = {0};
-        nd_layout *layout = fake_layout(&m->shape, to, rank, converts);
-        nd_holder holder = nd_holder_of(to, rank);
-        assert_ok(nd_source_open(path, m, true, &source));
-        cr_assert_eq(fake_load(source, layout, &holder, m->arrays, &state), ND_OK, "%s to %s: %s",
-                     text[0], text[1], nd_error_last()->message);
-        fake_check(layout, &holder, &state, m->arrays);
-        assert_ok(nd_source_add_extra(source, "fp8.scale", 7, extra));
-        assert_ok(nd_source_run(source));
-        cr_assert(extra[0] == 1.0f && extra[6] == 7.0f);
-        fake_free(&state);
-        nd_source_close(source);
-        nd_layout_destroy(layout);
+        cr_assert_eq(fake_load_rank(path, m, to, rank, converts), ND_OK, "%s to %s: %s", text[0],
+                     text[1], nd_error_last()->message);
     }
 }
 
@@ -70,7 +44,7 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
         nd_shape shape = fake_shape(from % 2 == 1);
         nd_manifest m = {0};
         char *path = path_of(from);
-        fake_write(dir.path, &shape, &meshes[from], ND_STATE_KINDS, from, from % 3 == 0,
+        fake_write(fake_run.path, &shape, &meshes[from], ND_STATE_KINDS, from, from % 3 == 0,
                    from % 2 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
         assert_ok(nd_manifest_read(path, &m));
         for (int to = 0; to < MESHES; to++) {
@@ -200,7 +174,7 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
     for (int from = 0; from < MESHES; from++) {
         nd_manifest m = {0};
         char *path = path_of(from);
-        fake_write(dir.path, &shape, &meshes[from], 1, from, false, ND_CHECKSUM_XXH3);
+        fake_write(fake_run.path, &shape, &meshes[from], 1, from, false, ND_CHECKSUM_XXH3);
         assert_ok(nd_manifest_read(path, &m));
         plan_writers(c, &m);
         for (int to = 0; to < MESHES; to++) {
@@ -219,7 +193,7 @@ Test(source, weights_without_moments)
     nd_shape shape = fake_shape(false);
     nd_manifest m = {0};
     char *path = path_of(5);
-    fake_write(dir.path, &shape, &meshes[7], 1, 5, false, ND_CHECKSUM_XXH3);
+    fake_write(fake_run.path, &shape, &meshes[7], 1, 5, false, ND_CHECKSUM_XXH3);
     assert_ok(nd_manifest_read(path, &m));
     cr_assert_eq(m.arrays, 1);
     check_load(path, &m, &meshes[4], false);
@@ -236,7 +210,7 @@ Test(source, the_same_mesh_reads_its_own_files)
     nd_source *source = NULL;
     fake_state state;
     char *path = path_of(1), name[ND_HASH_FILE_NAME_MAX], *other = NULL;
-    fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, 1, false, ND_CHECKSUM_XXH3);
+    fake_write(fake_run.path, &shape, &mesh, ND_STATE_KINDS, 1, false, ND_CHECKSUM_XXH3);
     assert_ok(nd_manifest_read(path, &m));
     for (int rank = 0; rank < 8; rank++) { /* norms are those of tp rank 0 */
         if (rank != 4) {
@@ -257,37 +231,6 @@ Test(source, the_same_mesh_reads_its_own_files)
     nd_layout_destroy(layout);
     nd_manifest_fini(&m);
     free(path);
-}
-
-/* One rank loads all of the checkpoint. */
-static nd_status load_all(const char *path)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_manifest m = {0};
-    nd_source *source = NULL;
-    ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_open(path, &m, true, &source);
-    if (status == ND_OK) {
-        fake_state state;
-        nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
-        nd_holder holder = nd_holder_of(&one, 0);
-        status = fake_load(source, layout, &holder, m.arrays, &state);
-        fake_free(&state);
-        nd_layout_destroy(layout);
-    }
-    nd_source_close(source);
-    nd_manifest_fini(&m);
-    return status;
-}
-
-static nd_status verify(const char *path)
-{
-    nd_manifest m = {0};
-    int64_t bytes = 0;
-    ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_verify(path, &m, -1, &bytes);
-    nd_manifest_fini(&m);
-    return status;
 }
 
 /* The largest file of the second writer. */
@@ -311,13 +254,12 @@ static void write_two_ranks(int64_t step)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
     nd_shape shape = fake_shape(false);
-    fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
+    fake_write(fake_run.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
 }
 
 /* Opens that fail with EMFILE say nothing about the files. */
 Test(source, a_call_that_fails_is_no_damage)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_manifest m = {0}, again = {0};
     nd_source *source = NULL;
     fake_state state;
@@ -326,8 +268,8 @@ Test(source, a_call_that_fails_is_no_damage)
     char *path = path_of(3);
     assert_ok(nd_manifest_read(path, &m));
     assert_ok(nd_source_open(path, &m, true, &source));
-    nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
-    nd_holder holder = nd_holder_of(&one, 0);
+    nd_layout *layout = fake_layout(&m.shape, &fake_one, 0, false);
+    nd_holder holder = nd_holder_of(&fake_one, 0);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
@@ -344,7 +286,7 @@ Test(source, a_call_that_fails_is_no_damage)
     nd_layout_destroy(layout);
     nd_source_close(source);
     nd_manifest_fini(&m);
-    assert_ok(load_all(path));
+    assert_ok(fake_load_all(path));
     free(path);
 }
 
@@ -353,7 +295,7 @@ Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
     write_two_ranks(3);
     char *path = path_of(3), *file = first_file(path);
     struct stat st;
-    assert_ok(load_all(path));
+    assert_ok(fake_load_all(path));
     cr_assert_eq(stat(file, &st), 0);
     int fd = open(file, O_RDWR);
     for (off_t at = 0; at < st.st_size; at += at < 512 ? 1 : 61) {
@@ -361,11 +303,11 @@ Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         byte ^= (uint8_t)(1 << (at % 8));
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-        cr_assert_eq(load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
+        cr_assert_eq(fake_load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
         byte ^= (uint8_t)(1 << (at % 8));
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
     }
-    assert_ok(load_all(path));
+    assert_ok(fake_load_all(path));
     close(fd);
     free(file);
     free(path);
@@ -384,7 +326,7 @@ Test(source, every_byte_of_a_hash_file_is_guarded)
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         byte ^= 1;
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-        cr_assert_eq(load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
+        cr_assert_eq(fake_load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
         byte ^= 1;
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
     }
@@ -398,32 +340,32 @@ Test(source, refuses_files_that_are_missing_cut_linked_or_foreign)
     char *path = path_of(1), *file, *aside = NULL;
     write_two_ranks(1);
     file = first_file(path);
-    assert_ok(nd_fs_format(&aside, "%s/elsewhere", dir.path));
+    assert_ok(nd_fs_format(&aside, "%s/elsewhere", fake_run.path));
     cr_assert_eq(rename(file, aside), 0);
-    assert_fails(load_all(path), ND_ERR_DATA, "No such file");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "No such file");
     cr_assert_eq(symlink(aside, file), 0);
-    assert_fails(load_all(path), ND_ERR_DATA, "it is a link");
-    assert_fails(verify(path), ND_ERR_DATA, "it is a link");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "it is a link");
+    assert_fails(fake_verify(path), ND_ERR_DATA, "it is a link");
     cr_assert_eq(unlink(file), 0);
     cr_assert_eq(mkdir(file, 0777), 0);
-    assert_fails(load_all(path), ND_ERR_DATA, "is a folder, not a file");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "is a folder, not a file");
     cr_assert_eq(rmdir(file), 0);
     cr_assert_eq(rename(aside, file), 0);
-    assert_ok(load_all(path));
-    assert_ok(verify(path));
+    assert_ok(fake_load_all(path));
+    assert_ok(fake_verify(path));
     struct stat st;
     cr_assert_eq(stat(file, &st), 0);
     cr_assert_eq(truncate(file, st.st_size - 1), 0);
-    assert_fails(load_all(path), ND_ERR_DATA, "it was written with");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "it was written with");
     cr_assert_eq(unlink(file), 0);
     free(file);
     free(aside);
     nd_fs_remove_tree(path);
     write_two_ranks(1);
-    assert_ok(verify(path));
+    assert_ok(fake_verify(path));
     assert_ok(nd_fs_format(&file, "%s/state/foreign.safetensors", path));
     close(open(file, O_CREAT | O_WRONLY, 0666));
-    assert_fails(verify(path), ND_ERR_DATA, "files; the checkpoint has");
+    assert_fails(fake_verify(path), ND_ERR_DATA, "files; the checkpoint has");
     free(file);
     free(path);
 }
@@ -436,7 +378,7 @@ Test(source, hash_files_of_another_checkpoint_are_refused)
     assert_ok(nd_fs_format(&from, "%s/state/shard-00001.hashes", other));
     assert_ok(nd_fs_format(&to, "%s/state/shard-00001.hashes", path));
     cr_assert_eq(rename(from, to), 0);
-    assert_fails(load_all(path), ND_ERR_DATA, "of another checkpoint");
+    assert_fails(fake_load_all(path), ND_ERR_DATA, "of another checkpoint");
     free(from);
     free(to);
     free(other);

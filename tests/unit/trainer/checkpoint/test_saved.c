@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What lies in a run folder, and what becomes of it. */
+#include <criterion/criterion.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+
+static void save(int64_t step)
+{
+    const nd_mesh mesh = {{1, 1, 2, 1, 1}};
+    nd_shape shape = fake_shape(true);
+    fake_write(fake_run.path, &shape, &mesh, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+TestSuite(listing, .init = fake_setup, .fini = fake_teardown);
+
+/* "step name state" of each entry, in the order of the list. */
+static void expect(const char *const *lines, int expected)
+{
+    nd_saved *list = NULL;
+    int count = 0;
+    char line[400];
+    assert_ok(nd_saved_list(fake_run.path, &list, &count));
+    for (int i = 0; i < count && i < expected; i++) {
+        snprintf(line, sizeof line, "%lld %s %s", (long long)list[i].step, list[i].name,
+                 nd_saved_state_name(list[i].state));
+        cr_assert_str_eq(line, lines[i]);
+    }
+    cr_assert_eq(count, expected);
+    free(list);
+}
+
+Test(listing, tells_what_lies_in_a_run)
+{
+    static const char *const lines[] = {
+        "1 checkpoint-1 good",
+        "2 checkpoint-2 damaged manifest",
+        "3 checkpoint-3 newer version",
+        "4 checkpoint-4 incomplete",
+        "5 checkpoint-5 incomplete",
+        "6 checkpoint-6 no manifest",
+        "7 checkpoint-7.bad .bad",
+        "8 checkpoint-8 good",
+        "8 checkpoint-8.old .old",
+        "8 checkpoint-8.old-2 .old",
+        "9 .tmp-checkpoint-9-id temporary",
+        "10 .del-checkpoint-10 half deleted",
+        "1 checkpoint-13 good",
+    };
+    static const char newer[] = "{\"format\": \"ndtrain checkpoint\", \"version\": 99}";
+    for (int64_t step = 1; step <= 5; step++) {
+        save(step);
+    }
+    save(7);
+    assert_ok(nd_checkpoint_set_aside(fake_run.path, 7, "bad", NULL));
+    for (int i = 0; i < 3; i++) {
+        save(8);
+    }
+    tempdir_write(&fake_run, "checkpoint-2/manifest.json", "{", 1);
+    tempdir_write(&fake_run, "checkpoint-3/manifest.json", newer, strlen(newer));
+    cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-4/state/shard-00002.hashes")), 0);
+    tempdir_write(&fake_run, "checkpoint-5/state/shard-00001-model-00001-of-00001.safetensors", "x",
+                  1);
+    fake_folder("checkpoint-6");
+    fake_folder(".tmp-checkpoint-9-id");
+    fake_folder(".del-checkpoint-10");
+    fake_folder("checkpoint-11.mine");
+    fake_folder("checkpoint-");
+    fake_folder("model");
+    tempdir_write(&fake_run, "checkpoint-12", "x", 1);
+    cr_assert_eq(symlink("checkpoint-1", tempdir_file(&fake_run, "checkpoint-13")), 0);
+    expect(lines, (int)(sizeof lines / sizeof *lines));
+}
+
+Test(listing, tells_what_a_checkpoint_is)
+{
+    nd_saved s;
+    char best[160];
+    save(12);
+    tempdir_write(&fake_run, "checkpoint-12/config.json", "12345", 5);
+    uint64_t bytes = 0;
+    assert_ok(nd_fs_tree_bytes(tempdir_file(&fake_run, "checkpoint-12/state"), false, &bytes));
+    struct stat st;
+    cr_assert_eq(stat(tempdir_file(&fake_run, "checkpoint-12/manifest.json"), &st), 0);
+    assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-12"), &s));
+    cr_assert_eq(s.state, ND_SAVED_GOOD);
+    cr_assert_str_eq(s.why, "");
+    cr_assert(s.has_model && s.has_manifest);
+    cr_assert_eq(s.bytes, bytes + (uint64_t)st.st_size + 5);
+    cr_assert_eq(s.time, 1769860800); /* 2026-01-31 12:00:00 UTC */
+    cr_assert_str_eq(s.reason, "interval");
+    cr_assert_eq(s.mesh.size[ND_AXIS_DP_SHARD], 2);
+    cr_assert_eq(s.position.tokens_seen, 1200);
+    cr_assert_eq(s.samples_seen, 96);
+    snprintf(best, sizeof best, "%.140s/best", fake_run.path);
+    cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-12"), best), 0);
+    assert_ok(nd_saved_examine(best, &s));
+    cr_assert_eq(s.state, ND_SAVED_GOOD); /* under any name */
+    cr_assert_eq(s.step, 12);
+    assert_fails(nd_saved_examine(tempdir_file(&fake_run, "nowhere"), &s), ND_ERR_DATA,
+                 "is no folder");
+}
+
+/* Says what is wrong, in the list and to a deletion: an incomplete one is neither counted nor
+ * deleted. */
+Test(listing, the_newest_good_one_is_never_planned_for_deletion)
+{
+    nd_saved s;
+    nd_folder *list = NULL;
+    int count = 0;
+    for (int64_t step = 1; step <= 5; step++) {
+        save(step);
+    }
+    cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-5/state/shard-00001.hashes")), 0);
+    assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-5"), &s));
+    cr_assert_eq(s.state, ND_SAVED_INCOMPLETE);
+    cr_assert_not_null(strstr(s.why, "shard-00001.hashes"), "%s", s.why);
+    tempdir_write(&fake_run, "checkpoint-4/manifest.json", "{", 1);
+    nd_prune_options options = {.keep_last = 1, .keep = -1};
+    assert_ok(nd_checkpoint_prune_plan(fake_run.path, &options, true, &list, &count));
+    cr_assert_eq(count, 2);
+    cr_assert(list[0].step == 1 && list[1].step == 2);
+    free(list);
+    assert_ok(nd_checkpoint_prune_plan(fake_run.path, &options, false, &list, &count));
+    cr_assert_eq(count, 3); /* by its manifest 5 is good */
+    free(list);
+    const nd_folder third = nd_folder_parse("checkpoint-3"),
+                    fourth = nd_folder_parse("checkpoint-4");
+    assert_fails(nd_folder_delete(fake_run.path, &fourth), ND_ERR_DATA, "checkpoint-4");
+    cr_assert(tempdir_has_path(tempdir_file(&fake_run, "checkpoint-4/state")));
+    assert_ok(nd_folder_delete(fake_run.path, &third));
+    cr_assert_not(tempdir_has_path(tempdir_file(&fake_run, "checkpoint-3")));
+}
+
+TestSuite(retention, .init = fake_setup, .fini = fake_teardown);
+
+static void set_aside(int64_t step, const char *suffix)
+{
+    save(step);
+    assert_ok(nd_checkpoint_set_aside(fake_run.path, step, suffix, NULL));
+}
+
+static void damage(const char *name)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/manifest.json", name);
+    tempdir_write(&fake_run, path, "{", 1);
+}
+
+static int prune(int64_t keep_last)
+{
+    const nd_prune_options options = {.keep_last = keep_last, .keep = -1};
+    int deleted = 0;
+    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
+    return deleted;
+}
+
+Test(retention, what_is_set_aside_goes_when_the_run_has_got_as_far)
+{
+    save(1);
+    save(4);
+    for (int64_t step = 4; step <= 7; step++) {
+        set_aside(step + 100, "old"); /* 104 to 107 */
+    }
+    set_aside(2, "bad");
+    set_aside(3, "bad");
+    cr_assert_eq(prune(2), 0);
+    save(104);
+    cr_assert_eq(prune(2), 1); /* checkpoint-1: the two newest are not both at 104 */
+    cr_assert(!fake_exists("checkpoint-1") && fake_exists("checkpoint-104.old"));
+    save(106);
+    cr_assert_eq(prune(2), 2);
+    cr_assert(!fake_exists("checkpoint-4") && !fake_exists("checkpoint-104.old"));
+    cr_assert(fake_exists("checkpoint-105.old") && fake_exists("checkpoint-106.old"));
+    save(108);
+    save(109);
+    cr_assert_eq(prune(0), 0); /* all are kept */
+    cr_assert_eq(prune(2), 4);
+    cr_assert(!fake_exists("checkpoint-105.old") && !fake_exists("checkpoint-106.old"));
+    cr_assert(fake_exists("checkpoint-107.old/manifest.json")); /* the newest */
+    cr_assert(fake_exists("checkpoint-2.bad/manifest.json") &&
+              fake_exists("checkpoint-3.bad/state"));
+}
+
+Test(retention, what_is_not_surely_ours_is_not_deleted)
+{
+    char from[PATH_MAX];
+    set_aside(1, "old");
+    damage("checkpoint-1.old");
+    cr_assert_eq(mkdir(tempdir_file(&fake_run, "checkpoint-3.old"), 0777), 0);
+    tempdir_write(&fake_run, "checkpoint-3.old/optimizer.pt", "x", 1);
+    set_aside(4, "old");
+    snprintf(from, sizeof from, "%s", tempdir_file(&fake_run, "checkpoint-4.old"));
+    cr_assert_eq(rename(from, tempdir_file(&fake_run, "checkpoint-4.older")), 0);
+    set_aside(5, "old");
+    save(9);
+    cr_assert_eq(prune(1), 0);
+    cr_assert(fake_exists("checkpoint-1.old/state"));
+    cr_assert(fake_exists("checkpoint-3.old/optimizer.pt") &&
+              fake_exists("checkpoint-4.older/state"));
+}
+
+Test(retention, the_only_good_state_stays)
+{
+    set_aside(4, "old");
+    set_aside(5, "old");
+    cr_assert_eq(prune(1), 0);
+    save(6);
+    damage("checkpoint-6");
+    cr_assert_eq(prune(1), 0);
+    save(7);
+    cr_assert_eq(prune(2), 0); /* one good state is not the two that stay */
+    cr_assert(fake_exists("checkpoint-4.old") && fake_exists("checkpoint-5.old"));
+}
+
+Test(retention, the_later_of_two_with_one_step_is_the_newest)
+{
+    nd_folder *list = NULL;
+    int count = 0;
+    for (int i = 0; i < 11; i++) {
+        set_aside(3, "old");
+    }
+    assert_ok(nd_folder_list(fake_run.path, ND_FOLDER_OLD, &list, &count));
+    cr_assert_eq(count, 11);
+    cr_assert_str_eq(list[0].name, "checkpoint-3.old");
+    cr_assert_str_eq(list[10].name, "checkpoint-3.old-11");
+    free(list);
+    save(3);
+    cr_assert_eq(prune(1), 10);
+    cr_assert(fake_exists("checkpoint-3.old-11") && fake_exists("checkpoint-3"));
+}
