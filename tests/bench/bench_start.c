@@ -18,12 +18,12 @@ static nd_status open_data(char **argv, int argc, nd_dataset **out)
 {
     const int64_t sequence = atoll(argv[2]);
     const nd_corpus_rules rules = {.add_special = true, .json_key = "text", .pairs = true};
-    const nd_dataset_text text = {.path = argv[1],
-                                  .tokenizer = argc > 4 ? argv[3] : NULL,
-                                  .rules = &rules,
-                                  .cache_dir = argc > 4 ? argv[4] : NULL,
-                                  .threads = nd_corpus_threads()};
-    return argc > 4 ? nd_dataset_open_text(&text, VOCAB, sequence, out)
+    const nd_token_cache_request request = {
+        .job = {.rules = &rules, .threads = nd_corpus_threads()},
+        .tokenizer = argc > 4 ? argv[3] : NULL,
+        .folder = argc > 4 ? argv[4] : NULL,
+        .vocab = VOCAB};
+    return argc > 4 ? nd_dataset_open_text(argv[1], ND_DATA_AUTO, request, sequence, out)
                     : nd_dataset_open(argv[1], ND_DATA_AUTO, "file", VOCAB, sequence, out);
 }
 

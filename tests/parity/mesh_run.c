@@ -391,15 +391,16 @@ static nd_status check_complete(const shared_run *run)
 static nd_status open_one(const mesh_job *job, const char *path, nd_dataset **out)
 {
     const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
-    nd_dataset_text text = {.path = path, .format = job->format, .rules = &rules, .threads = 1};
+    nd_token_cache_request request = {.job = {.rules = &rules, .threads = 1},
+                                      .vocab = job->shape.vocab};
     char *folder = NULL;
     if (job->format != ND_DATA_JSONL) {
         return nd_dataset_open(path, job->format, job->tokenizer, job->shape.vocab, job->sequence,
                                out);
     }
     ND_TRY(nd_fs_parent(path, &folder));
-    text.cache_dir = folder;
-    nd_status status = nd_dataset_open_text(&text, job->shape.vocab, job->sequence, out);
+    request.folder = folder;
+    nd_status status = nd_dataset_open_text(path, job->format, request, job->sequence, out);
     free(folder);
     return status;
 }

@@ -37,7 +37,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
-#include "trainer/corpus/corpus.h"
+#include "trainer/corpus/token_cache.h"
 #include "trainer/context/deal.h"
 #include "trainer/rank.h"
 
@@ -61,25 +61,14 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
  * a stream, as encoded text: JSON lines, and texts whose names end in .gz or .zst. */
 nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *streamed);
 
-/* Files of text and the tokenizer.json that encodes them. Strings and rules are borrowed. */
-typedef struct nd_dataset_text {
-    const char *path; /* a file, a folder or a pattern, as for nd_corpus_files_add */
-    nd_data_format format;
-    const char *tokenizer; /* NULL: ids are bytes */
-    const nd_corpus_rules *rules;
-    int64_t skip_bad;        /* bad rows that are left out */
-    const char *cache_dir;   /* "": the user's */
-    int threads;             /* that encode, when the cache is not there */
-    const atomic_bool *stop; /* ends encoding with ND_ERR_PREEMPTED; NULL: nothing does */
-} nd_dataset_text;
-
 /*
- * Encodes the text into a cache (trainer/corpus/token_cache.h), or finds it there; its tokens are
- * the concatenation of all documents. ND_ERR_CONFIG: the tokenizer has more ids than `vocab`, or
- * ids are bytes and that is not 256.
+ * Encodes text into a cache (trainer/corpus/token_cache.h), or finds it there; its tokens are the
+ * concatenation of all documents. path: a file, a folder or a pattern, as for nd_corpus_files_add,
+ * whose files become those of the request. ND_ERR_CONFIG: the tokenizer has more ids than the
+ * model, or ids are bytes and the model has not 256.
  */
-nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
-                               nd_dataset **out);
+nd_status nd_dataset_open_text(const char *path, nd_data_format format,
+                               nd_token_cache_request request, int64_t sequence, nd_dataset **out);
 void nd_dataset_close(nd_dataset *dataset);
 
 typedef struct nd_document_rules {

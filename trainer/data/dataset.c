@@ -58,8 +58,7 @@ void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
 }
 
 /* A separator that separates nothing is another one than that of the text. */
-static void say_separator(const nd_dataset_text *text, const nd_corpus_files *files,
-                          uint64_t documents)
+static void say_separator(const char *path, const nd_corpus_files *files, uint64_t documents)
 {
     uint64_t texts = 0, rows = 0;
     for (size_t i = 0; i < files->count; i++) {
@@ -69,37 +68,31 @@ static void say_separator(const nd_dataset_text *text, const nd_corpus_files *fi
     if (texts == 0) {
         nd_log_info("\"%s\": data.document_separator has no effect, since rows of JSON lines are "
                     "documents",
-                    text->path);
+                    path);
     } else if (rows == 0 && documents <= texts) {
         nd_log_warning("\"%s\": data.document_separator separates nothing: each file is one "
                        "document; give what stands between documents",
-                       text->path);
+                       path);
     }
 }
 
-nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
-                               nd_dataset **out)
+nd_status nd_dataset_open_text(const char *path, nd_data_format format,
+                               nd_token_cache_request request, int64_t sequence, nd_dataset **out)
 {
+    const int64_t vocab = request.vocab;
     ND_ASSERT(sequence >= 1 && sequence < INT32_MAX && vocab >= 1 && vocab <= INT32_MAX);
     nd_corpus_files files = {0};
     nd_dataset *dataset = NULL;
-    const nd_token_cache_request request = {.job = {.files = &files,
-                                                    .rules = text->rules,
-                                                    .skip_bad = text->skip_bad,
-                                                    .threads = text->threads,
-                                                    .stop = text->stop},
-                                            .tokenizer = text->tokenizer,
-                                            .folder = text->cache_dir,
-                                            .vocab = vocab};
     nd_status status = ND_OK;
-    ND_TRY_OUT(text->tokenizer ? ND_OK : nd_format_check_bytes(false, vocab));
-    ND_TRY_OUT(nd_corpus_files_add(&files, text->path, text->format));
-    nd_data_say_left_out(text->path, files.skipped, files.folders);
+    request.job.files = &files;
+    ND_TRY_OUT(request.tokenizer ? ND_OK : nd_format_check_bytes(false, vocab));
+    ND_TRY_OUT(nd_corpus_files_add(&files, path, format));
+    nd_data_say_left_out(path, files.skipped, files.folders);
     ND_TRY_OUT(ND_ALLOC(1, &dataset));
     ND_TRY_OUT(nd_token_cache_open(&request, &dataset->cache));
     const nd_token_cache *cache = dataset->cache;
-    if (text->rules->separator) {
-        say_separator(text, &files, cache->view.documents);
+    if (request.job.rules->separator) {
+        say_separator(path, &files, cache->view.documents);
     }
     dataset->map = cache->map;
     dataset->format = &encoded;
@@ -110,7 +103,7 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
     dataset->span_pairs = cache->view.span_pairs;
     dataset->vocab = vocab;
     dataset->sequence = sequence;
-    ND_TRY_OUT(nd_fs_format(&dataset->path, "%s", text->path));
+    ND_TRY_OUT(nd_fs_format(&dataset->path, "%s", path));
     ND_TRY_OUT(count_blocks(dataset));
     *out = dataset;
     dataset = NULL;

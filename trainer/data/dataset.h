@@ -6,7 +6,6 @@
  * cache of an encoded text), or several datasets. Private to trainer/data.
  */
 #include "runtime/base/fs.h"
-#include "trainer/corpus/token_cache.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
 

@@ -122,16 +122,15 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
     if (config->data.document_separator[0]) {
         ND_TRY(nd_corpus_separator(config->data.document_separator, &rules, &separator));
     }
-    const nd_dataset_text text = {.path = path,
-                                  .format = config->data.format,
-                                  .tokenizer = inputs->tokenizer,
-                                  .rules = &rules,
-                                  .skip_bad = config->data.skip_bad,
-                                  .cache_dir = config->data.cache_dir,
-                                  .threads = nd_corpus_threads(),
-                                  .stop = inputs->stop};
-    nd_status status =
-        nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
+    const nd_token_cache_request request = {.job = {.rules = &rules,
+                                                    .threads = nd_corpus_threads(),
+                                                    .skip_bad = config->data.skip_bad,
+                                                    .stop = inputs->stop},
+                                            .tokenizer = inputs->tokenizer,
+                                            .folder = config->data.cache_dir,
+                                            .vocab = inputs->shape.vocab};
+    nd_status status = nd_dataset_open_text(path, config->data.format, request,
+                                            config->train.sequence_length, out);
     free(separator);
     return status;
 }

@@ -301,10 +301,10 @@ static nd_status read_jsonl(void)
     char path[600];
     nd_dataset *dataset = NULL;
     int32_t inputs[8], labels[8];
-    const nd_dataset_text text = {
-        .path = path, .rules = &rules, .cache_dir = dir.path, .threads = 1};
+    const nd_token_cache_request request = {
+        .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
     snprintf(path, sizeof path, "%s/rows.jsonl", dir.path);
-    ND_TRY(nd_dataset_open_text(&text, 256, 8, &dataset));
+    ND_TRY(nd_dataset_open_text(path, ND_DATA_AUTO, request, 8, &dataset));
     nd_status status = nd_dataset_block(dataset, 0, &(nd_block){inputs, labels});
     nd_dataset_close(dataset);
     return status;

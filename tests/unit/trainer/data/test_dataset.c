@@ -31,12 +31,9 @@ static nd_status try_open(const char *path, nd_data_format format, const char *t
     static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     bool ids, rows = false;
     assert_ok(nd_data_holds(path, format, &ids, &rows));
-    return rows ? nd_dataset_open_text(&(nd_dataset_text){.path = path,
-                                                          .format = format,
-                                                          .rules = &rules,
-                                                          .cache_dir = dir.path,
-                                                          .threads = 2},
-                                       vocab, sequence, &opened)
+    const nd_token_cache_request request = {
+        .job = {.rules = &rules, .threads = 2}, .folder = dir.path, .vocab = vocab};
+    return rows ? nd_dataset_open_text(path, format, request, sequence, &opened)
                 : nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
 }
 
@@ -140,100 +137,6 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
     }
 }
 
-/* A JSONL file and the tokens and labels that it stands for. */
-typedef struct corpus {
-    char *json;
-    int32_t *tokens; /* 256 and more: of a prompt */
-    size_t bytes, count;
-} corpus;
-
-static void put_json(corpus *c, const char *text)
-{
-    size_t n = strlen(text);
-    memcpy(c->json + c->bytes, text, n);
-    c->bytes += n;
-}
-
-/* `units` characters and escapes of every kind. */
-static void put_string(corpus *c, size_t units, bool prompt)
-{
-    static const struct {
-        const char *json, *bytes;
-    } kinds[] = {{"abcdefg", "abcdefg"},
-                 {"\\n", "\n"},
-                 {"\\\"", "\""},
-                 {"\xc3\xa9", "\xc3\xa9"},
-                 {"\\/", "/"},
-                 {"\\u00E9", "\xc3\xa9"},
-                 {"\\ud83d\\ude00", "\xf0\x9f\x98\x80"},
-                 {"\\\\", "\\"},
-                 {"\\u20ac", "\xe2\x82\xac"}};
-    for (size_t i = 0; i < units; i++) {
-        size_t kind = (i * 7 + i / 11) % (sizeof kinds / sizeof *kinds);
-        put_json(c, kinds[kind].json);
-        for (const char *b = kinds[kind].bytes; *b; b++) {
-            c->tokens[c->count++] = (uint8_t)*b + (prompt ? 256 : 0);
-        }
-    }
-}
-
-static corpus make_corpus(size_t units)
-{
-    corpus c = {.json = malloc(40 * units + 4096), .tokens = malloc(40 * units * sizeof(int32_t))};
-    put_json(&c, "{\"text\": \"");
-    put_string(&c, 3, false);
-    put_json(
-        &c,
-        "\"}\n\n {\"meta\": {\"text\": \"no}\\\"\", \"a\": [1, \"]}\", {}]}, \"te\\u0078t\" :\"");
-    put_string(&c, 2 * units, false);
-    put_json(&c, "\", \"n\": -1.5e3}\r\n{\"texts\": null, \"prompt\": \"");
-    put_string(&c, units, true);
-    put_json(&c, "\", \"completion\": \"");
-    put_string(&c, units, false);
-    put_json(&c, "\"}\n{\"prompt\": \"\", \"completion\": \"");
-    put_string(&c, 5, false);
-    put_json(&c, "\"}");
-    return c;
-}
-
-static void free_corpus(corpus *c)
-{
-    free(c->json);
-    free(c->tokens);
-}
-
-static void expect_corpus_block(const corpus *c, int64_t b, int64_t S)
-{
-    int32_t *x = malloc((size_t)S * sizeof *x), *y = malloc((size_t)S * sizeof *y);
-    assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
-    for (int64_t p = 0; p < S; p++) {
-        size_t at = (size_t)(b * (S + 1) + p);
-        int32_t label = at + 1 < c->count ? c->tokens[at + 1] : IGNORED;
-        cr_assert_eq(x[p], at < c->count ? c->tokens[at] % 256 : 0, "token %zu is %d", at, x[p]);
-        cr_assert_eq(y[p], label < 256 ? label : IGNORED, "label of token %zu is %d", at, y[p]);
-    }
-    free(x);
-    free(y);
-}
-
-/* Rows with every kind of escape, and blocks that begin anywhere in them. */
-Test(dataset, jsonl_long_rows_are_read_from_the_middle)
-{
-    static const int64_t lengths[] = {7, 1000, 16383, 16384, 50000};
-    corpus c = make_corpus(40000);
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tempdir_write(&dir, "a.jsonl", c.json, c.bytes));
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        assert_ok(try_open(path, ND_DATA_AUTO, "bytes", 256, lengths[i]));
-        cr_assert_eq(nd_dataset_tokens(opened), c.count);
-        for (int64_t b = nd_dataset_blocks(opened) - 1; b >= 0; b--) {
-            expect_corpus_block(&c, b, lengths[i]);
-        }
-        nd_dataset_close(opened);
-    }
-    free_corpus(&c);
-}
-
 Test(dataset, text_may_begin_with_a_byte_order_mark)
 {
     assert_ok(open_text_of("a.txt",
@@ -244,16 +147,6 @@ Test(dataset, text_may_begin_with_a_byte_order_mark)
     assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
     nd_dataset_close(opened);
     assert_fails(open_text_of("a.txt", "\xff\xfe\x61\x01", 2), ND_ERR_DATA, "iconv -f UTF-16");
-}
-
-Test(dataset, jsonl_may_begin_with_a_byte_order_mark)
-{
-    assert_ok(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": \"abc\"}\n", 2));
-    cr_assert_eq(nd_dataset_tokens(opened), 3);
-    assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
-    nd_dataset_close(opened);
-    assert_fails(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": 5}\n", 2), ND_ERR_DATA,
-                 "line 1: \"text\" is not a string");
 }
 
 Test(dataset, known_binary_files_are_no_text)
@@ -272,21 +165,11 @@ Test(dataset, known_binary_files_are_no_text)
     }
 }
 
-/* All of them are in test_rows_of_bytes.c. */
-Test(dataset, jsonl_errors_name_the_line)
+/* What is wrong with rows is in test_rows_of_bytes.c. */
+Test(dataset, jsonl_needs_two_tokens_of_the_model)
 {
-    static const struct {
-        const char *text, *words;
-    } bad[] = {
-        {"{\"text\": \"a\"}\n{\"text\": \"b\"\n", "a.jsonl\" line 2, column"},
-        {"\n\n{\"text\": 5}\n", "line 3: \"text\" is not a string"},
-        {"{\"text\": \"\"}\n", "is empty"},
-        {"\n", "is empty"},
-        {"{\"text\": \"a\"}\n", "a single token"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_fails(open_text_of("a.jsonl", bad[i].text, 4), ND_ERR_DATA, bad[i].words);
-    }
+    assert_fails(open_text_of("a.jsonl", "{\"text\": \"\"}\n", 4), ND_ERR_DATA, "is empty");
+    assert_fails(open_text_of("a.jsonl", "{\"text\": \"a\"}\n", 4), ND_ERR_DATA, "a single token");
     const char *path = tempdir_write(&dir, "b.jsonl", "{\"text\": \"abcdef\"}\n", 19);
     assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 300, 4), ND_ERR_CONFIG, "vocab_size is 300");
     assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, 4, &opened), ND_ERR_CONFIG,

@@ -55,11 +55,10 @@ static nd_dataset *open_rows(const char *name, const char *text)
 {
     static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     nd_dataset *out;
-    const nd_dataset_text of = {.path = tempdir_write(&dir, name, text, strlen(text)),
-                                .rules = &rules,
-                                .cache_dir = dir.path,
-                                .threads = 1};
-    assert_ok(nd_dataset_open_text(&of, 256, S, &out));
+    const nd_token_cache_request request = {
+        .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
+    assert_ok(nd_dataset_open_text(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO,
+                                   request, S, &out));
     return out;
 }
 

@@ -29,30 +29,25 @@ static void teardown(void)
 
 TestSuite(encoded, .init = setup, .fini = teardown);
 
+static const atomic_bool *stop;
+
 static nd_status open_text(const char *rows, int64_t vocab, nd_dataset **out)
 {
     snprintf(text_path, sizeof text_path, "%s", tempdir_write(&dir, "a.jsonl", rows, strlen(rows)));
-    const nd_dataset_text text = {.path = text_path,
-                                  .tokenizer = tokenizer_path,
-                                  .rules = &rules,
-                                  .cache_dir = dir.path,
-                                  .threads = 1};
-    return nd_dataset_open_text(&text, vocab, S, out);
+    const nd_token_cache_request request = {.job = {.rules = &rules, .threads = 1, .stop = stop},
+                                            .tokenizer = tokenizer_path,
+                                            .folder = dir.path,
+                                            .vocab = vocab};
+    return nd_dataset_open_text(text_path, ND_DATA_AUTO, request, S, out);
 }
 
 /* A run that is told to stop does not encode on. */
 Test(encoded, a_stop_ends_the_encoding)
 {
-    static const char row[] = "{\"text\":\"a\"}\n";
-    const atomic_bool stop = true;
+    const atomic_bool stopped = true;
     nd_dataset *dataset;
-    const nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", row, strlen(row)),
-                                  .tokenizer = tokenizer_path,
-                                  .rules = &rules,
-                                  .cache_dir = dir.path,
-                                  .threads = 1,
-                                  .stop = &stop};
-    assert_fails(nd_dataset_open_text(&text, VOCAB, S, &dataset), ND_ERR_PREEMPTED, "stopped");
+    stop = &stopped;
+    assert_fails(open_text("{\"text\":\"a\"}\n", VOCAB, &dataset), ND_ERR_PREEMPTED, "stopped");
 }
 
 static void encode_rows(const char *rows, corpus_result *out)

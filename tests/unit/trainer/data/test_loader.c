@@ -306,10 +306,9 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
         if (kind == 0) {
             assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
         } else {
-            assert_ok(nd_dataset_open_text(
-                &(nd_dataset_text){
-                    .path = path, .rules = &rules, .cache_dir = dir.path, .threads = 1},
-                256, S, &dataset));
+            const nd_token_cache_request request = {
+                .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
+            assert_ok(nd_dataset_open_text(path, ND_DATA_AUTO, request, S, &dataset));
             path = nd_dataset_facts_of(dataset).cache;
         }
         nd_loader_options o = options_of(1, 0, 1, 0);

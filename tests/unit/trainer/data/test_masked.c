@@ -199,12 +199,11 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
              "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
     snprintf(rows_path, sizeof rows_path, "%s",
              tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
-    assert_ok(nd_dataset_open_text(&(nd_dataset_text){.path = rows_path,
-                                                      .tokenizer = tokenizer_path,
-                                                      .rules = &rules,
-                                                      .cache_dir = dir.path,
-                                                      .threads = 1},
-                                   VOCAB, S, &encoded));
+    const nd_token_cache_request request = {.job = {.rules = &rules, .threads = 1},
+                                            .tokenizer = tokenizer_path,
+                                            .folder = dir.path,
+                                            .vocab = VOCAB};
+    assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO, request, S, &encoded));
     nd_tokenizer *tokenizer = text_open("llama3");
     nd_corpus_files files = {0};
     assert_ok(nd_corpus_files_add(&files, rows_path, ND_DATA_AUTO));
@@ -247,11 +246,10 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
     nd_dataset_part parts[2] = {{.name = "a"}, {.name = "b"}};
     int64_t ignored = 0;
     write_files(spans, SPANS);
-    nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
-                            .rules = &rules,
-                            .cache_dir = dir.path,
-                            .threads = 1};
-    assert_ok(nd_dataset_open_text(&text, 256, S, &parts[0].data));
+    const nd_token_cache_request request = {
+        .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
+    assert_ok(nd_dataset_open_text(tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
+                                   ND_DATA_AUTO, request, S, &parts[0].data));
     assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
     cr_expect_eq(ignored, 4);
     assert_ok(open_files());
@@ -261,7 +259,7 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
     assert_ok(nd_dataset_ignored(blend, &ignored));
     cr_expect_eq(ignored, 4 + 26);
     nd_dataset_close(blend);
-    text.path = tempdir_write(&dir, "b.jsonl", none, sizeof none - 1);
-    assert_fails(nd_dataset_open_text(&text, 256, S, &opened), ND_ERR_DATA,
-                 "none of the 3 tokens of");
+    assert_fails(nd_dataset_open_text(tempdir_write(&dir, "b.jsonl", none, sizeof none - 1),
+                                      ND_DATA_AUTO, request, S, &opened),
+                 ND_ERR_DATA, "none of the 3 tokens of");
 }

@@ -422,14 +422,15 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
     }
 }
 
-/* The path is that of `dir`, valid until the next file there. */
-static nd_dataset_text text_of_rows(const char *rows)
+static nd_dataset *open_rows(const char *rows)
 {
     static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
-    return (nd_dataset_text){.path = tempdir_write(&dir, "a.jsonl", rows, strlen(rows)),
-                             .rules = &corpus,
-                             .cache_dir = dir.path,
-                             .threads = 1};
+    const nd_token_cache_request request = {
+        .job = {.rules = &corpus, .threads = 1}, .folder = dir.path, .vocab = 256};
+    nd_dataset *out;
+    assert_ok(nd_dataset_open_text(tempdir_write(&dir, "a.jsonl", rows, strlen(rows)), ND_DATA_AUTO,
+                                   request, 8, &out));
+    return out;
 }
 
 /* Earlier programs laid rows with prompts into blocks in the order of the file. */
@@ -438,13 +439,12 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
     static const char rows[] = "{\"prompt\": \"abc\", \"completion\": \"de\"}\n"
                                "{\"prompt\": \"f\", \"completion\": \"ghi\"}\n";
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
-    const nd_dataset_text text = text_of_rows(rows);
     for (int mix = 0; mix < 2; mix++) {
         begin_comparison();
         nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
         char value[64];
-        assert_ok(nd_dataset_open_text(&text, 256, 8, &parts[0].data));
-        assert_ok(nd_dataset_open_text(&text, 256, 8, &parts[1].data)); /* stays joined */
+        parts[0].data = open_rows(rows);
+        parts[1].data = open_rows(rows); /* stays joined */
         assert_ok(nd_dataset_set_documents(parts[0].data, &rules));
         assert_ok(mix ? nd_dataset_blend(parts, 2, &inputs.data) : ND_OK);
         inputs.data = mix ? inputs.data : parts[0].data;
