@@ -45,6 +45,16 @@ static const need needs[] = {
     {ND_FIELD_kernels_product_processors, NULL, ND_FIELD_launch_device, "cpu",
      "where products take no multiprocessors",
      "set kernels.product_processors: 0 (--product-processors 0)"},
+    {ND_FIELD_data_format, "llmc", ND_FIELD_data_tokenizer, "bytes",
+     "and the format holds token ids", "use data.tokenizer: file"},
+    {ND_FIELD_data_format, "megatron", ND_FIELD_data_tokenizer, "bytes",
+     "and the format holds token ids", "use data.tokenizer: file"},
+    {ND_FIELD_data_format, "text", ND_FIELD_data_tokenizer, "file",
+     "which is for ids, and the format holds text",
+     "use data.tokenizer: bytes, model, or the path of a tokenizer.json"},
+    {ND_FIELD_data_format, "jsonl", ND_FIELD_data_tokenizer, "file",
+     "which is for ids, and the format holds text",
+     "use data.tokenizer: bytes, model, or the path of a tokenizer.json"},
     {ND_FIELD_train_steps, "0", ND_FIELD_train_epochs, "0", "so the run has no length",
      "give one of them (--num-steps N or --num-train-epochs X)"},
     {ND_FIELD_train_nonfinite, "rewind", ND_FIELD_checkpoint_interval, "0",
@@ -147,7 +157,7 @@ static nd_status check_gpu_ids(const nd_config *c)
     return ND_OK;
 }
 
-static nd_status check_model(const nd_config *c)
+static nd_status check_model_and_data(const nd_config *c)
 {
     const char *name = c->model.name;
     int count = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
@@ -160,25 +170,9 @@ static nd_status check_model(const nd_config *c)
               "model.name is '%.200s'; it must be ORG/NAME as on the Hugging Face hub (for a "
               "folder use --model-path, for a config.json --model-config)",
               name);
-    return ND_OK;
-}
-
-static nd_status check_data(const nd_config *c)
-{
-    bool bytes = strcmp(c->data.tokenizer, "bytes") == 0;
-    bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
-    bool text = c->data.format == ND_DATA_TEXT || c->data.format == ND_DATA_JSONL;
     ND_REFUSE(!*c->data.path, "data.path is empty; name the training file");
     ND_REFUSE(!*c->data.tokenizer,
               "data.tokenizer is empty; use bytes, file, model, or the path of a tokenizer.json");
-    ND_REFUSE(
-        bytes && ids,
-        "data.format %s holds token ids, but data.tokenizer is bytes; use data.tokenizer: file",
-        c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
-    ND_REFUSE(strcmp(c->data.tokenizer, "file") == 0 && text,
-              "data.format %s holds text, but data.tokenizer is file (the ids in the file); use "
-              "data.tokenizer: bytes, model, or the path of a tokenizer.json",
-              c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     return ND_OK;
 }
 
@@ -227,8 +221,7 @@ nd_status nd_config_check_keys(const nd_config *config)
         ND_TRY(check_need(config, &needs[i]));
     }
     ND_TRY(check_gpu_ids(config));
-    ND_TRY(check_model(config));
-    ND_TRY(check_data(config));
+    ND_TRY(check_model_and_data(config));
     return check_training(config);
 }
 
@@ -286,14 +279,13 @@ bool nd_config_tracks(const nd_config *c, nd_tracker tracker)
 static nd_status check_steps(const nd_config *c, const char *key, const char *steps)
 {
     int64_t first, last;
-    if (!steps[0] || (nd_config_steps(steps, &first, &last) &&
-                      (c->train.steps == 0 || last <= c->train.steps))) {
-        return ND_OK;
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "log.%s is \"%.60s\"; it must be a step or two, such as 10 or 10-12, from 1 to "
-                   "train.steps, which is %lld",
-                   key, steps, nd_ll(c->train.steps));
+    const bool good =
+        nd_config_steps(steps, &first, &last) && (c->train.steps == 0 || last <= c->train.steps);
+    ND_REFUSE(steps[0] && !good,
+              "log.%s is \"%.60s\"; it must be a step or two, such as 10 or 10-12, from 1 to "
+              "train.steps, which is %lld",
+              key, steps, nd_ll(c->train.steps));
+    return ND_OK;
 }
 
 /* A tracker for which rank 0, which is on node 0, starts a Python program. */
@@ -307,12 +299,11 @@ static nd_status check_follower(const nd_config *c, nd_tracker tracker, const ch
               "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN --with %s "
               "--follow send metrics.jsonl of the run's folder",
               library, library, library);
-    return is_program(c->log.python)
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "log.python is \"%.200s\", which is no program here; name a Python that "
-                         "has %s with --tracker-python",
-                         c->log.python, library);
+    ND_REFUSE(!is_program(c->log.python),
+              "log.python is \"%.200s\", which is no program here; name a Python that has %s with "
+              "--tracker-python",
+              c->log.python, library);
+    return ND_OK;
 }
 
 nd_status nd_config_check_log(const nd_config *c)

@@ -249,35 +249,38 @@ static nd_status take_value(nd_command_flags *line, const part *p)
     return nd_fail(ND_ERR_CONFIG, "--%s is \"%.40s\"; it must be %s", name, v->text, wanted);
 }
 
-/* A flag or word that a tool does not have. */
-static nd_status fail_word(nd_command_id command, const char *word)
+static void offer_own(nd_suggest *search, nd_command_id command)
 {
-    const nd_command_row *row = &nd_command_rows[command];
-    const char *program = nd_program_of(command);
-    char name[ND_FLAG_NAME_MAX], flag[ND_FLAG_NAME_MAX + 2];
-    nd_suggest search;
-    if (word[0] != '-' || !word[1]) {
-        char most[64] = "belongs to no flag";
-        if (row->most > 0) {
-            snprintf(most, sizeof most, "is one argument too many, after %d", row->most);
-        }
-        return nd_fail(ND_ERR_CONFIG, "\"%.200s\" %s; usage: %s %s %s", word, most, program,
-                       row->name, row->usage);
-    }
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-    nd_suggest_init(&search, name);
-    nd_suggest_offer(&search, "--help");
     for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
         if (nd_own_flags[i].command == command) {
-            snprintf(flag, sizeof flag, "--%.*s", (int)strcspn(nd_own_flags[i].flags, " "),
-                     nd_own_flags[i].flags);
-            nd_suggest_offer(&search, flag);
+            offer_list(search, nd_own_flags[i].flags);
         }
     }
-    return search.best ? nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; did you mean %s?", program,
-                                 row->name, name, search.best)
-                       : nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; %s %s --help lists them",
-                                 program, row->name, name, program, row->name);
+}
+
+/* A word of a tool that belongs to none of its flags. */
+static nd_status take_word(nd_command_flags *line, const part *p)
+{
+    const nd_command_row *row = &nd_command_rows[line->command];
+    const char *program = nd_program_of(line->command);
+    const bool is_word = p->word[0] != '-' || !p->word[1];
+    nd_suggest search;
+    if (is_word && line->words < row->most) {
+        line->words++;
+        return ND_OK;
+    }
+    ND_REFUSE(is_word && row->most > 0,
+              "\"%.200s\" is one argument too many, after %d; usage: %s %s %s", p->word, row->most,
+              program, row->name, row->usage);
+    ND_REFUSE(is_word, "\"%.200s\" belongs to no flag; usage: %s %s %s", p->word, program,
+              row->name, row->usage);
+    nd_suggest_init(&search, p->name);
+    nd_suggest_offer(&search, "help");
+    offer_own(&search, line->command);
+    ND_REFUSE(search.best, "%s %s has no flag %.*s; did you mean --%s?", program, row->name,
+              (int)strcspn(p->word, "="), p->word, search.best);
+    return nd_fail(ND_ERR_CONFIG, "%s %s has no flag %.*s; %s %s --help lists them", program,
+                   row->name, (int)strcspn(p->word, "="), p->word, program, row->name);
 }
 
 nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd_command_flags *out)
@@ -294,23 +297,20 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd
         if (p.own != ND_NO_FLAG) {
             ND_TRY(take_value(out, &p));
         } else if (!(row->programs & ND_TAKES_SETTINGS)) {
-            const bool fits = (p.word[0] != '-' || !p.word[1]) && out->words < row->most;
-            ND_TRY(fits ? ND_OK : fail_word(command, p.word));
-            out->words++;
+            ND_TRY(take_word(out, &p));
         }
     }
-    return out->words >= row->least
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "%s is missing; usage: %s %s %s", row->word,
-                         nd_program_of(command), row->name, row->usage);
+    ND_REFUSE(out->words < row->least, "%s is missing; usage: %s %s %s", row->word,
+              nd_program_of(command), row->name, row->usage);
+    return ND_OK;
 }
 
 nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag)
 {
     const char *text = line->values[flag].text, *names = nd_own_flags[flag].flags;
-    return text && text[0] ? ND_OK
-                           : nd_fail(ND_ERR_CONFIG, "--%.*s is missing: %s",
-                                     (int)strcspn(names, " "), names, nd_own_flags[flag].help);
+    ND_REFUSE(!text || !text[0], "--%.*s is missing: %s", (int)strcspn(names, " "), names,
+              nd_own_flags[flag].help);
+    return ND_OK;
 }
 
 /* Settings of a run. */
@@ -336,10 +336,9 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
     nd_suggest search;
     const char *other = NULL; /* a command that has the flag */
     nd_suggest_init(&search, p->name);
-    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* the first of equally near ones counts */
-        if (nd_own_flags[i].command == command) {
-            offer_list(&search, nd_own_flags[i].flags);
-        } else if (!other && nd_flag_list_holds(nd_own_flags[i].flags, p->name)) {
+    offer_own(&search, command); /* the first of equally near ones counts */
+    for (int i = 0; i < ND_OWN_FLAG_COUNT && !other; i++) {
+        if (nd_flag_list_holds(nd_own_flags[i].flags, p->name)) {
             other = nd_command_name(nd_own_flags[i].command);
         }
     }

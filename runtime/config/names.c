@@ -146,10 +146,9 @@ static nd_status apply_sharding(nd_reader *r, const nd_name *row, const nd_setti
 static nd_status parse_size(nd_reader *r, const nd_setting *setting, int64_t *out)
 {
     r->parallelism = true;
-    return nd_int_parse(setting->text, out) && *out >= 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be 1 or more", setting->where,
-                         setting->name, setting->text);
+    ND_REFUSE(!nd_int_parse(setting->text, out) || *out < 1, "%s%s is %.80s; it must be 1 or more",
+              setting->where, setting->name, setting->text);
+    return ND_OK;
 }
 
 static nd_status apply_size(nd_reader *r, const nd_name *row, const nd_setting *setting)
@@ -217,14 +216,14 @@ static nd_status apply_model(nd_reader *r, const nd_name *row, const nd_setting 
     return nd_reader_set(r, folder ? ND_FIELD_model_path : ND_FIELD_model_name, setting);
 }
 
-/* How many numbers a file's list such as "0-1,3" holds; 1 when it cannot be read. */
-static int count_listed(const char *path)
+/* The NUMA nodes that have CPUs, in a list such as "0-1,3"; 1 when it cannot be read. */
+static int count_cpu_nodes(void)
 {
-    int first = 0, last = 0, count = 0, end = 0;
-    FILE *f = nd_fs_stream_kernel(path);
+    int first = 0, last = 0, count = 0;
+    FILE *f = nd_fs_stream_kernel("/sys/devices/system/node/has_cpu");
     while (f && fscanf(f, "%d", &first) == 1) {
         last = first;
-        end = fscanf(f, "-%d", &last);
+        const int end = fscanf(f, "-%d", &last);
         count += last >= first ? last - first + 1 : 0;
         if (end == EOF || fgetc(f) != ',') {
             break;
@@ -262,15 +261,13 @@ static nd_status apply_per_node(nd_reader *r, const nd_name *row, const nd_setti
 {
     char number[16];
     nd_setting counted = *setting;
-    bool automatic = strcmp(setting->text, "auto") == 0;
-    bool gpu = strcmp(setting->text, "gpu") == 0, cpu = strcmp(setting->text, "cpu") == 0;
-    if (automatic || gpu || cpu) {
-        int gpus = cpu ? 0 : count_gpus();
+    const bool gpu = strcmp(setting->text, "gpu") == 0, cpu = strcmp(setting->text, "cpu") == 0;
+    if (gpu || cpu || strcmp(setting->text, "auto") == 0) {
+        const int gpus = cpu ? 0 : count_gpus();
         if (gpu && gpus == 0) {
             return refuse(setting, "no GPU is visible here; use cpu, or a number");
         }
-        snprintf(number, sizeof number, "%d",
-                 gpus > 0 ? gpus : count_listed("/sys/devices/system/node/has_cpu"));
+        snprintf(number, sizeof number, "%d", gpus > 0 ? gpus : count_cpu_nodes());
         counted.text = number;
     }
     return nd_reader_set(r, ND_FIELD_launch_nproc_per_node, &counted);
@@ -279,16 +276,15 @@ static nd_status apply_per_node(nd_reader *r, const nd_name *row, const nd_setti
 /* torchrun's elastic MIN:MAX is taken when both are the same. */
 static nd_status apply_nnodes(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
-    const char *colon = strchr(setting->text, ':');
+    const size_t n = strcspn(setting->text, ":");
     nd_setting one = *setting;
-    if (colon) {
-        const size_t n = (size_t)(colon - setting->text);
-        one.text = colon + 1;
+    if (one.text[n]) {
+        one.text += n + 1;
         if (strlen(one.text) != n || strncmp(setting->text, one.text, n) != 0) {
             return refuse(setting, row->sentence);
         }
     }
-    return nd_reader_set(r, ND_FIELD_launch_nnodes, &one);
+    return nd_reader_set(r, row->field, &one);
 }
 
 static const nd_name names[] = {
