@@ -12,6 +12,8 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
+import resource
 import shlex
 import signal
 import socket
@@ -24,6 +26,21 @@ import traceback
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE_S = 20 * max(1.0, float(os.environ.get("ND_TEST_TIME_FACTOR", "1")))  # whatever is done to it, a program ends by then
 LIMIT_S = 240
+
+
+def put_back_surroundings():
+    """What tests/support/surroundings.c does for programs of Criterion."""
+    lists = (SOURCE / "tests/support/surroundings.c").read_text().split("static int")[0].split("names[] =")
+    families, names = (re.findall('"([A-Z_]+)"', part) for part in lists)
+    for variable in list(os.environ):
+        if variable in names or (variable.startswith(tuple(families)) and variable != "SLURM_CONF"):
+            del os.environ[variable]
+    os.environ["LC_ALL"] = "C"
+    for name in "HUP INT QUIT PIPE ALRM TERM USR1 USR2 CHLD TSTP TTIN TTOU".split():
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.umask(0o022)
 
 
 class Skipped(Exception):
@@ -62,7 +79,7 @@ class Steps:
     """A folder, and the last program that was run in it: its standard output and its log."""
 
     def __init__(self, build, folder):
-        self.build, self.folder, self.out, self.log = pathlib.Path(build), pathlib.Path(folder), "", ""
+        self.build, self.folder, self.out, self.log, self.code = pathlib.Path(build), pathlib.Path(folder), "", "", 0
 
     def write(self, name, content):
         """Text, bytes, or a list of rows of JSON."""
@@ -108,10 +125,15 @@ class Steps:
         done = subprocess.run(self.command(words), cwd=self.folder, input=given, stdin=subprocess.DEVNULL if given is None else None,
                               capture_output=True, timeout=LIMIT_S, env=os.environ | environment)
         self.out, self.log = (stream.decode(errors="surrogateescape") for stream in (done.stdout, done.stderr))
-        got = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        self.code = got = done.returncode if done.returncode >= 0 else 128 - done.returncode
         check(code is None or got == code, f"{words}\nended with {got}, not {code}:\n{self.out[-9000:]}{self.log[-9000:]}")
         self.says(says, never)
         return self.out
+
+    def sentences(self):
+        """How many sentences of the output say why a program ended: a user should find one."""
+        text = f"\n{self.out}\n{self.log}"
+        return text.count("\nerror: ") + text.count(" failed first (")
 
     def says(self, says=(), never=()):
         for word in (says,) if isinstance(says, str) else says:
@@ -158,7 +180,6 @@ class Steps:
 
 def run_test(function, setup, build):
     """The reason of a failure; "": it passed; None: it was skipped."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with tempfile.TemporaryDirectory(prefix="nd_test_") as folder:
         steps = Steps(build, os.path.realpath(folder))
         try:
@@ -180,6 +201,7 @@ def main(suite, setup=None):
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     build = pathlib.Path(options.build).resolve()
+    put_back_surroundings()
     failed = tested = 0
     with concurrent.futures.ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
         running = {function.__name__: pool.submit(run_test, function, setup, build) for function in TESTS
