@@ -91,7 +91,7 @@ class Steps:
         return content
 
     def read(self, name):
-        return (self.folder / name).read_text(errors="surrogateescape")
+        return (self.folder / name).read_bytes().decode(errors="surrogateescape")
 
     def change(self, name, *pairs, to=None):
         """Replaces each text, which is there, by the one behind it; `to`: in a copy."""
