@@ -29,12 +29,6 @@ static int64_t head_rows(int64_t row_bytes, int64_t tp)
     return nd_max(HEAD_LOGITS_BYTES / row_bytes, enough);
 }
 
-static int64_t gpu_head_rows(int64_t row_bytes)
-{
-    const int64_t rows = HEAD_LOGITS_BYTES_GPU / row_bytes;
-    return rows < GPU_TILE ? rows : rows - rows % GPU_TILE;
-}
-
 /* Tiles of nearly equal size. */
 static int64_t head_columns(int64_t V, int64_t most)
 {
@@ -89,7 +83,8 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.vocab_valid = left < 0 ? 0 : nd_min(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
     const nd_internal_limits *limits = &config->limits;
-    int64_t rows = gpu ? gpu_head_rows(row_bytes) : head_rows(row_bytes, tp);
+    int64_t rows = gpu ? HEAD_LOGITS_BYTES_GPU / row_bytes : head_rows(row_bytes, tp);
+    rows -= gpu && rows > GPU_TILE ? rows % GPU_TILE : 0;
     rows = limits->head_rows > 0 ? nd_min(rows, limits->head_rows) : rows;
     d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
     d.head_columns = gpu ? d.V : head_columns(d.V, limits->head_columns);

@@ -25,17 +25,6 @@ static size_t bytes_of(int64_t count, size_t width)
     return (size_t)count * width;
 }
 
-static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
-{
-    bool moments = !forward_only && fsdp->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
-    size_t bytes = bytes_of(fsdp->layout->shard_total, 4);
-    nd_memplan_want(plan, ND_MEM_STATE, "master weights", fsdp->converts ? 0 : bytes,
-                    &fsdp->master);
-    nd_memplan_want(plan, ND_MEM_STATE, "gradients", forward_only ? 0 : bytes, &fsdp->grad);
-    nd_memplan_want(plan, ND_MEM_STATE, "first moments", moments ? bytes : 0, &fsdp->moment1);
-    nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
-}
-
 /* Slots [first, end) are parts of one buffer for a segment. */
 static void plan_slots(nd_fsdp *fsdp, nd_segment_kind kind, const char *name, int first, int end,
                        nd_memplan *plan)
@@ -136,7 +125,13 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->released));
     ND_TRY(ND_ALLOC(layout->param_count, &fsdp->zeroed));
     ND_TRY(ND_ALLOC(layout->unit_count + layout->param_count, &fsdp->sums));
-    plan_state(fsdp, forward_only, plan);
+    const bool moments = !forward_only && rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
+    const size_t bytes = bytes_of(layout->shard_total, 4);
+    nd_memplan_want(plan, ND_MEM_STATE, "master weights", fsdp->converts ? 0 : bytes,
+                    &fsdp->master);
+    nd_memplan_want(plan, ND_MEM_STATE, "gradients", forward_only ? 0 : bytes, &fsdp->grad);
+    nd_memplan_want(plan, ND_MEM_STATE, "first moments", moments ? bytes : 0, &fsdp->moment1);
+    nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
     if (!forward_only) {
         plan_gradients(fsdp, plan);
     }

@@ -204,17 +204,6 @@ static nd_status copy_packed(nd_fsdp *fsdp, bool pack)
     return ND_OK;
 }
 
-static nd_status reduce_packed(nd_fsdp *fsdp)
-{
-    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
-    ND_TRY(copy_packed(fsdp, true));
-    for (int i = 0; i < 2; i++) {
-        ND_TRY(nd_all_reduce(fsdp->rank, over[i], fsdp->packed, fsdp->packed_count, ND_DTYPE_F32,
-                             ND_REDOP_SUM));
-    }
-    return copy_packed(fsdp, false);
-}
-
 static nd_status reduce_copies(nd_fsdp *fsdp)
 {
     nd_rank *r = fsdp->rank;
@@ -235,7 +224,13 @@ nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp)
 {
     ND_TRY(finish_sums(fsdp));
     ND_TRY(reduce_copies(fsdp));
-    return fsdp->packed_count > 0 ? reduce_packed(fsdp) : ND_OK;
+    ND_TRY(copy_packed(fsdp, true));
+    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_all_reduce(fsdp->rank, over[i], fsdp->packed, fsdp->packed_count, ND_DTYPE_F32,
+                             ND_REDOP_SUM));
+    }
+    return copy_packed(fsdp, false);
 }
 
 nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares)

@@ -54,8 +54,14 @@ nd_recipe nd_recipe_of(const nd_config *config);
  * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as
  * codes. Otherwise scales lie along rows or columns, inputs are kept in BF16 and cast again.
  */
-bool nd_recipe_is_per_tensor(const nd_recipe *recipe);
-bool nd_recipe_is_delayed(const nd_recipe *recipe);
+static inline bool nd_recipe_is_per_tensor(const nd_recipe *recipe)
+{
+    return recipe->name && recipe->rules[ND_X_OF_Y].granularity == ND_PER_TENSOR;
+}
+static inline bool nd_recipe_is_delayed(const nd_recipe *recipe)
+{
+    return recipe->rules[ND_X_OF_Y].scaling == ND_SCALING_DELAYED;
+}
 
 /* The casts of a product, named by the role of its first operand: "e4m3 per tensor x e4m3 per
  * tensor, fast accumulation", or "bf16"; returns buffer. */

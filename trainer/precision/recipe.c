@@ -42,16 +42,6 @@ nd_recipe nd_recipe_of(const nd_config *config)
     return recipe;
 }
 
-bool nd_recipe_is_per_tensor(const nd_recipe *recipe)
-{
-    return recipe->name && recipe->rules[ND_X_OF_Y].granularity == ND_PER_TENSOR;
-}
-
-bool nd_recipe_is_delayed(const nd_recipe *recipe)
-{
-    return recipe->rules[ND_X_OF_Y].scaling == ND_SCALING_DELAYED;
-}
-
 static const char *operand(const nd_cast_rule *rule, char buffer[32])
 {
     static const char *const along[] = {

@@ -237,10 +237,12 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
     return blocks + head > 0;
 }
 
-/* auto: the data are not open, as for a plan, which takes them for joined. */
-static bool is_separate(const nd_rank *rank)
+/* Of a step. documents auto: the data are not open, as for a plan, which takes them for joined. */
+static nd_model_options options_of(const nd_rank *rank, const nd_linear_choice *linears)
 {
-    return rank->config->data.documents == ND_DOCUMENTS_SEPARATE;
+    return (nd_model_options){.linears = linears,
+                              .sources = rank->config->data_sources,
+                              .separate = rank->config->data.documents == ND_DOCUMENTS_SEPARATE};
 }
 
 nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
@@ -249,9 +251,7 @@ nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd
     nd_trainer *t = NULL;
     nd_schedule_needs needs;
     nd_status status = ND_OK;
-    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
-                                .sources = rank->config->data_sources,
-                                .separate = is_separate(rank)};
+    nd_model_options options = options_of(rank, tuning ? &tuning->linear_choice : NULL);
     ND_TRY_OUT(nd_schedule_check(&schedule, &needs));
     options.sets = needs.sets;
     options.delays = needs.delays;
@@ -276,8 +276,7 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
 /* Bytes of the plan with these linears, without a copy of all weights. */
 static nd_status least_bytes(nd_rank *rank, const nd_linear_choice *linears, size_t *out)
 {
-    const nd_model_options options = {
-        .linears = linears, .sources = rank->config->data_sources, .separate = is_separate(rank)};
+    const nd_model_options options = options_of(rank, linears);
     nd_trainer *t = NULL;
     ND_TRY(create(rank, &options, true, &t));
     *out = t->plan.total;
