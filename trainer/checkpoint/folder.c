@@ -10,7 +10,6 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/text.h"
-#include "trainer/checkpoint/state_file.h"
 
 /* Names. This file is the only one that reads and writes them. */
 
@@ -260,7 +259,7 @@ static nd_status write_manifest(const char *temporary, const nd_manifest *manife
     size_t bytes = 0;
     nd_manifest again = {0};
     ND_TRY(nd_manifest_format(manifest, &text, &bytes));
-    nd_status status = nd_state_file_put(temporary, ND_MANIFEST_NAME, text, bytes);
+    nd_status status = nd_shard_put(temporary, ND_MANIFEST_NAME, text, bytes);
     free(text);
     status = status == ND_OK ? nd_manifest_read(temporary, &again) : status;
     nd_manifest_fini(&again);

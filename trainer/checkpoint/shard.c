@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 
 /* Names. */
@@ -282,81 +281,4 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
     free(plan->first_piece);
     free(plan->pieces);
     *plan = (nd_shard_plan){0};
-}
-
-/* Writing. */
-
-typedef nd_state_file *open_files[ND_PIECE_KINDS]; /* NULL: there is no such file */
-
-static nd_status begin_files(const nd_shard_plan *plan, const char *folder, open_files files)
-{
-    for (int k = 0; k < ND_PIECE_KINDS; k++) { /* all space is reserved before any is filled */
-        const nd_shard_file *file = &plan->files[k];
-        ND_TRY(file->head ? nd_state_file_create(folder, file->name, file->bytes, plan->checksum,
-                                                 file->digests, &files[k])
-                          : ND_OK);
-    }
-    for (int k = 0; k < ND_PIECE_KINDS; k++) {
-        const nd_shard_file *file = &plan->files[k];
-        ND_TRY(file->head ? nd_state_file_append(files[k], file->head, file->head_bytes) : ND_OK);
-    }
-    return ND_OK;
-}
-
-static nd_status write_data(const nd_shard_plan *plan, int64_t updates, const nd_shard_data *data,
-                            open_files files)
-{
-    const float step = (float)updates;
-    for (int u = 0; u < plan->layout->unit_count; u++) {
-        ND_TRY(data->unit(data->context, u));
-        for (int i = plan->first_piece[u]; i < plan->first_piece[u + 1]; i++) {
-            const nd_piece *piece = &plan->pieces[i];
-            for (int a = 0; a < plan->arrays; a++) {
-                ND_TRY(nd_state_file_append(files[piece->kind],
-                                            data->piece(data->context, i, (nd_state_kind)a),
-                                            piece_bytes(piece)));
-            }
-        }
-    }
-    ND_TRY(data->unit(data->context, plan->layout->unit_count));
-    for (int i = 0; i < plan->extra_count; i++) {
-        ND_TRY(nd_state_file_append(files[ND_PIECE_BODY], data->extras[i],
-                                    (size_t)plan->extras[i].count * sizeof(float)));
-    }
-    for (int i = 0; i < plan->step_count; i++) {
-        ND_TRY(nd_state_file_append(files[ND_PIECE_BODY], &step, STEP_BYTES));
-    }
-    return ND_OK;
-}
-
-static nd_status finish_files(open_files files)
-{
-    for (int k = 0; k < ND_PIECE_KINDS; k++) {
-        nd_state_file *file = files[k];
-        files[k] = NULL;
-        ND_TRY(file ? nd_state_file_finish(file) : ND_OK);
-    }
-    return ND_OK;
-}
-
-nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t updates,
-                         const nd_shard_data *data, nd_shard_record *out)
-{
-    open_files files = {NULL};
-    char name[ND_HASH_FILE_NAME_MAX];
-    nd_shard_record record = {.bytes = plan->bytes};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(begin_files(plan, folder, files));
-    ND_TRY_OUT(write_data(plan, updates, data, files));
-    ND_TRY_OUT(finish_files(files));
-    ND_TRY_OUT(nd_digest_text(plan->checksum, plan->hashes, plan->hashes_bytes, record.digest));
-    nd_hash_file_name(name, plan->rank);
-    ND_TRY_OUT(nd_state_file_put(folder, name, plan->hashes, plan->hashes_bytes));
-    ND_TRY_OUT(nd_fs_sync_folder(folder));
-    *out = record;
-out:
-    for (int k = 0; k < ND_PIECE_KINDS; k++) {
-        nd_state_file_abandon(files[k]);
-    }
-    return status;
 }

@@ -12,8 +12,31 @@
  * order within a file is unit, rectangle, state array. The scalars "step", the number of updates,
  * which torch keeps for each parameter, close the first file.
  */
+#include "runtime/base/hash.h"
 #include "trainer/checkpoint/pieces.h"
-#include "trainer/checkpoint/state_file.h"
+
+/* Digests of a checkpoint: of chunks, and of whole small files. */
+typedef enum nd_checksum {
+    ND_CHECKSUM_XXH3 = 0,
+    ND_CHECKSUM_SHA256,
+    ND_CHECKSUM_COUNT
+} nd_checksum;
+
+enum { ND_CHUNK_BYTES = 4 << 20 };
+
+typedef struct nd_checksum_hashes {
+    const char *name; /* "xxh3", "sha256" */
+    nd_hash_kind chunk, whole;
+} nd_checksum_hashes;
+extern const nd_checksum_hashes nd_checksums[ND_CHECKSUM_COUNT];
+
+/* The digest of a hash file or a manifest as text: the kind, then lower-case hex:
+ * "xxh3:0123...". */
+enum { ND_DIGEST_TEXT_MAX = 80 };
+nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
+                         char out[ND_DIGEST_TEXT_MAX]);
+/* Whether a text has the form that nd_digest_text gives for this kind. */
+bool nd_digest_text_is_valid(nd_checksum kind, const char *text);
 
 /* The flat state arrays of a rank. SGD has the first only. */
 typedef enum nd_state_kind {
@@ -127,11 +150,19 @@ typedef struct nd_shard_data {
     void *context;
 } nd_shard_data;
 
-/* Makes the files in `folder`, all of them at their sizes before one is filled, and leaves them
- * durable. `updates` is the value of the step scalars. After a failure the files stay as they are:
- * the maker of the folder removes it. */
+/*
+ * Makes the files in `folder`, all of them at their sizes before one is filled, and leaves them
+ * durable. A digest of every 4 MiB chunk is made on the way, so that a reader verifies exactly the
+ * chunks that it reads. Pages that wait for the disk are bounded: writeback starts early, and a
+ * writer that is far ahead of the disk waits for it. `updates` is the value of the step scalars.
+ * ND_ERR_CANTCREATE: a file exists, the disk or the quota is full, or the folder is read-only.
+ * After a failure the files stay as they are: the maker of the folder removes it.
+ */
 nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t updates,
                          const nd_shard_data *data, nd_shard_record *out);
+
+/* A small file whole: created, written, fsynced. It must not exist. */
+nd_status nd_shard_put(const char *folder, const char *name, const void *data, size_t bytes);
 
 enum { ND_HASH_FILE_NAME_MAX = 32 };
 /* "shard-00001.hashes"; returns `name`. */

@@ -8,12 +8,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
-#include "trainer/checkpoint/folder.h"
-#include "trainer/checkpoint/state_file.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 
 typedef struct disk {
     bool there;
@@ -34,6 +33,7 @@ int fallocate64(int fd, int mode, off64_t offset, off64_t bytes)
     if (!the_disk.there) {
         return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
     }
+    cr_assert_eq(the_disk.reserved, 0, "it is the only file");
     the_disk.reserved = bytes;
     return 0;
 }
@@ -41,7 +41,7 @@ int fallocate64(int fd, int mode, off64_t offset, off64_t bytes)
 ssize_t pwrite64(int fd, const void *data, size_t bytes, off64_t offset)
 {
     disk *d = &the_disk;
-    if (!d->there) {
+    if (!d->there || d->written == d->reserved) { /* the hash file, or none of it */
         return syscall(SYS_pwrite64, fd, data, bytes, offset);
     }
     cr_assert_eq(offset, d->written);
@@ -68,80 +68,53 @@ int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
     return 0;
 }
 
+static nd_status any_unit(void *context, int unit)
+{
+    (void)context;
+    (void)unit;
+    return ND_OK;
+}
+
+static const float *zeros(void *context, int piece, nd_state_kind array)
+{
+    (void)piece;
+    (void)array;
+    return context;
+}
+
 /* A file of 1.5 GiB: writeback begins after 32 MiB, and no more than 512 MiB wait for the disk,
  * with what is written until the next look. */
-Test(state_file, pages_that_wait_for_the_disk_are_bounded)
+Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
 {
-    enum { PART = 3 << 20, PARTS = 512 };
+    const off64_t mib = 1 << 20, size = 1536 * mib;
+    nd_shape shape = fake_shape(true);
+    nd_shard_plan plan;
+    nd_shard_record record;
     tempdir dir;
-    nd_state_file *file = NULL;
-    static uint8_t digests[ND_HASH_MAX * ((size_t)PART * PARTS / ND_CHUNK_BYTES)];
-    const off64_t mib = 1 << 20;
-    char *data = calloc(1, PART);
+    shape.hidden = 1024;
+    shape.vocab = size / 4 / shape.hidden;
+    nd_layout *layout = fake_layout(&shape, &fake_one, 0, false);
+    const nd_shard_plan_options options = {.layout = layout, .mesh = &fake_one, .arrays = 1};
+    void *memory = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const nd_shard_data data = {any_unit, zeros, NULL, memory};
+    cr_assert_neq(memory, MAP_FAILED);
+    assert_ok(nd_shard_plan_init(&plan, &options));
     tempdir_make(&dir);
     the_disk = (disk){.there = true};
-    assert_ok(nd_state_file_create(dir.path, "large", (uint64_t)PART * PARTS, ND_CHECKSUM_XXH3,
-                                   digests, &file));
-    for (int i = 0; i < PARTS; i++) {
-        assert_ok(nd_state_file_append(file, data, PART));
-    }
-    assert_ok(nd_state_file_finish(file));
-    cr_assert_eq(the_disk.written, (off64_t)PART * PARTS);
+    assert_ok(nd_shard_write(&plan, dir.path, 0, &data, &record));
+    cr_assert_eq(the_disk.written, (off64_t)plan.files[ND_PIECE_BODY].bytes);
+    cr_assert_gt(the_disk.written, size);
     cr_assert_leq(the_disk.most_idle, 33 * mib);
     cr_assert_leq(the_disk.most_dirty, (512 + 33) * mib);
     cr_assert_gt(the_disk.most_dirty, 400 * mib, "it waits for no reason");
     the_disk.there = false;
-    free(data);
+    munmap(memory, (size_t)size);
+    nd_shard_plan_fini(&plan);
+    nd_layout_destroy(layout);
     nd_fs_remove_tree(dir.path);
 }
 
-/* Three chunks, the last one short. */
-enum { FILE_BYTES = 2 * ND_CHUNK_BYTES + 12345 };
-
-/* Appended in pieces of any size, chunks have the digests that they have alone. */
-static void check_chunks(nd_checksum kind, const uint8_t *data)
-{
-    static const size_t pieces[] = {4096, ND_CHUNK_BYTES - 1, ND_CHUNK_BYTES + 7, FILE_BYTES};
-    const size_t width = (size_t)nd_hash_bytes(nd_checksums[kind].chunk);
-    uint8_t digests[3 * ND_HASH_MAX], alone[ND_HASH_MAX];
-    nd_hash *hash = NULL;
-    tempdir dir;
-    tempdir_make(&dir);
-    assert_ok(nd_hash_create(nd_checksums[kind].chunk, &hash));
-    for (size_t p = 0; p < sizeof pieces / sizeof *pieces; p++) {
-        nd_state_file *file = NULL;
-        char name[] = {(char)('a' + p), '\0'};
-        memset(digests, 0, sizeof digests);
-        assert_ok(nd_state_file_create(dir.path, name, FILE_BYTES, kind, digests, &file));
-        for (size_t at = 0, n = 1; at < FILE_BYTES; at += n, n = pieces[p]) { /* a byte first */
-            n = FILE_BYTES - at < n ? FILE_BYTES - at : n;
-            assert_ok(nd_state_file_append(file, data + at, n));
-        }
-        assert_ok(nd_state_file_finish(file));
-        for (size_t c = 0; c < 3; c++) {
-            const size_t begin = c * ND_CHUNK_BYTES, left = FILE_BYTES - begin;
-            assert_ok(nd_hash_begin(hash));
-            assert_ok(
-                nd_hash_add(hash, data + begin, left < ND_CHUNK_BYTES ? left : ND_CHUNK_BYTES));
-            assert_ok(nd_hash_end(hash, alone));
-            cr_assert_arr_eq(digests + c * width, alone, width);
-        }
-    }
-    nd_hash_destroy(hash);
-    nd_fs_remove_tree(dir.path);
-}
-
-Test(state_file, chunks_have_the_same_digest_however_they_are_appended)
-{
-    static uint8_t data[FILE_BYTES];
-    for (size_t i = 0; i < FILE_BYTES; i++) {
-        data[i] = (uint8_t)(i * i >> 7);
-    }
-    check_chunks(ND_CHECKSUM_XXH3, data);
-    check_chunks(ND_CHECKSUM_SHA256, data);
-}
-
-Test(state_file, digests_are_those_of_the_public_functions)
+Test(shard_write, digests_are_those_of_the_public_functions)
 {
     char text[ND_DIGEST_TEXT_MAX], hex[ND_HASH_HEX_MAX];
     assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, "", 0, text));
