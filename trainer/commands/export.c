@@ -10,17 +10,10 @@
 #include "trainer/generate/model_files.h"
 #include "trainer/run/run.h"
 
-/* In the order of --dtype; a folder has those with a dtype. */
-static const struct {
-    const char *name;
-    bool folder;
-    nd_dtype dtype;
-    int gguf;
-} types[] = {{"bf16", true, ND_DTYPE_BF16, ND_GGUF_BF16},
-             {"fp16", false, ND_DTYPE_BF16, ND_GGUF_FP16},
-             {"fp32", true, ND_DTYPE_F32, ND_GGUF_FP32},
-             {"q8_0", false, ND_DTYPE_BF16, ND_GGUF_Q8_0}};
-enum { TYPE_BF16 = 0, TYPE_FP32 = 2 };
+/* In the order of --dtype. */
+enum { BF16, FP16, FP32, Q8_0 };
+static const char *const names[] = {"bf16", "fp16", "fp32", "q8_0"};
+static const int gguf_types[] = {ND_GGUF_BF16, ND_GGUF_FP16, ND_GGUF_FP32, ND_GGUF_Q8_0};
 
 static const char *setting(const nd_model_files *m, const char *key)
 {
@@ -33,7 +26,7 @@ static int64_t choose_type(const nd_model_files *m, const nd_flag_value *flag)
 {
     const bool wide = m->reader ? !nd_hf_reader_is_bf16(m->reader)
                                 : strcmp(setting(m, "output.dtype"), "fp32") == 0;
-    return flag->given ? flag->whole : wide ? TYPE_FP32 : TYPE_BF16;
+    return flag->given ? flag->whole : wide ? FP32 : BF16;
 }
 
 /* Takes those of --side-files. Where the model that the run began with is not found, a checkpoint
@@ -100,22 +93,22 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     ND_TRY(m->reader || side ? ND_OK : choose_tokenizer(m, tokenizer));
     ND_TRY(file ? find_for_gguf(m, tokenizer) : ND_OK);
     const nd_gguf_writer_options gguf = {.shape = &m->shape,
-                                         .type = types[type].gguf,
+                                         .type = gguf_types[type],
                                          .tokenizer = *tokenizer,
                                          .name = slash && slash[1] ? slash + 1 : m->folder};
     const nd_export_options options = {.out = file ? file : out,
-                                       .dtype = types[type].dtype,
+                                       .dtype = type == FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
                                        .byte_tokenizer = m->bytes,
                                        .source = m->side,
                                        .tokenizer = *tokenizer,
                                        .verify = !line->values[ND_EXPORT_NO_VERIFY].given,
                                        .model = m->reader,
                                        .gguf = file ? &gguf : NULL};
-    if (!file && !types[type].folder) {
+    if (!file && (type == FP16 || type == Q8_0)) {
         return nd_fail(ND_ERR_CONFIG,
                        "--dtype %s is for GGUF files (--gguf FILE); a folder has bf16 "
                        "or fp32",
-                       types[type].name);
+                       names[type]);
     }
     ND_TRY(nd_checkpoint_export(m->folder, &m->manifest, &options));
     ND_TRY(nd_fs_look(options.out, &kind, &st));
@@ -124,9 +117,8 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     if (!m->reader) {
         snprintf(step, sizeof step, ", step %lld", (long long)m->manifest.position.step);
     }
-    printf("%s: the %s model of %s%s: %s in %.1f s\n", options.out, types[type].name, m->folder,
-           step, nd_file_bytes_format(size, sizeof size, (double)bytes),
-           nd_clock_seconds() - begin);
+    printf("%s: the %s model of %s%s: %s in %.1f s\n", options.out, names[type], m->folder, step,
+           nd_file_bytes_format(size, sizeof size, (double)bytes), nd_clock_seconds() - begin);
     return ND_OK;
 }
 

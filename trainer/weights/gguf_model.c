@@ -152,8 +152,6 @@ static nd_status make_config(const nd_gguf *g, json_t **config, json_t **generat
 
 /* The tokenizer. */
 
-static const char mark[] = "\xe2\x96\x81"; /* stands for a blank */
-
 /* Tokens with their kinds. */
 typedef struct tokens {
     const nd_gguf *gguf;
@@ -259,27 +257,24 @@ static nd_status set_words(const tokens *t, json_t **root, bool *ignores_merges)
     return ND_OK;
 }
 
-/* Llama 2's form. */
+/* Llama 2's form: a mark stands for a blank, and with a prefix for one before the text. */
 static void set_marks(const tokens *t, json_t **root)
 {
-    const bool prefix = !json_is_false(nd_gguf_get(t->gguf, "tokenizer.ggml.add_space_prefix"));
-    json_t *prepend = json_pack("{s:s, s:s}", "type", "Prepend", "prepend", mark);
-    json_t *strip =
-        json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0);
-    json_t *replace = json_pack("[{s:s, s:{s:s}, s:s}]", "type", "Replace", "pattern", "String",
-                                " ", "content", mark);
-    json_t *decoders =
-        json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace", "pattern", "String",
-                  mark, "content", " ", "type", "ByteFallback", "type", "Fuse");
-    if (prefix) {
-        (void)json_array_insert(replace, 0, prepend);
-        nd_json_append(&decoders, json_incref(strip));
+    static const char normalizers[] =
+        "[{\"type\": \"Prepend\", \"prepend\": \"\u2581\"},"
+        " {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\u2581\"}]";
+    static const char decoders[] =
+        "[{\"type\": \"Replace\", \"pattern\": {\"String\": \"\u2581\"}, \"content\": \" \"},"
+        " {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"},"
+        " {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}]";
+    json_t *before = json_loads(normalizers, 0, NULL), *behind = json_loads(decoders, 0, NULL);
+    if (json_is_false(nd_gguf_get(t->gguf, "tokenizer.ggml.add_space_prefix"))) {
+        (void)json_array_remove(before, 0);
+        (void)json_array_remove(behind, 3);
     }
     nd_json_set(root, "normalizer",
-                json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", replace));
-    nd_json_set(root, "decoder", json_pack("{s:s, s:o}", "type", "Sequence", "decoders", decoders));
-    json_decref(prepend);
-    json_decref(strip);
+                json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", before));
+    nd_json_set(root, "decoder", json_pack("{s:s, s:o}", "type", "Sequence", "decoders", behind));
 }
 
 /* A piece, and what orders its merges. */
