@@ -225,9 +225,9 @@ static nd_status read_weight(const nd_row_field *field, bool *counts)
     return ND_OK;
 }
 
-/* The strings of a message, lent from the JSON or from the buffers. */
-static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
-                              const uint8_t *text[2], size_t text_size[2], bool *counts)
+/* The role and the content of a message, lent from the JSON or from the buffers. */
+static nd_status read_message(chat_text *t, const uint8_t *json, size_t size, nd_row_field said[2],
+                              bool *counts)
 {
     nd_row_field fields[] = {{.key = "role"},
                              {.key = "content"},
@@ -253,7 +253,8 @@ static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
                                     "string");
     }
     for (int i = 0; i < 2; i++) {
-        ND_TRY(nd_row_text(&fields[i], &t->strings[i], &text[i], &text_size[i], &t->counts->lone));
+        said[i] = fields[i];
+        ND_TRY(nd_row_text(&said[i], &t->strings[i], &t->counts->lone));
     }
     if (fields[6].kind == ND_ROW_STRING && !t->counts->stray[0]) {
         snprintf(t->counts->stray, sizeof t->counts->stray, "%.*s",
@@ -318,14 +319,15 @@ static nd_status add_turn(chat_text *t, int role, bool thinks, bool counts, cons
 static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_t json_size)
 {
     const nd_chat_template *own = t->chat->rules.template;
-    const uint8_t *text[2];
-    size_t size[2];
+    nd_row_field said[2];
     bool counts = false;
     int role;
-    ND_TRY(read_message(t, json, json_size, text, size, &counts));
-    ND_TRY(find_role(t, text[0], size[0], &role));
+    ND_TRY(read_message(t, json, json_size, said, &counts));
+    ND_TRY(find_role(t, said[0].begin, said[0].size, &role));
+    const uint8_t *text = said[1].begin;
+    const size_t size = said[1].size;
     const bool answer = role == ASSISTANT, thinks = answer && own->does & ND_THINKS;
-    if (thinks && memmem(text[1], size[1], "</think>", 8)) {
+    if (thinks && memmem(text, size, "</think>", 8)) {
         return nd_fail(ND_ERR_DATA, "a message of the assistant holds </think>, which the chat "
                                     "template beside the tokenizer moves; write it with that "
                                     "template, as scripts/encode_rows.py does");
@@ -334,7 +336,7 @@ static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_
         ND_TRY(
             add_turn(t, SYSTEM, false, false, (const uint8_t *)own->system, strlen(own->system)));
     }
-    ND_TRY(add_turn(t, role, thinks && last && t->answers, counts && answer, text[1], size[1]));
+    ND_TRY(add_turn(t, role, thinks && last && t->answers, counts && answer, text, size));
     t->messages++;
     t->answers |= role == USER;
     return ND_OK;
@@ -346,17 +348,16 @@ nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *j
     const nd_chat_form *form = chat->rules.template->form;
     const char *prompt = form->prompt ? form->prompt : form->open;
     chat_text t = {.chat = chat, .encoder = encoder, .piece = piece, .counts = counts};
-    const uint8_t *message, *next;
-    size_t message_size, next_size, at = 0;
-    const char *fault = nd_row_next(json, size, &at, &message, &message_size);
+    nd_row_field message, next;
+    size_t at = 0;
+    const char *fault = nd_row_next(json, size, &at, &message);
     nd_status status = ND_OK;
-    *empty = !fault && !message;
+    *empty = !fault && message.kind == ND_ROW_ABSENT;
     ND_TRY_OUT(fault || *empty ? ND_OK : add_form(&t, form->begin, "", false));
-    while (!fault && message) {
-        fault = nd_row_next(json, size, &at, &next, &next_size);
-        ND_TRY_OUT(fault ? ND_OK : add_message(&t, !next, message, message_size));
-        message = next;
-        message_size = next_size;
+    for (; !fault && message.kind != ND_ROW_ABSENT; message = next) {
+        fault = nd_row_next(json, size, &at, &next);
+        const bool last = next.kind == ND_ROW_ABSENT;
+        ND_TRY_OUT(fault ? ND_OK : add_message(&t, last, message.begin, message.size));
     }
     ND_TRY_OUT(fault    ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault)
                : *empty ? ND_OK

@@ -202,10 +202,9 @@ static nd_status end_document(worker *w, bool chat)
 }
 
 /* A text, or a prompt, which does not count in the loss, and its completion. */
-static nd_status add_texts(worker *w, const nd_row_field *fields, int count)
+static nd_status add_texts(worker *w, nd_row_field *fields, int count)
 {
-    const uint8_t *text[2];
-    size_t size[2] = {0};
+    size_t size = 0;
     for (int i = 0; i < count; i++) {
         if (fields[i].kind != ND_ROW_STRING) {
             return nd_fail(
@@ -217,15 +216,16 @@ static nd_status add_texts(worker *w, const nd_row_field *fields, int count)
                       "with --skip-bad N (data.skip_bad)"
                     : "is not a string");
         }
-        ND_TRY(nd_row_text(&fields[i], &w->strings[i], &text[i], &size[i], &w->counts.lone));
+        ND_TRY(nd_row_text(&fields[i], &w->strings[i], &w->counts.lone));
+        size += fields[i].size;
     }
-    if (size[0] + size[1] == 0) {
+    if (size == 0) {
         w->counts.empty++;
         return ND_OK;
     }
     for (int i = 0; i < count; i++) {
         int32_t span[2] = {(int32_t)w->piece.ids.count};
-        ND_TRY(add_ids(w, text[i], size[i], i == 0, i == count - 1));
+        ND_TRY(add_ids(w, fields[i].begin, fields[i].size, i == 0, i == count - 1));
         span[1] = (int32_t)w->piece.ids.count;
         ND_TRY(nd_ids_add(&w->piece.spans, span, i < count - 1 && span[1] > span[0] ? 2 : 0));
     }
@@ -539,18 +539,6 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
     to->text.special += text->special;
 }
 
-static void fini(worker *w)
-{
-    nd_encoder_destroy(w->encoder);
-    free(w->block.text.data);
-    free(w->piece.ids.data);
-    free(w->piece.ends.data);
-    free(w->piece.spans.data);
-    free(w->strings[0].data);
-    free(w->strings[1].data);
-    free(w->bad.data);
-}
-
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
 {
     const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
@@ -571,8 +559,15 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
         watch(&c, &workers[i]);
         add_counts(&c.counts, &workers[i]);
     }
-    for (int i = 0; i < threads; i++) {
-        fini(&workers[i]);
+    for (worker *w = workers; w < workers + threads; w++) {
+        nd_encoder_destroy(w->encoder);
+        free(w->block.text.data);
+        free(w->piece.ids.data);
+        free(w->piece.ends.data);
+        free(w->piece.spans.data);
+        free(w->strings[0].data);
+        free(w->strings[1].data);
+        free(w->bad.data);
     }
     free(workers);
     nd_text_stream_close(c.reader.stream);

@@ -273,14 +273,12 @@ const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, 
     return s.fault;
 }
 
-const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
-                        size_t *element_size)
+const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, nd_row_field *element)
 {
     scan s = {.p = list + *at, .end = list + size};
     const bool first = *at == 0;
     const uint8_t c = peek(&s);
-    nd_row_field value;
-    *element = NULL;
+    *element = (nd_row_field){0};
     if (first ? c != '[' : c != ',' && c != ']') {
         return first ? "it is no list" : "a comma or a closing bracket is expected";
     }
@@ -290,28 +288,18 @@ const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint
         (void)peek(&s);
         return s.p == s.end ? NULL : "something stands behind the list";
     }
-    (void)peek(&s);
-    const uint8_t *begin = s.p;
-    if (!scan_value(&s, 0, &value)) {
-        return s.fault;
-    }
-    *element = begin;
-    *element_size = (size_t)(s.p - begin);
+    (void)scan_value(&s, 0, element);
     *at = (size_t)(s.p - list);
-    return NULL;
+    return s.fault;
 }
 
-nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t **text,
-                      size_t *size, int64_t *lone)
+nd_status nd_row_text(nd_row_field *field, nd_bytes *buffer, int64_t *lone)
 {
-    *text = field->begin;
-    *size = field->size;
-    if (!field->escaped) {
-        return ND_OK;
+    if (field->escaped) {
+        ND_TRY(nd_bytes_reserve(buffer, field->size));
+        field->size = unescape(field->begin, field->begin + field->size, buffer->data, lone);
+        field->begin = buffer->data;
+        field->escaped = false;
     }
-    ND_TRY(nd_bytes_reserve(buffer, field->size));
-    buffer->count = unescape(field->begin, field->begin + field->size, buffer->data, lone);
-    *text = buffer->data;
-    *size = buffer->count;
     return ND_OK;
 }

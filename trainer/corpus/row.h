@@ -37,16 +37,12 @@ const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, 
                         size_t *column);
 /*
  * The next element of a list that a value of a row is, or a text that should be one. *at: 0 at
- * first, then as the call before left it. *element is NULL behind the last one. NULL, or what is
- * wrong.
+ * first, then as the call before left it. element->kind is ND_ROW_ABSENT behind the last one. NULL,
+ * or what is wrong.
  */
-const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
-                        size_t *element_size);
-/*
- * The text of a string: lent from the line, or unescaped into the buffer. *lone grows by the number
- * of halves of surrogate pairs, each replaced by U+FFFD.
- */
-nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t **text,
-                      size_t *size, int64_t *lone);
+const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, nd_row_field *element);
+/* Makes the field of a string that of its text, which is lent from the line, or unescaped into the
+ * buffer. *lone grows by the halves of surrogate pairs, each of which is replaced by U+FFFD. */
+nd_status nd_row_text(nd_row_field *field, nd_bytes *buffer, int64_t *lone);
 
 #endif
