@@ -254,8 +254,12 @@ nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
     const nd_ids *ids = &piece->ids;
     const uint64_t before = f->count;
     ND_TRY(nd_bytes_reserve(&f->buffer, ids->count * f->width));
-    for (size_t i = 0; i < ids->count; i++) { /* little-endian: the low bytes come first */
-        memcpy(f->buffer.data + i * f->width, &ids->data[i], f->width);
+    if (f->width == 4 && ids->count > 0) {
+        memcpy(f->buffer.data, ids->data, ids->count * f->width);
+    }
+    for (size_t i = 0; f->width == 2 && i < ids->count; i++) {
+        const uint16_t id = (uint16_t)ids->data[i];
+        memcpy(f->buffer.data + 2 * i, &id, sizeof id);
     }
     ND_TRY(append_tokens(f, f->buffer.data, ids->count * f->width));
     f->count += ids->count;
