@@ -124,62 +124,66 @@ const char *nd_field_range(const nd_field *f, char *buffer, size_t size)
 }
 
 /* The first choice when no bit is set, the one whose bit is, or "[a, b]". */
-static nd_status choices_format(const nd_field *f, unsigned bits, char *buffer, size_t size)
+static void append_choices(nd_text *text, const nd_field *f, unsigned bits)
 {
     const bool several = (bits & (bits - 1)) != 0;
     const unsigned left = bits ? bits : 1;
-    size_t used = several ? (size_t)snprintf(buffer, size, "[") : 0, length = 0;
+    const char *choice, *before = several ? "[" : "";
+    size_t length;
     for (unsigned i = 0; left >> i; i++) {
-        const char *choice = choice_at(f->choices, i, &length);
-        if (!choice) {
-            return nd_fail(ND_ERR_INTERNAL, "%s holds the unknown choices %#x", f->name, bits);
+        if (!(choice = choice_at(f->choices, i, &length))) {
+            text->status =
+                nd_fail(ND_ERR_INTERNAL, "%s holds the unknown choices %#x", f->name, bits);
+            return;
         }
         if (left >> i & 1) {
-            used += (size_t)snprintf(buffer + used, size - used, "%s%.*s", used > 1 ? ", " : "",
-                                     (int)length, choice);
-            ND_ASSERT(used + 1 < size);
+            nd_text_append(text, "%s%.*s", before, (int)length, choice);
+            before = ", ";
         }
     }
-    snprintf(buffer + used, size - used, several ? "]" : "");
-    return ND_OK;
+    nd_text_append(text, several ? "]" : "");
+}
+
+void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id)
+{
+    const nd_field *f = &nd_fields[id];
+    const void *member = member_of(config, f);
+    char first[40], second[40];
+    unsigned bits;
+    switch (f->type) {
+    case ND_FIELD_TYPE_INT:
+        nd_text_append(text, "%lld", nd_ll(*(const int64_t *)member));
+        return;
+    case ND_FIELD_TYPE_REAL:
+        nd_real_format(*(const double *)member, first, sizeof first);
+        nd_text_append(text, "%s", first);
+        return;
+    case ND_FIELD_TYPE_PAIR:
+        nd_real_format(((const double *)member)[0], first, sizeof first);
+        nd_real_format(((const double *)member)[1], second, sizeof second);
+        nd_text_append(text, "[%s, %s]", first, second);
+        return;
+    case ND_FIELD_TYPE_BOOL:
+        nd_text_append(text, *(const bool *)member ? "true" : "false");
+        return;
+    case ND_FIELD_TYPE_CHOICE:
+        memcpy(&bits, member, sizeof bits);
+        append_choices(text, f, 1U << (bits < 32 ? bits : 31));
+        return;
+    case ND_FIELD_TYPE_CHOICES:
+        memcpy(&bits, member, sizeof bits);
+        append_choices(text, f, bits);
+        return;
+    default:
+        nd_text_append(text, "%s", *(char *const *)member);
+    }
 }
 
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
 {
-    const nd_field *f = &nd_fields[id];
-    const void *member = member_of(config, f);
-    char buffer[96] = "", first[40], second[40], *copy = NULL;
-    const char *text = buffer;
-    unsigned bits;
-    switch (f->type) {
-    case ND_FIELD_TYPE_INT:
-        snprintf(buffer, sizeof buffer, "%lld", nd_ll(*(const int64_t *)member));
-        break;
-    case ND_FIELD_TYPE_REAL:
-        nd_real_format(*(const double *)member, buffer, sizeof buffer);
-        break;
-    case ND_FIELD_TYPE_PAIR:
-        nd_real_format(((const double *)member)[0], first, sizeof first);
-        nd_real_format(((const double *)member)[1], second, sizeof second);
-        snprintf(buffer, sizeof buffer, "[%s, %s]", first, second);
-        break;
-    case ND_FIELD_TYPE_BOOL:
-        text = *(const bool *)member ? "true" : "false";
-        break;
-    case ND_FIELD_TYPE_CHOICE:
-        memcpy(&bits, member, sizeof bits);
-        ND_TRY(choices_format(f, 1U << (bits < 32 ? bits : 31), buffer, sizeof buffer));
-        break;
-    case ND_FIELD_TYPE_CHOICES:
-        memcpy(&bits, member, sizeof bits);
-        ND_TRY(choices_format(f, bits, buffer, sizeof buffer));
-        break;
-    default:
-        text = *(char *const *)member;
-    }
-    ND_TRY(nd_text_replace(&copy, text));
-    *out = copy;
-    return ND_OK;
+    nd_text text = {0};
+    nd_field_append(&text, config, id);
+    return nd_text_finish(&text, out);
 }
 
 int nd_field_find(const char *name)

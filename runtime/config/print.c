@@ -78,14 +78,8 @@ static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
     const char *section = "";
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
-        char *value = NULL;
         if (to_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
             continue;
-        }
-        nd_status status = nd_field_format(config, (nd_field_id)i, &value);
-        if (status != ND_OK) {
-            free(text.data);
-            return status;
         }
         if (strcmp(section, f->section) != 0) {
             nd_text_append(&text, "%s:\n", f->section);
@@ -93,12 +87,11 @@ static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
         }
         nd_text_append(&text, "  %s: ", f->key);
         if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
-            nd_text_append_quoted(&text, value);
+            nd_text_append_quoted(&text, *(char *const *)((const char *)config + f->offset));
         } else {
-            nd_text_append(&text, "%s", value);
+            nd_field_append(&text, config, (nd_field_id)i);
         }
         nd_text_append(&text, "\n");
-        free(value);
     }
     return nd_text_finish(&text, out);
 }
@@ -125,20 +118,15 @@ nd_status nd_config_each(const nd_config *config,
     return ND_OK;
 }
 
-static void append_job_line(void *context, const char *key, const char *value, bool job)
-{
-    if (job) {
-        nd_text_append(context, "%s=%s\n", key, value);
-    }
-}
-
 nd_status nd_config_job_text(const nd_config *config, char **out)
 {
     nd_text text = {0};
-    nd_status status = nd_config_each(config, append_job_line, &text);
-    if (status != ND_OK) {
-        free(text.data);
-        return status;
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_fields[i].job) {
+            nd_text_append(&text, "%s=", nd_fields[i].name);
+            nd_field_append(&text, config, (nd_field_id)i);
+            nd_text_append(&text, "\n");
+        }
     }
     return nd_text_finish(&text, out);
 }

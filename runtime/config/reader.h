@@ -103,7 +103,8 @@ typedef struct nd_setting {
 
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting);
 
-/* The value in the form that nd_field_set reads; owned by the caller. */
+/* The value in the form that nd_field_set reads; *out is owned by the caller. */
+void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id);
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
 
 /* The size of an axis in the configuration, and its field; NULL and ND_FIELD_COUNT for an axis that
