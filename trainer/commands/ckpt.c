@@ -77,54 +77,59 @@ nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count)
                            "\"%s\" is no run folder: it holds no folders checkpoint-STEP", run);
 }
 
-/* The checkpoints that a folder stands for: itself, or those of a run. */
-typedef struct choice {
-    char *folder;    /* owned */
-    bool is_one;     /* a checkpoint */
-    nd_folder *list; /* [count] of a run, owned */
-    int count;       /* 1 of a checkpoint */
-} choice;
-
-static nd_status choice_open(const char *argument, choice *out)
+/* Visits the checkpoints that a folder stands for: itself, or those of a run, or the newest. */
+static nd_status each_checkpoint(const char *argument, bool newest,
+                                 nd_status (*visit)(void *context, const char *folder),
+                                 void *context)
 {
-    ND_TRY(nd_ckpt_folder(argument, &out->folder));
-    ND_TRY(nd_checkpoint_is_ours(out->folder, &out->is_one));
-    out->count = 1;
-    return out->is_one ? ND_OK : nd_ckpt_checkpoints(out->folder, &out->list, &out->count);
+    char *folder = NULL, *path = NULL;
+    nd_folder *list = NULL;
+    int count = 0;
+    bool is_one = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
+    ND_TRY_OUT(nd_checkpoint_is_ours(folder, &is_one));
+    if (is_one) {
+        status = visit(context, folder);
+        goto out;
+    }
+    ND_TRY_OUT(nd_ckpt_checkpoints(folder, &list, &count));
+    for (int i = newest ? count - 1 : 0; i < count; i++) {
+        free(path);
+        path = NULL;
+        ND_TRY_OUT(nd_checkpoint_path(folder, list[i].step, &path));
+        ND_TRY_OUT(visit(context, path));
+    }
+out:
+    free(list);
+    free(path);
+    free(folder);
+    return status;
 }
 
-static nd_status choice_path(const choice *c, int number, char **out)
-{
-    return c->is_one ? nd_fs_format(out, "%s", c->folder)
-                     : nd_checkpoint_path(c->folder, c->list[number].step, out);
-}
+typedef struct opened {
+    char **folder;
+    nd_manifest *manifest;
+} opened;
 
-static void choice_close(choice *c)
+static nd_status open_one(void *context, const char *folder)
 {
-    free(c->list);
-    free(c->folder);
+    const opened *o = context;
+    ND_TRY(read_manifest(folder, o->manifest));
+    return nd_fs_format(o->folder, "%s", folder);
 }
 
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)
 {
-    choice c = {0};
-    nd_status status = choice_open(argument, &c);
-    status = status == ND_OK ? choice_path(&c, c.count - 1, folder) : status;
-    choice_close(&c);
-    ND_TRY(status);
-    status = read_manifest(*folder, manifest);
-    if (status != ND_OK) {
-        free(*folder);
-        *folder = NULL;
-    }
-    return status;
+    return each_checkpoint(argument, true, open_one, &(opened){folder, manifest});
 }
 
 /* verify */
 
 /* A fault is printed, not returned; *code becomes that of the first. */
-static void verify_one(const char *folder, int *code)
+static nd_status verify_one(void *context, const char *folder)
 {
+    int *code = context;
     nd_manifest manifest = {0};
     char size[ND_CKPT_TEXT_MAX];
     int64_t bytes = 0;
@@ -154,22 +159,12 @@ static void verify_one(const char *folder, int *code)
                error.message);
         *code = *code == 0 ? (int)status : *code;
     }
+    return ND_OK;
 }
 
 nd_status nd_ckpt_verify(const nd_command_flags *line, int *code)
 {
-    choice c = {0};
-    nd_status status = choice_open(nd_ckpt_place(line, 0), &c);
-    for (int i = 0; i < c.count && status == ND_OK; i++) {
-        char *path = NULL;
-        status = choice_path(&c, i, &path);
-        if (status == ND_OK) {
-            verify_one(path, code);
-        }
-        free(path);
-    }
-    choice_close(&c);
-    return status;
+    return each_checkpoint(nd_ckpt_place(line, 0), false, verify_one, code);
 }
 
 /* ls */

@@ -38,19 +38,6 @@ out:
     return status;
 }
 
-static nd_status delete_older(pruning *p, const nd_prune_options *options)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &list, &count));
-    nd_status status = ND_OK;
-    for (int i = 0; i < count && status == ND_OK; i++) {
-        status = delete_one(p, &list[i], list[i].name);
-    }
-    free(list);
-    return status;
-}
-
 /* All of them, or, without `deletes`, says that they are there. */
 static nd_status delete_aside(pruning *p, bool deletes)
 {
@@ -110,9 +97,16 @@ static nd_status delete_old_models(pruning *p)
 static nd_status prune(pruning *p, const nd_prune_options *options, bool set_aside)
 {
     char text[ND_CKPT_TEXT_MAX];
+    nd_folder *list = NULL;
+    int count = 0;
     nd_status status = delete_aside(p, set_aside);
     status = status == ND_OK && set_aside ? delete_old_models(p) : status;
-    status = status == ND_OK ? delete_older(p, options) : status;
+    status =
+        status == ND_OK ? nd_checkpoint_prune_plan(p->run, options, true, &list, &count) : status;
+    for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
+        status = delete_one(p, &list[i], list[i].name);
+    }
+    free(list);
     if (status == ND_OK || p->deleted > 0) {
         printf("%s %d checkpoint%s, %s\n", p->dry_run ? "would delete" : "deleted", p->deleted,
                p->deleted == 1 ? "" : "s",

@@ -44,20 +44,6 @@ static nd_status check_settings(const nd_session *s)
                                config->train.sequence_length);
 }
 
-/* A file, a folder, a pattern, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
-static nd_status check_there(const char *path)
-{
-    char *index = NULL;
-    bool there = false;
-    ND_TRY(nd_fs_exists(path, &there));
-    ND_TRY(there ? ND_OK : nd_corpus_is_several(path, &there));
-    ND_TRY(nd_fs_format(&index, "%s.idx", path));
-    nd_status status = there ? ND_OK : nd_fs_exists(index, &there);
-    free(index);
-    ND_TRY(status);
-    return there ? ND_OK : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
-}
-
 /* One of the data. */
 typedef struct data_file {
     nd_session *session;
@@ -67,13 +53,24 @@ typedef struct data_file {
     int64_t done, calls; /* of the model */
 } data_file;
 
+/* A file, a folder, a pattern, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
 static nd_status open_data(data_file *f)
 {
+    char *index = NULL;
+    bool there = false;
     const nd_session *s = f->session;
     nd_config config = s->config; /* borrows its strings */
     nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
     bool ids = false;
-    ND_TRY(check_there(f->path));
+    ND_TRY(nd_fs_exists(f->path, &there));
+    ND_TRY(there ? ND_OK : nd_corpus_is_several(f->path, &there));
+    ND_TRY(nd_fs_format(&index, "%s.idx", f->path));
+    nd_status status = there ? ND_OK : nd_fs_exists(index, &there);
+    free(index);
+    ND_TRY(status);
+    if (!there) {
+        return nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", f->path);
+    }
     ND_TRY(nd_inputs_hold_ids(&config, f->path, &ids));
     /* Where ids are bytes, the byte tokenizer that a saved model has is not needed. */
     f->ids_are_bytes = !ids && s->tokenizer && s->model.shape.vocab == 256 &&

@@ -227,38 +227,33 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
     return ND_OK;
 }
 
-/* A tokenizer.json, or NULL for bytes. *out is owned by the caller. */
-static nd_status find_tokenizer(const char *path, char **out)
-{
-    nd_fs_kind kind;
-    if (strcmp(path, "bytes") == 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_look(path, &kind, NULL));
-    if (kind == ND_FS_ABSENT) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--tokenizer \"%s\" does not exist; give bytes, or the path of a "
-                       "tokenizer.json or of its folder",
-                       path);
-    }
-    return nd_fs_format(out, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", path);
-}
-
 nd_status nd_tokenize(const nd_command_flags *line, int *code)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     work w;
     nd_tokenizer *tokenizer = NULL;
-    char *path = NULL;
+    char *path = NULL; /* of the tokenizer.json; NULL: bytes */
+    nd_fs_kind kind = ND_FS_FILE;
     nd_status status = ND_OK;
     (void)code;
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         sigaction(signals[i], &action, NULL);
     }
     ND_TRY_OUT(read_flags(line, &w));
+    const char *named = w.flags[ND_TOKENIZE_TOKENIZER].text;
     ND_TRY_OUT(check_output(&w));
-    ND_TRY_OUT(find_tokenizer(w.flags[ND_TOKENIZE_TOKENIZER].text, &path));
+    if (strcmp(named, "bytes") != 0) {
+        ND_TRY_OUT(nd_fs_look(named, &kind, NULL));
+        ND_TRY_OUT(nd_fs_format(&path, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", named));
+    }
+    if (kind == ND_FS_ABSENT) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "--tokenizer \"%s\" does not exist; give bytes, or the path of a "
+                         "tokenizer.json or of its folder",
+                         named);
+        goto out;
+    }
     ND_TRY_OUT(path ? nd_tokenizer_open(path, &tokenizer) : nd_byte_tokenizer_create(&tokenizer));
     ND_TRY_OUT(nd_token_files_open(w.prefix, nd_tokenizer_vocab_size(tokenizer), NULL, &w.out));
     status = encode(&w, tokenizer, path);
