@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <byteswap.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,16 +10,6 @@
 #include "trainer/weights/weights.h"
 
 enum { VALUES_MAX = 1 << 23, TURNED = 64 };
-
-nd_status nd_gguf_refuse(const nd_gguf *g, const char *format, ...)
-{
-    char text[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return nd_fail(ND_ERR_DATA, "\"%s\": %s", g->path, text);
-}
 
 /* A place in the head of a file. */
 typedef struct cursor {
@@ -188,7 +177,7 @@ static nd_status take_head(nd_gguf *g)
     }
     if (version != 2 && version != 3) {
         return nd_gguf_refuse(g, "it is of GGUF's version %u%s; 2 and 3 are read", version,
-                              bswap_32(version) <= 3 ? ", as its numbers are big-endian" : "");
+                              bswap_32(version) - 1 < 3 ? ", as its numbers are big-endian" : "");
     }
     const uint64_t tensors = take(&c, 8);
     for (uint64_t left = take(&c, 8); left > 0 && !c.cut; left--) {

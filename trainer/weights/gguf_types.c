@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,4 +247,14 @@ float nd_gguf_factor(const nd_rope_config *rope, int64_t head_dim, int64_t pair)
     const nd_rope_config plain = {.theta = rope->theta};
     return (float)(nd_rope_frequency(&plain, head_dim, pair) /
                    nd_rope_frequency(rope, head_dim, pair));
+}
+
+nd_status nd_gguf_refuse(const nd_gguf *g, const char *format, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return nd_fail(ND_ERR_DATA, "\"%s\": %s", g->path, text);
 }
