@@ -2,6 +2,7 @@
 /* The checkpoints of a run: what it saves, and what it goes on from, at its start and after a
  * rewind. What is damaged is passed over. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
@@ -283,9 +284,29 @@ nd_status nd_run_find_source(nd_run *s)
     return find(s, &search, "resume", ND_OK);
 }
 
+nd_status nd_run_set_damaged_aside(const nd_run *s, const char *folder, int64_t step)
+{
+    const nd_error *error = nd_error_last();
+    char *aside = NULL;
+    if (error->cause == ND_CAUSE_OWN) {
+        nd_log_warning("%s", error->message);
+    }
+    if (s->dir && folder) {
+        ND_TRY(nd_checkpoint_set_aside(folder, step, "bad", &aside));
+        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
+                       aside);
+    } else if (s->dir) {
+        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
+                       "since this run goes on in another folder",
+                       s->resume.source);
+    }
+    free(aside);
+    return ND_OK;
+}
+
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
  * run. */
-static nd_status fall_back(nd_run *s, const nd_error *error)
+static nd_status fall_back(nd_run *s)
 {
     const nd_resume before = s->resume;
     const nd_resume_search search = {
@@ -294,17 +315,8 @@ static nd_status fall_back(nd_run *s, const nd_error *error)
         .below = before.step,
         .sets_aside = true};
     char key[64];
-    nd_status status = ND_OK;
-    if (error->cause == ND_CAUSE_OWN) {
-        nd_log_warning("%s", error->message);
-    }
-    if (s->dir && !nd_resume_is_own(&before)) {
-        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
-                       "since this run goes on in another folder",
-                       before.source);
-    } else if (s->dir) {
-        status = nd_resume_set_damaged_aside(before.run, before.step);
-    }
+    const nd_status status =
+        nd_run_set_damaged_aside(s, nd_resume_is_own(&before) ? before.run : NULL, before.step);
     snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, s->rewinds);
     return find(s, &search, key, status);
 }
@@ -353,8 +365,7 @@ static nd_status load_checkpoint(nd_run *s, nd_restored *restored, nd_mesh *save
         if (status != ND_ERR_DATA || !s->resume.searched) {
             return status;
         }
-        const nd_error error = *nd_error_last();
-        ND_TRY(fall_back(s, &error));
+        ND_TRY(fall_back(s));
     }
 }
 

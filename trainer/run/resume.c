@@ -389,12 +389,3 @@ out:
     free(list);
     return status;
 }
-
-nd_status nd_resume_set_damaged_aside(const char *run, int64_t step)
-{
-    char *aside = NULL;
-    ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
-    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
-    free(aside);
-    return ND_OK;
-}

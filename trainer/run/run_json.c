@@ -47,10 +47,6 @@ static void visit_field(void *context, const char *key, const char *value, bool 
     field_list *fields = context;
     fields->count++;
     nd_json_set(&fields->object, key, typed_value(value));
-    if (fields->object && json_object_size(fields->object) != fields->count) {
-        json_decref(fields->object); /* Jansson has lost a key without a word */
-        fields->object = NULL;
-    }
 }
 
 static json_t *strings(const char *const *list, int count)
@@ -121,7 +117,9 @@ static nd_status build(const nd_run *s, json_t *sections, json_t **out)
     nd_json_set(&root, "config", fields.object);
     nd_json_set(&root, "mesh", mesh_object(&s->rank->mesh));
     nd_json_set(&root, "job", job_object(s->worker));
-    if (!sections || (root && json_object_update(root, sections) != 0)) {
+    if (!sections || (root && json_object_update(root, sections) != 0) ||
+        json_object_size(json_object_get(root, "config")) != fields.count) {
+        /* Jansson may have lost a key without a word. */
         json_decref(root);
         root = NULL;
     }

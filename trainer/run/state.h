@@ -187,8 +187,6 @@ bool nd_resume_is_own(const nd_resume *resume);
  * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest).
  * A checkpoint of another run changes nothing. */
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
-/* Rank 0: a damaged checkpoint of the run becomes checkpoint-N.bad, and that is said. */
-nd_status nd_resume_set_damaged_aside(const char *run, int64_t step);
 
 /* What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
  * of the training data, sequence length, order of samples, samples of a step, optimizer. */
@@ -215,6 +213,10 @@ nd_status nd_run_load_source(nd_run *run);
  * the newest good checkpoint, and on behind the samples of the steps since then. ND_ERR_NUMERIC
  * with that error's sentence when there is no checkpoint, or after ten rewinds. */
 nd_status nd_run_rewind(nd_run *run);
+
+/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
+ * the checkpoint. NULL: it is that of another run, and stays as it is. */
+nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
 
 nd_status nd_run_saving_open(nd_run *run);
 /* Ends the process where a thread of the saver still runs, which uses what the run has. */

@@ -194,10 +194,7 @@ static nd_status find_next_best(nd_run *s)
     const nd_error error = *nd_error_last();
     const int64_t damaged = s->best.saved_step;
     char key[64];
-    if (error.cause == ND_CAUSE_OWN) {
-        nd_log_warning("%s", error.message);
-    }
-    const nd_status aside = s->dir ? nd_resume_set_damaged_aside(s->place.path, damaged) : ND_OK;
+    const nd_status aside = nd_run_set_damaged_aside(s, s->place.path, damaged);
     snprintf(key, sizeof key, "best validation without checkpoint %lld", (long long)damaged);
     ND_TRY(replay(s, s->trainer->position.step, key, aside));
     nd_error_restore(&error);
