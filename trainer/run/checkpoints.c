@@ -61,7 +61,7 @@ static void tell_durable_step(void *context, int64_t step)
     nd_progress_set_durable_step(&s->worker->progress, step);
 }
 
-nd_status nd_run_saving_open(nd_run *s)
+static nd_status open_saver(nd_run *s)
 {
     const nd_worker *worker = s->worker;
     const nd_config *config = worker->rank.config;
@@ -197,7 +197,8 @@ nd_status nd_run_saving_advance(nd_run *s, int64_t flag)
     return nd_run_saving_report(s, &report);
 }
 
-nd_status nd_run_saving_step(nd_run *s, const nd_step_result *result)
+/* Goes on with the save in flight and begins one that is due. */
+static nd_status save_step(nd_run *s, const nd_step_result *result)
 {
     const nd_config *config = s->config;
     if (!s->saver) {
@@ -213,7 +214,9 @@ nd_status nd_run_saving_step(nd_run *s, const nd_step_result *result)
                                                            : ND_OK;
 }
 
-nd_status nd_run_saving_finish(nd_run *s)
+/* Waits until the save in flight is durable. A run that was stopped, or is over early, saves its
+ * state first. */
+static nd_status finish_saving(nd_run *s)
 {
     if (!s->saver) {
         return ND_OK;
@@ -237,7 +240,8 @@ nd_status nd_run_saving_finish(nd_run *s)
     return ND_OK;
 }
 
-void nd_run_saving_close(nd_run *s)
+/* Ends the process where a thread of the saver still runs, which uses what the run has. */
+static void close_saver(nd_run *s)
 {
     if (!nd_saver_destroy(s->saver)) {
         nd_worker_end(s->worker, s->status);
@@ -245,6 +249,9 @@ void nd_run_saving_close(nd_run *s)
     nd_manifest_pairs_fini(&s->identity);
     nd_manifest_pairs_fini(&s->settings);
 }
+
+const nd_run_stage nd_run_saving = {
+    .open = open_saver, .after_step = save_step, .finish = finish_saving, .close = close_saver};
 
 /* What a run goes on from. */
 
@@ -277,7 +284,8 @@ static nd_status find(nd_run *s, const nd_resume_search *search, const char *key
                            sizeof s->resume);
 }
 
-nd_status nd_run_find_source(nd_run *s)
+/* Before the run folder is opened: it changes nothing. */
+static nd_status find_source(nd_run *s)
 {
     const nd_resume_search search = {
         .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
@@ -379,7 +387,8 @@ static nd_status set_later_aside(nd_run *s)
                            "could not set what is later aside", NULL, 0);
 }
 
-nd_status nd_run_load_source(nd_run *s)
+/* With the run folder open and locked on rank 0. */
+static nd_status load_source(nd_run *s)
 {
     nd_restored restored = {.moments = true};
     nd_mesh saved = s->rank->mesh;
@@ -419,6 +428,8 @@ nd_status nd_run_load_source(nd_run *s)
     ND_TRY(nd_sinks_event(&s->sinks, &event));
     return nd_run_best_find(s);
 }
+
+const nd_run_stage nd_run_source = {.open = find_source}, nd_run_load = {.open = load_source};
 
 /* State and position of the newest good checkpoint. */
 static nd_status load_good(nd_run *s)

@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The calls of some steps as a file that Perfetto opens. */
+/*
+ * What every rank called in the steps log.profile_steps, as RUN/profile.json (docs/formats.md):
+ * ranks are processes, and all of them count from one moment, that behind a barrier before the
+ * first of these steps. What lies between two steps, such as a validation, is left out.
+ *
+ * Each rank writes its part into RUN/profile/, and rank 0 puts the parts together, so the folder
+ * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory
+ * for ND_PROFILE_EVENTS calls is taken before step 1; further calls are counted and left out.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,7 +175,7 @@ static nd_status put_together(const nd_run *s)
 
 /* The steps. */
 
-nd_status nd_run_profile_open(nd_run *s)
+static nd_status open_profile(nd_run *s)
 {
     if (!nd_config_steps(s->config->log.profile_steps, &s->profile_first, &s->profile_last)) {
         return ND_OK;
@@ -181,8 +189,9 @@ nd_status nd_run_profile_open(nd_run *s)
     return ND_OK;
 }
 
-nd_status nd_run_profile_begin(nd_run *s, int64_t step)
+static nd_status begin_step(nd_run *s)
 {
+    const int64_t step = s->trainer->position.step + 1;
     if (!s->profiles || step < s->profile_first) {
         return ND_OK;
     }
@@ -208,7 +217,8 @@ static void warn(const nd_run *s, nd_status status)
     }
 }
 
-static nd_status finish(nd_run *s)
+/* Also of a run that stopped early. */
+static nd_status write_profile(nd_run *s)
 {
     if (!s->profiles || !s->profile.origin_ns) {
         return ND_OK;
@@ -228,8 +238,9 @@ static nd_status finish(nd_run *s)
     return ND_OK;
 }
 
-nd_status nd_run_profile_end(nd_run *s, int64_t step)
+static nd_status end_step(nd_run *s, const nd_step_result *result)
 {
+    const int64_t step = s->trainer->position.step;
     nd_profile *p = &s->profile;
     if (s->rank->trace.profile && p->count < p->room) {
         p->events[p->count++] = (nd_profile_event){.name = "step",
@@ -240,11 +251,17 @@ nd_status nd_run_profile_end(nd_run *s, int64_t step)
                                                    .group = -1};
     }
     s->rank->trace.profile = NULL; /* validations, sample texts and checkpoints are left out */
-    return step >= s->profile_last ? finish(s) : ND_OK;
+    return step >= s->profile_last ? write_profile(s) : ND_OK;
 }
 
-void nd_run_profile_close(nd_run *s)
+static void close_profile(nd_run *s)
 {
     s->rank->trace.profile = NULL;
     free(s->profile.events);
 }
+
+const nd_run_stage nd_run_profile = {.open = open_profile,
+                                     .before_step = begin_step,
+                                     .after_step = end_step,
+                                     .finish = write_profile,
+                                     .close = close_profile};

@@ -118,19 +118,12 @@ static void close_data(nd_run *s)
     free(s->sets);
 }
 
-/* Closed in the reverse order; to close what was not opened is legal. */
-static const struct {
-    nd_status (*open)(nd_run *run);
-    void (*close)(nd_run *run); /* NULL: nothing is left to close */
-} stages[] = {
-    {nd_run_find_source, NULL},
-    {open_trainer, close_trainer},
-    {nd_run_folder_open, nd_run_folder_close},
-    {nd_run_load_source, NULL},
-    {open_data, close_data},
-    {nd_run_saving_open, nd_run_saving_close},
-    {nd_run_dumps_open, NULL},
-    {nd_run_profile_open, nd_run_profile_close},
+static const nd_run_stage trainer_stage = {.open = open_trainer, .close = close_trainer},
+                          data_stage = {.open = open_data, .close = close_data};
+/* Closed in the reverse order. A profile leaves out saves, which come after it. */
+static const nd_run_stage *const stages[] = {
+    &nd_run_source, &trainer_stage, &nd_run_folder,  &nd_run_load,
+    &data_stage,    &nd_run_dumps,  &nd_run_profile, &nd_run_saving,
 };
 enum { STAGES = sizeof stages / sizeof *stages };
 
@@ -258,7 +251,9 @@ static nd_status loop(nd_run *s)
     }
     ND_TRY(nd_run_make_up_validation(s));
     while (t->position.step < s->last_step && !s->stopped && !s->over) {
-        ND_TRY(nd_run_profile_begin(s, t->position.step + 1));
+        for (int i = 0; i < STAGES; i++) {
+            ND_TRY(stages[i]->before_step ? stages[i]->before_step(s) : ND_OK);
+        }
         s->step_begin = nd_clock_ns();
         nd_traffic_bytes(&s->rank->groups, s->sent_before);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
@@ -270,15 +265,15 @@ static nd_status loop(nd_run *s)
         ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
-        ND_TRY(nd_run_profile_end(s, t->position.step));
         forget_warm_up(s);
-        /* First, since a validation may take longer than all steps that a failure in it costs. */
-        ND_TRY(nd_run_saving_step(s, &result));
+        for (int i = 0; i < STAGES; i++) {
+            ND_TRY(stages[i]->after_step ? stages[i]->after_step(s, &result) : ND_OK);
+        }
+        /* Last, since it may take longer than all steps that a failure in it costs. */
         ND_TRY(nd_run_validate(s, false));
     }
     ND_TRY(end_with_data(s));
-    ND_TRY(nd_sinks_flush(&s->sinks));
-    return nd_run_profile_end(s, INT64_MAX);
+    return nd_sinks_flush(&s->sinks);
 }
 
 /* The end. */
@@ -358,8 +353,9 @@ static nd_status train(nd_run *s)
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
     nd_tuning_warn(s->rank, s->tuning);
-    ND_TRY(nd_run_write_trace(s));
-    ND_TRY(nd_run_saving_finish(s));
+    for (int i = 0; i < STAGES; i++) {
+        ND_TRY(stages[i]->finish ? stages[i]->finish(s) : ND_OK);
+    }
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;
@@ -397,15 +393,15 @@ nd_status nd_train(nd_worker *worker, nd_inputs *inputs, int argc, char *const *
                 .rank = &worker->rank};
     nd_status status = ND_OK;
     for (int i = 0; i < STAGES && status == ND_OK; i++) {
-        status = stages[i].open(&s);
+        status = stages[i]->open(&s);
     }
     s.status = flush_records(&s, status == ND_OK ? train(&s) : status);
     if (s.status != ND_OK && s.status != ND_ERR_PREEMPTED) {
         nd_worker_fail(worker, s.status);
     }
     for (int i = STAGES - 1; i >= 0; i--) {
-        if (stages[i].close) {
-            stages[i].close(&s);
+        if (stages[i]->close) {
+            stages[i]->close(&s);
         }
     }
     return s.status;

@@ -345,9 +345,13 @@ static nd_status look_for_mark(const nd_run *s)
                           there ? "another folder is" : "nothing is", s->place.path);
 }
 
-/* Comes before all else that needs the folder, so that no rank waits for what comes behind a folder
- * that is not opened. */
-nd_status nd_run_folder_open(nd_run *s)
+/*
+ * On rank 0 the folder with its lock, run.json and sinks, and the banner. All ranks then learn its
+ * path and the name of this start, and look at it where they will write to it: a rank that does not
+ * read rank 0's mark in RUN/.lock has the folder of another disk under that path, or none. Comes
+ * before all else that needs the folder, so that no rank waits behind one that is not opened.
+ */
+static nd_status open_folder(nd_run *s)
 {
     bool elsewhere = false;
     nd_status opened = s->rank->rank == 0 ? open_on_rank_0(s) : ND_OK;
@@ -359,7 +363,7 @@ nd_status nd_run_folder_open(nd_run *s)
                : ND_OK;
 }
 
-void nd_run_folder_close(nd_run *s)
+static void close_folder(nd_run *s)
 {
     nd_sinks_close(&s->sinks);
     if (s->dir) {
@@ -430,8 +434,9 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-/* A full disk costs trace.json, and not the checkpoint and the model, which come after it. */
-nd_status nd_run_write_trace(const nd_run *s)
+/* Where the time of rank 0's steps went, in trace.json, or trace-2.json, ... A full disk costs this
+ * file, and not the checkpoint and the model, which come after it. */
+static nd_status write_trace(nd_run *s)
 {
     const nd_trace *trace = &s->rank->trace;
     const int64_t steps = s->trainer->position.step - s->trace_from;
@@ -460,7 +465,12 @@ nd_status nd_run_write_trace(const nd_run *s)
     return status;
 }
 
-nd_status nd_run_dumps_open(nd_run *s)
+const nd_run_stage nd_run_folder = {
+    .open = open_folder, .finish = write_trace, .close = close_folder};
+
+/* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
+ * have left theirs, and gives the trainer its dump. */
+static nd_status open_dumps(nd_run *s)
 {
     nd_trainer *t = s->trainer;
     const char *steps = s->config->log.dump_steps;
@@ -487,3 +497,5 @@ nd_status nd_run_dumps_open(nd_run *s)
     }
     return nd_dump_create(s->rank, t->model->layout, &t->model->dims, path, &t->dump);
 }
+
+const nd_run_stage nd_run_dumps = {.open = open_dumps};

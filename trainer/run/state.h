@@ -115,6 +115,17 @@ typedef struct nd_run {
     bool over;                             /* the step done is the last one, before train.steps */
 } nd_run;
 
+/* A stage of a run. Each function may be NULL. */
+typedef struct nd_run_stage {
+    nd_status (*open)(nd_run *run);
+    nd_status (*before_step)(nd_run *run);
+    nd_status (*after_step)(nd_run *run, const nd_step_result *result);
+    nd_status (*finish)(nd_run *run); /* after the last step */
+    void (*close)(nd_run *run);       /* also of a stage that is not open */
+} nd_run_stage;
+extern const nd_run_stage nd_run_source, nd_run_folder, nd_run_load, nd_run_dumps, nd_run_profile,
+    nd_run_saving;
+
 /* Rank 0's value and its status go to the other ranks, through the job's store. The key is one for
  * each call, alike on all ranks; NULL and 0: no value. All ranks return rank 0's status: rank 0
  * with the error that its thread has, the others with "rank 0 <fault>". */
@@ -129,22 +140,9 @@ nd_status nd_run_folder_create(const nd_config *config, char **out);
 /* The newest runs/<config>-<n> that has a checkpoint, whole or damaged (.bad); NULL without
  * one. What is no folder, or may not be read, is passed over. Owned by the caller. */
 nd_status nd_run_folder_newest(const nd_config *config, char **out);
-/*
- * On rank 0 the folder with its lock, run.json and sinks, and the banner. All ranks then learn its
- * path and the name of this start, and look at it where they will write to it: rank 0 writes a mark
- * of this start into RUN/.lock, and a rank that does not read it there has the folder of another
- * disk under that path, or none. ND_ERR_CANTCREATE names such a rank and its host.
- */
-nd_status nd_run_folder_open(nd_run *run);
-void nd_run_folder_close(nd_run *run);
-/* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
- * have left theirs, and gives the trainer its dump. ND_ERR_CANTCREATE. */
-nd_status nd_run_dumps_open(nd_run *run);
 /* DIR/<name><suffix>, or, where that exists, DIR/<name>-2<suffix>, ... */
 nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix,
                            char out[ND_RUN_PATH_MAX]);
-/* Rank 0 writes where the time of its steps went to trace.json, or trace-2.json, ... */
-nd_status nd_run_write_trace(const nd_run *run);
 /* Rank 0 of a run that continues renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_set_aside(const nd_run *run, const char *name);
@@ -203,12 +201,6 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
 
 /* checkpoints.c: what a run goes on from, and what it saves. */
 
-/* Before the run folder is opened: finds the source. It changes nothing. */
-nd_status nd_run_find_source(nd_run *run);
-/* With the run folder open and locked on rank 0: looks for the newest checkpoint of a run that goes
- * on again, and sets damaged ones aside. The trainer gets the state of the source, or a fresh one.
- * ND_ERR_DATA: a checkpoint that was named is damaged, or all of them are. */
-nd_status nd_run_load_source(nd_run *run);
 /* After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
  * the newest good checkpoint, and on behind the samples of the steps since then. ND_ERR_NUMERIC
  * with that error's sentence when there is no checkpoint, or after ten rewinds. */
@@ -218,18 +210,9 @@ nd_status nd_run_rewind(nd_run *run);
  * the checkpoint. NULL: it is that of another run, and stays as it is. */
 nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
 
-nd_status nd_run_saving_open(nd_run *run);
-/* Ends the process where a thread of the saver still runs, which uses what the run has. */
-void nd_run_saving_close(nd_run *run);
-/* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE
- * when a save failed and checkpoint.on_error is stop. */
-nd_status nd_run_saving_step(nd_run *run, const nd_step_result *result);
-/* Between the batches of a validation: goes on with the save in flight. `flag`: the largest
- * nd_trainer_reported_save of all ranks. Errors as above. */
+/* Goes on with the save in flight, also between the batches of a validation. `flag`: the largest
+ * nd_trainer_reported_save of all ranks. Errors as below. */
 nd_status nd_run_saving_advance(nd_run *run, int64_t flag);
-/* After the last step: waits until the save in flight is durable. A run that was stopped, or is
- * over early, saves its state first. ND_ERR_CANTCREATE: a run that was stopped could not save. */
-nd_status nd_run_saving_finish(nd_run *run);
 /* A save has ended, if it has: it is logged and recorded. ND_ERR_CANTCREATE: it failed, and
  * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
 nd_status nd_run_saving_report(nd_run *run, const nd_save_report *report);
@@ -269,23 +252,7 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
  * checkpoint up to that step stays, also where a full disk has lost the line of its validation. */
 void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step);
 
-/*
- * profile.c: what every rank called in the steps log.profile_steps, as RUN/profile.json
- * (docs/formats.md): ranks are processes, and all of them count from one moment, that behind a
- * barrier before the first of these steps. What lies between two steps, such as a validation, is
- * left out.
- *
- * Each rank writes its part into RUN/profile/, and rank 0 puts the parts together, so the folder
- * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory
- * for ND_PROFILE_EVENTS calls is taken before step 1; further calls are counted and left out.
- */
-nd_status nd_run_profile_open(nd_run *run);
-/* Before and after a step, whose number it is. Collective at the first of the steps and at the
- * last. After the loop, INT64_MAX ends the profile of a run that stopped early. */
-nd_status nd_run_profile_begin(nd_run *run, int64_t step);
-nd_status nd_run_profile_end(nd_run *run, int64_t step);
-void nd_run_profile_close(nd_run *run);
-/* The part of one rank: lines of JSON that each end with a comma. Owned by the caller. */
+/* The profile of one rank: lines of JSON that each end with a comma. Owned by the caller. */
 nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *name, char **text,
                               size_t *size);
 
