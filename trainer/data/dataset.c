@@ -118,7 +118,16 @@ void nd_dataset_close(nd_dataset *dataset)
     if (!dataset) {
         return;
     }
-    nd_blend_close(dataset->blend);
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        nd_dataset_close(dataset->blend->parts[j].data);
+        free((char *)dataset->blend->parts[j].name);
+    }
+    if (dataset->blend) {
+        nd_mix_destroy(dataset->blend->mix);
+        free(dataset->blend->parts);
+        free(dataset->blend->firsts);
+        free(dataset->blend);
+    }
     if (dataset->cache) {
         nd_token_cache_close(dataset->cache);
     } else {
@@ -133,6 +142,103 @@ void nd_dataset_close(nd_dataset *dataset)
     }
     free(dataset->path);
     free(dataset);
+}
+
+/* Several sources. */
+
+static nd_status make_mix(nd_blend *blend)
+{
+    nd_mix_source *list;
+    bool mixed = false;
+    ND_TRY(ND_ALLOC(blend->count, &list));
+    for (int j = 0; j < blend->count; j++) {
+        const nd_dataset_part *part = &blend->parts[j];
+        mixed = mixed || part->weight > 0 || part->epochs > 0;
+        list[j] = (nd_mix_source){part->data->blocks, part->weight, part->epochs};
+    }
+    nd_status status = mixed ? nd_mix_create(list, blend->count, &blend->mix) : ND_OK;
+    free(list);
+    return status;
+}
+
+static nd_status take_parts(nd_dataset *dataset, nd_dataset_part *parts, int count)
+{
+    nd_blend *blend = dataset->blend;
+    dataset->vocab = parts[0].data->vocab;
+    dataset->sequence = parts[0].data->sequence;
+    dataset->format = parts[0].data->format;
+    for (; blend->count < count; blend->count++) {
+        nd_dataset_part *from = &parts[blend->count], *part = &blend->parts[blend->count];
+        char *name;
+        ND_ASSERT(from->data->sequence == dataset->sequence);
+        ND_TRY(nd_fs_format(&name, "%s", from->name));
+        *part = *from;
+        part->name = name;
+        from->data = NULL;
+        blend->named = blend->named || name[0];
+        blend->firsts[blend->count] = dataset->blocks;
+        dataset->blocks += part->data->blocks;
+        dataset->tokens += nd_dataset_tokens(part->data);
+    }
+    ND_TRY(nd_fs_format(&dataset->path, "%s and %d more", blend->parts[0].data->path,
+                        blend->count - 1)); /* for messages */
+    return make_mix(blend);
+}
+
+nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
+{
+    ND_ASSERT(count >= 1);
+    nd_status status = ND_OK;
+    nd_dataset *dataset = NULL;
+    ND_TRY_OUT(ND_ALLOC(1, &dataset));
+    ND_TRY_OUT(ND_ALLOC(1, &dataset->blend));
+    ND_TRY_OUT(ND_ALLOC(count, &dataset->blend->parts));
+    ND_TRY_OUT(ND_ALLOC(count, &dataset->blend->firsts));
+    ND_TRY_OUT(take_parts(dataset, parts, count));
+    *out = dataset;
+    dataset = NULL;
+out:
+    nd_dataset_close(dataset);
+    for (int j = 0; j < count; j++) {
+        nd_dataset_close(parts[j].data);
+        parts[j].data = NULL;
+    }
+    return status;
+}
+
+/* The part of a blend that has a block: the last one that begins at or before it. */
+static int find_part(const nd_blend *blend, int64_t block)
+{
+    int low = 0, high = blend->count;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (blend->firsts[middle] <= block) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+int nd_dataset_sources(const nd_dataset *dataset)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->count : 1;
+}
+
+const char *nd_dataset_source_name(const nd_dataset *dataset, int index)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->parts[index].name : "";
+}
+
+const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int index)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->parts[index].data : dataset;
+}
+
+int nd_dataset_source_of(const nd_dataset *dataset, int64_t block)
+{
+    return dataset->blend && dataset->blend->named ? find_part(dataset->blend, block) : 0;
 }
 
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
@@ -165,48 +271,6 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
 int64_t nd_dataset_blocks(const nd_dataset *dataset)
 {
     return dataset->blocks;
-}
-
-int64_t nd_dataset_tokens(const nd_dataset *dataset)
-{
-    return nd_dataset_is_packed(dataset) ? dataset->documents->kept : dataset->tokens;
-}
-
-/* Reads the id at p, which need not be aligned. Files are little-endian, and so are the machines
- * that this program runs on. */
-static int64_t id_at(const uint8_t *p, nd_token_type type)
-{
-    const int rest = 64 - 8 * type.width;
-    uint64_t id = 0;
-    memcpy(&id, p, type.width);
-    return type.is_signed ? (int64_t)(id << rest) >> rest : (int64_t)id;
-}
-
-typedef struct id_search {
-    const nd_dataset *dataset;
-    int64_t id, count;
-    bool found;
-} id_search;
-
-static nd_status find_id(void *context)
-{
-    id_search *s = context;
-    const nd_dataset *dataset = s->dataset;
-    const uint8_t *p = dataset->map.data + dataset->first_byte;
-    for (int64_t i = 0; i < s->count && !s->found; i++) {
-        s->found = id_at(p + i * dataset->type.width, dataset->type) == s->id;
-    }
-    return ND_OK;
-}
-
-nd_status nd_dataset_find_id(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)
-{
-    id_search search = {.dataset = dataset,
-                        .id = id,
-                        .count = nd_min(dataset->tokens, (int64_t)(bytes / dataset->type.width))};
-    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, find_id, &search));
-    *found = search.found;
-    return ND_OK;
 }
 
 static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
@@ -242,7 +306,7 @@ static nd_status read_piece(const nd_dataset *dataset, const nd_piece *piece, bo
     }
     ND_TRY(dataset->cache ? nd_token_cache_check(dataset->cache, begin, bytes) : ND_OK);
     for (int64_t i = 0; i < piece->count; i++, p += width) {
-        const int64_t id = id_at(p, dataset->type), place = piece->place + i;
+        const int64_t id = nd_id_at(p, dataset->type), place = piece->place + i;
         if (id < 0 || id >= dataset->vocab) {
             return bad_id(dataset, piece->first + i, id);
         }
@@ -286,7 +350,7 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, nd_block *b
     block_read read = {.dataset = dataset, .index = index, .block = block};
     ND_ASSERT(index >= 0 && index <= dataset->blocks);
     if (dataset->blend && index < dataset->blocks) {
-        const int j = nd_blend_find(dataset->blend, index);
+        const int j = find_part(dataset->blend, index);
         return nd_dataset_block(dataset->blend->parts[j].data, index - dataset->blend->firsts[j],
                                 block);
     }

@@ -5,6 +5,8 @@
  * What a dataset is made of: a flat array of ids in a mapped file (text, llm.c, Megatron, or the
  * cache of an encoded text), or several datasets. Private to trainer/data.
  */
+#include <string.h>
+
 #include "runtime/base/fs.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
@@ -13,6 +15,16 @@ typedef struct nd_token_type {
     uint8_t width;  /* bytes of an id; 0: no type */
     bool is_signed; /* an id that is negative is damage */
 } nd_token_type;
+
+/* Reads the id at p, which need not be aligned. Files are little-endian, and so are the machines
+ * that this program runs on. */
+static inline int64_t nd_id_at(const uint8_t *p, nd_token_type type)
+{
+    const int rest = 64 - 8 * type.width;
+    uint64_t id = 0;
+    memcpy(&id, p, type.width);
+    return type.is_signed ? (int64_t)(id << rest) >> rest : (int64_t)id;
+}
 
 typedef struct nd_format {
     const char *name; /* as in data.format */
@@ -49,7 +61,7 @@ typedef struct nd_documents {
     int64_t inputs;    /* of all blocks, without what fills them */
 } nd_documents;
 
-/* Which source each sample is of (blend.c). */
+/* Which source each sample is of (mix.c). */
 
 enum {
     ND_MIX_PERIOD = 1 << 20,
@@ -121,10 +133,6 @@ static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
 {
     return dataset->documents && dataset->documents->firsts;
 }
-
-void nd_blend_close(nd_blend *blend); /* NULL is legal */
-/* The part of a blend that has a block: the last one that begins at or before it. */
-int nd_blend_find(const nd_blend *blend, int64_t block);
 
 /* Tokens that stand together both in the file and in a block. */
 typedef struct nd_piece {

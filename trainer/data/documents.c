@@ -325,6 +325,11 @@ static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, nd_piece
     return piece->count > 1 ? ND_OK : fail_changed(dataset);
 }
 
+int64_t nd_dataset_tokens(const nd_dataset *dataset)
+{
+    return nd_dataset_is_packed(dataset) ? dataset->documents->kept : dataset->tokens;
+}
+
 nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece)
 {
     const int64_t length = dataset->sequence + 1;

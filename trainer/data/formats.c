@@ -19,6 +19,7 @@
 #include <xxhash.h>
 
 #include "runtime/base/hash.h"
+#include "runtime/base/math.h"
 #include "runtime/base/text.h"
 #include "trainer/data/dataset.h"
 
@@ -432,4 +433,31 @@ nd_status nd_format_open(nd_dataset *dataset, const char *path, nd_data_format a
         ND_TRY(nd_corpus_check_text(path));
     }
     return nd_fs_map_guard(&dataset->map, dataset->path, dataset->format->open, dataset);
+}
+
+typedef struct id_search {
+    const nd_dataset *dataset;
+    int64_t id, count;
+    bool found;
+} id_search;
+
+static nd_status find_id(void *context)
+{
+    id_search *s = context;
+    const nd_dataset *dataset = s->dataset;
+    const uint8_t *p = dataset->map.data + dataset->first_byte;
+    for (int64_t i = 0; i < s->count && !s->found; i++) {
+        s->found = nd_id_at(p + i * dataset->type.width, dataset->type) == s->id;
+    }
+    return ND_OK;
+}
+
+nd_status nd_dataset_find_id(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)
+{
+    id_search search = {.dataset = dataset,
+                        .id = id,
+                        .count = nd_min(dataset->tokens, (int64_t)(bytes / dataset->type.width))};
+    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, find_id, &search));
+    *found = search.found;
+    return ND_OK;
 }
