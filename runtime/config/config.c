@@ -235,11 +235,10 @@ static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
                    ? set_mesh(r, -1, 1)
                    : set_mesh_of_strategy(r);
     }
-    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        const nd_field_id field = nd_axis_field(a);
-        if (field != ND_FIELD_COUNT) {
-            ND_TRY(is_given(r, field) ? ND_OK : nd_reader_put(r, field, "1"));
-            all_one &= *nd_axis_size(r->config, a) == 1;
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (strcmp(nd_fields[i].section, "mesh") == 0) {
+            ND_TRY(is_given(r, (nd_field_id)i) ? ND_OK : nd_reader_put(r, (nd_field_id)i, "1"));
+            all_one &= *(const int64_t *)((const char *)r->config + nd_fields[i].offset) == 1;
         }
     }
     if (all_one && r->config->launch.workers != 1) {

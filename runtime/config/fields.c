@@ -44,23 +44,6 @@ const nd_section nd_sections[ND_SECTION_COUNT] = {
 /* A CHOICE and CHOICES are written through an unsigned. */
 static_assert(sizeof(nd_precision) == sizeof(unsigned), "enums have the size of unsigned");
 
-static const nd_field_id axis_fields[ND_AXIS_COUNT] = {
-#define ND_AXIS(id, name, ...)    ND_FIELD_mesh_##name,
-#define ND_AXIS_RESERVED(id, ...) ND_FIELD_COUNT,
-#include "runtime/mesh/mesh.def"
-};
-
-nd_field_id nd_axis_field(nd_axis axis)
-{
-    return axis_fields[axis];
-}
-
-int64_t *nd_axis_size(nd_config *config, nd_axis axis)
-{
-    nd_field_id id = axis_fields[axis];
-    return id == ND_FIELD_COUNT ? NULL : (int64_t *)((char *)config + nd_fields[id].offset);
-}
-
 static bool is_axis(const nd_field *field)
 {
     return strcmp(field->section, "mesh") == 0;

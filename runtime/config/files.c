@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Configuration files: native ones, which have sections of keys, and accelerate's, with a fixed set
- * of keys (accelerate.def).
+ * of keys (names.def).
  */
 #include <stdlib.h>
 #include <string.h>

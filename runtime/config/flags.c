@@ -164,12 +164,12 @@ static part split_word(nd_command_id command, const char *word)
 typedef struct walk {
     nd_command_id command; /* whose own flags are known */
     int argc;
-    char **argv;
+    char *const *argv;
     int at;   /* the next word */
     int open; /* an own flag that takes further words, or ND_NO_FLAG */
 } walk;
 
-static walk begin_walk(nd_command_id command, int argc, char **argv)
+static walk begin_walk(nd_command_id command, int argc, char *const *argv)
 {
     return (walk){command, argc, argv, 1, ND_NO_FLAG};
 }
@@ -517,7 +517,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 }
 
 /* Settings in their order. */
-static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc, char **argv)
+static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc, char *const *argv)
 {
     char list[512];
     part p;
@@ -542,7 +542,7 @@ static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc,
 
 /* A model that is used stands on each replica whole, on the CPU; what a configuration file says of
  * shards and devices is about training. */
-static char *use_settings[] = {
+static char *const use_settings[] = {
     "", "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1"};
 
 nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)

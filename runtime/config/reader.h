@@ -107,11 +107,6 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
 void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id);
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
 
-/* The size of an axis in the configuration, and its field; NULL and ND_FIELD_COUNT for an axis that
- * is reserved. */
-int64_t *nd_axis_size(nd_config *config, nd_axis axis);
-nd_field_id nd_axis_field(nd_axis axis);
-
 /* Whether the field names sources of data (sources.h): its text may be a list, and longer than
  * others. */
 bool nd_field_is_sources(nd_field_id id);

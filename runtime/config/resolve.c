@@ -8,6 +8,17 @@
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
+/* The size of an axis in the configuration; NULL for one that is reserved. */
+static int64_t *axis_size(nd_config *c, nd_axis axis)
+{
+    int64_t *const sizes[ND_AXIS_COUNT] = {
+#define ND_AXIS(id, name, ...)    &c->mesh.name,
+#define ND_AXIS_RESERVED(id, ...) NULL,
+#include "runtime/mesh/mesh.def"
+    };
+    return sizes[axis];
+}
+
 /* Sets the number of workers from workers, nnodes x nproc_per_node or the mesh, whichever is
  * given. */
 static nd_status resolve_workers(nd_config *c)
@@ -25,7 +36,7 @@ static nd_status resolve_workers(nd_config *c)
     if (c->launch.workers == 0) {
         double needed = 1; /* exact: 2^24 times a size of at most 2^24 */
         for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-            const int64_t *size = nd_axis_size(c, a);
+            const int64_t *size = axis_size(c, a);
             needed *= size && *size > 1 ? (double)*size : 1.0;
             ND_REFUSE(needed > nd_fields[ND_FIELD_launch_workers].max,
                       "the mesh has more than %.0f ranks; check the axis sizes",
@@ -67,7 +78,7 @@ static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
 static void write_sizes(nd_config *c)
 {
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        int64_t *size = nd_axis_size(c, a);
+        int64_t *size = axis_size(c, a);
         if (size) {
             *size = c->resolved_mesh.size[a];
         }
@@ -80,7 +91,7 @@ static nd_status resolve_mesh(nd_config *c)
     nd_mesh mesh = {0};
     nd_axis open = ND_AXIS_COUNT;
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-        const int64_t *size = nd_axis_size(c, a);
+        const int64_t *size = axis_size(c, a);
         mesh.size[a] = size ? (int)*size : 1;
         open = mesh.size[a] == -1 ? a : open;
     }
