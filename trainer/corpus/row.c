@@ -45,15 +45,34 @@ static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
     return code;
 }
 
+/* The first quote, backslash or control character. In each byte of eight, the high bit is set where
+ * the byte is below a limit of at most 0x80; bytes above the first such one may be wrong. */
+static const uint8_t *plain_end(const uint8_t *p, const uint8_t *end)
+{
+    const uint64_t ones = 0x0101010101010101u, high = ones << 7;
+    for (uint64_t eight, hits; end - p >= 8; p += 8) {
+        memcpy(&eight, p, sizeof eight);
+        const uint64_t quotes = eight ^ ones * '"', slashes = eight ^ ones * '\\';
+        hits = (((eight - ones * 0x20) & ~eight) | ((quotes - ones) & ~quotes) |
+                ((slashes - ones) & ~slashes)) &
+               high;
+        if (hits) {
+            return p + (__builtin_ctzll(hits) >> 3);
+        }
+    }
+    while (p < end && *p >= 0x20 && *p != '"' && *p != '\\') {
+        p++;
+    }
+    return p;
+}
+
 /* From an opening quote to behind the closing one. */
 static bool scan_string(scan *s, nd_row_field *out)
 {
     const uint8_t *begin = ++s->p;
     bool escaped = false;
     for (;;) {
-        while (s->p < s->end && *s->p >= 0x20 && *s->p != '"' && *s->p != '\\') {
-            s->p++;
-        }
+        s->p = plain_end(s->p, s->end);
         if (s->p == s->end) {
             return fail(s, "a string does not end");
         }
@@ -164,11 +183,15 @@ static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const uint8_t *begin = out;
-    while (p < end) {
-        if (*p != '\\') {
-            *out++ = *p++;
-            continue;
+    for (;;) {
+        const uint8_t *slash = memchr(p, '\\', (size_t)(end - p));
+        const size_t n = (size_t)((slash ? slash : end) - p);
+        memcpy(out, p, n);
+        out += n;
+        if (!slash) {
+            return (size_t)(out - begin);
         }
+        p = slash;
         int32_t code = unicode_at(p, end);
         if (code < 0) {
             *out++ = (uint8_t)to[strchr(from, p[1]) - from];
@@ -185,7 +208,6 @@ static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64
         }
         out += nd_utf8_put(out, (uint32_t)code);
     }
-    return (size_t)(out - begin);
 }
 
 static bool is_key(const nd_row_field *found, const char *key)
