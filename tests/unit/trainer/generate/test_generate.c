@@ -182,6 +182,30 @@ Test(generate, drawn_texts_are_those_of_the_plain_loop)
     assert_same_texts(&(nd_sampling){.temperature = 4, .top_p = 0.95, .seed = 11});
 }
 
+/* Rows of a call are shared by all tp ranks, and FP8 products take 16 of them: 48 by three. */
+Test(generate, three_tp_ranks_generate_alike_in_fp8)
+{
+    static task t;
+    t = (task){.options = {.batch = 3, .rows = 5, .capacity = CAPACITY},
+               .rules = {.sampling = {.top_p = 1}}};
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 3}},
+                      .shape = mesh_shape_of(2, false),
+                      .config = mesh_config_of(),
+                      .body = body,
+                      .context = &t};
+    job.shape.hidden = 48;
+    job.shape.ffn = 96;
+    job.shape.heads = job.shape.kv_heads = 3;
+    job.shape.rms_eps = 1e-5;
+    job.config.train.precision = ND_PRECISION_FP8;
+    job.config.fp8.recipe = ND_FP8_ROWWISE;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    for (int r = 1; r < 3; r++) {
+        cr_expect_eq(memcmp(&t.out[r], &t.out[0], sizeof(texts)), 0, "rank %d", r);
+    }
+    cr_expect_eq(t.counts.new_tokens, SEQUENCES * NEW);
+}
+
 /* Ends: the third token of text 0 ends every text that has it. */
 Test(generate, an_end_token_ends_a_text_and_is_its_last)
 {
