@@ -95,16 +95,10 @@ static int arrays_of(const nd_diff_side *side)
     return side->manifest ? side->manifest->arrays : 1;
 }
 
-/* Moments that one checkpoint has and the other has not; a Hugging Face folder never has any. */
-static nd_status compare_kinds(comparison *c)
+/* Of an array of side `s`: whether the other side has it, and in the same size. */
+static nd_diff_presence presence_of(int s, bool other, bool sized)
 {
-    int a = arrays_of(&c->sides[0]), b = arrays_of(&c->sides[1]);
-    for (int k = nd_min(a, b); k < nd_max(a, b); k++) {
-        c->array = (nd_diff_array){.name = nd_state_kind_name((nd_state_kind)k),
-                                   .presence = k < a ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B};
-        ND_TRY(end_array(c));
-    }
-    return ND_OK;
+    return sized ? ND_DIFF_BOTH : other ? ND_DIFF_SIZES : s == 0 ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B;
 }
 
 static const nd_state_extra *find_extra(const nd_manifest *m, const char *name)
@@ -133,23 +127,21 @@ out:
     return status;
 }
 
+/* Those of A, then those that only B has. */
 static nd_status compare_extras(comparison *c)
 {
-    const nd_manifest *a = c->sides[0].manifest, *b = c->sides[1].manifest;
-    for (int i = 0; i < a->extra_count; i++) {
-        const nd_state_extra *extra = &a->extras[i], *other = find_extra(b, extra->name);
-        c->array = (nd_diff_array){.name = extra->name,
-                                   .presence = !other                         ? ND_DIFF_ONLY_A
-                                               : other->count != extra->count ? ND_DIFF_SIZES
-                                                                              : ND_DIFF_BOTH};
-        if (c->array.presence == ND_DIFF_BOTH) {
-            ND_TRY(compare_extra_values(c, extra));
-        }
-        ND_TRY(end_array(c));
-    }
-    for (int i = 0; i < b->extra_count; i++) {
-        if (!find_extra(a, b->extras[i].name)) {
-            c->array = (nd_diff_array){.name = b->extras[i].name, .presence = ND_DIFF_ONLY_B};
+    for (int s = 0; s < 2; s++) {
+        const nd_manifest *own = c->sides[s].manifest;
+        for (int i = 0; i < own->extra_count; i++) {
+            const nd_state_extra *extra = &own->extras[i];
+            const nd_state_extra *other = find_extra(c->sides[!s].manifest, extra->name);
+            if (s == 1 && other) {
+                continue;
+            }
+            const bool sized = other && other->count == extra->count;
+            c->array =
+                (nd_diff_array){.name = extra->name, .presence = presence_of(s, other, sized)};
+            ND_TRY(sized ? compare_extra_values(c, extra) : ND_OK);
             ND_TRY(end_array(c));
         }
     }
@@ -171,14 +163,15 @@ static nd_status open_side(comparison *c, int s)
 
 static nd_status compare(comparison *c)
 {
-    bool both = c->sides[0].manifest && c->sides[1].manifest;
+    const bool both = c->sides[0].manifest && c->sides[1].manifest;
+    const int a = arrays_of(&c->sides[0]), b = arrays_of(&c->sides[1]);
     for (int s = 0; s < 2; s++) {
         ND_TRY(open_side(c, s));
     }
     ND_TRY(check_tensors(c));
     const nd_tensors_walk walk = {
         .layout = c->layouts[0],
-        .arrays = (int)nd_min(arrays_of(&c->sides[0]), arrays_of(&c->sides[1])),
+        .arrays = (int)nd_min(a, b),
         .sources = {c->sources[0], c->sources[1]},
         .models = {c->models[0], c->models[1]},
         .source_count = 2,
@@ -186,7 +179,12 @@ static nd_status compare(comparison *c)
         .context = c,
     };
     ND_TRY(nd_tensors_each(&walk));
-    ND_TRY(both ? compare_kinds(c) : ND_OK);
+    /* Moments that one of them has. A Hugging Face folder has none. */
+    for (int k = (int)nd_min(a, b); both && k < nd_max(a, b); k++) {
+        c->array = (nd_diff_array){.name = nd_state_kind_name((nd_state_kind)k),
+                                   .presence = presence_of(k >= a, false, false)};
+        ND_TRY(end_array(c));
+    }
     return both ? compare_extras(c) : ND_OK;
 }
 
@@ -261,11 +259,7 @@ static nd_status compare_dumps(comparison *c, const nd_dump_files *const files[2
             continue;
         }
         bool sized = other && other->rows == list[i].rows && other->cols == list[i].cols;
-        c->array = (nd_diff_array){.name = list[i].name,
-                                   .presence = sized   ? ND_DIFF_BOTH
-                                               : other ? ND_DIFF_SIZES
-                                               : s     ? ND_DIFF_ONLY_B
-                                                       : ND_DIFF_ONLY_A};
+        c->array = (nd_diff_array){.name = list[i].name, .presence = presence_of(s, other, sized)};
         ND_TRY(sized ? compare_dumped(c, files, of) : ND_OK);
         ND_TRY(end_array(c));
     }

@@ -24,9 +24,8 @@
 #include "trainer/checkpoint/manifest.h"
 
 /* Another live process works in the run folder: ND_ERR_CANTCREATE. The lock ends with the process,
- * or with nd_run_lock_release. The lock of a file system without locks is
- * not held, of which the caller judges. ND_ERR_IO: whether another process holds it is not known.
- */
+ * or with nd_run_lock_release. The lock of a file system without locks is not held, of which the
+ * caller judges. ND_ERR_IO: whether another process holds it is not known. */
 typedef struct nd_run_lock {
     int fd; /* -1: none */
     bool held;
@@ -70,8 +69,7 @@ const char *nd_checkpoint_name(int64_t step, char out[ND_CHECKPOINT_NAME_MAX]);
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 
-/* Whether a folder looks like a checkpoint of ours: it has a
- * manifest.json or a folder state. */
+/* Whether a folder looks like a checkpoint of ours: it has a manifest.json or a folder state. */
 nd_status nd_checkpoint_is_ours(const char *path, bool *out);
 
 /* Removes what dead processes left: the temporary files and folders of a run, saves and deletions

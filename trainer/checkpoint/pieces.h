@@ -35,7 +35,9 @@ typedef enum nd_piece_kind {
 typedef struct nd_piece {
     nd_span span;
     nd_piece_kind kind;
-    uint64_t begin; /* byte of its file where the first state array lies (shard.h) */
+    /* Set by nd_shard_plan_init: */
+    uint64_t begin; /* byte of its file where the first state array lies */
+    int64_t before; /* elements of all state arrays of the pieces before it */
 } nd_piece;
 
 static inline int64_t nd_span_elements(const nd_span *span)

@@ -57,33 +57,27 @@ static nd_status want_span(void *context, const nd_span *span)
                : ND_OK;
 }
 
-/* What lies between, padding and what other ranks read, becomes 0 until they pass it on. */
-static nd_status read_slice(restore *r)
+/* What this rank reads. What lies between, padding and what other ranks read, becomes 0 until they
+ * pass it on. */
+static nd_status read_slices(restore *r)
 {
     const nd_layout *layout = r->trainer->model->layout;
     nd_stream *stream = &r->trainer->rank->stream;
-    r->wanted = false;
-    for (int u = 0; u < layout->unit_count; u++) {
-        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, r));
-    }
-    ND_TRY(nd_source_run(r->source));
-    for (int a = 0; a < r->arrays && r->host && r->wanted; a++) {
-        float *from = r->host + a * r->capacity;
-        const size_t bytes = (size_t)(r->end - r->begin) * sizeof *from;
-        ND_TRY(nd_copy(stream, r->live[a] + r->begin, from, bytes));
-        ND_TRY(nd_stream_sync(stream));
-        memset(from, 0, bytes);
-    }
-    return ND_OK;
-}
-
-/* What this rank reads. */
-static nd_status read_slices(restore *r)
-{
-    const int64_t total = r->trainer->model->layout->shard_total;
-    for (r->begin = 0; r->begin < total; r->begin = r->end) {
-        r->end = r->begin + nd_min(r->capacity, total - r->begin);
-        ND_TRY(read_slice(r));
+    for (r->begin = 0; r->begin < layout->shard_total; r->begin = r->end) {
+        r->end = r->begin + nd_min(r->capacity, layout->shard_total - r->begin);
+        r->wanted = false;
+        for (int u = 0; u < layout->unit_count; u++) {
+            ND_TRY(
+                nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, r));
+        }
+        ND_TRY(nd_source_run(r->source));
+        for (int a = 0; a < r->arrays && r->host && r->wanted; a++) {
+            float *from = r->host + a * r->capacity;
+            const size_t bytes = (size_t)(r->end - r->begin) * sizeof *from;
+            ND_TRY(nd_copy(stream, r->live[a] + r->begin, from, bytes));
+            ND_TRY(nd_stream_sync(stream));
+            memset(from, 0, bytes);
+        }
     }
     return ND_OK;
 }
@@ -99,7 +93,7 @@ static nd_status read_again(const char *checkpoint, int64_t writer)
     if (status == ND_OK && writer >= 0 && writer < manifest.writer_count) {
         status = nd_source_verify(checkpoint, &manifest, (int)writer, &bytes);
     } else if (status == ND_OK) {
-        status = nd_source_check_files(checkpoint, &manifest, &bytes);
+        status = nd_source_check_files(checkpoint, &manifest);
     }
     nd_manifest_fini(&manifest);
     return status;

@@ -36,19 +36,6 @@ static const nd_saved_state state_of_kind[] = {
 
 /* One folder. */
 
-static void take_manifest(nd_saved *saved, const nd_manifest *m)
-{
-    struct tm utc = {0};
-    const char *end = strptime(m->time, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    saved->time = end && *end == '\0' ? timegm(&utc) : saved->time;
-    saved->has_manifest = true;
-    saved->step = m->position.step;
-    saved->mesh = m->mesh;
-    saved->position = m->position;
-    saved->samples_seen = m->samples_seen;
-    memcpy(saved->reason, m->reason, sizeof saved->reason);
-}
-
 /* Keeps the reason of a fault of the checkpoint; other errors are returned. A state that the name
  * tells is kept. */
 static nd_status keep_reason(nd_saved *saved, nd_status status, nd_saved_state state)
@@ -65,7 +52,7 @@ static nd_status keep_reason(nd_saved *saved, nd_status status, nd_saved_state s
 static nd_status examine_contents(const char *folder, nd_saved *saved)
 {
     nd_manifest m = {0};
-    int64_t bytes = 0;
+    struct tm utc = {0};
     bool there = false;
     ND_TRY(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
     if (!there) {
@@ -77,8 +64,15 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
         return keep_reason(saved, status,
                            m.is_newer ? ND_SAVED_NEWER_VERSION : ND_SAVED_DAMAGED_MANIFEST);
     }
-    take_manifest(saved, &m);
-    status = keep_reason(saved, nd_source_check_files(folder, &m, &bytes), ND_SAVED_INCOMPLETE);
+    const char *end = strptime(m.time, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    saved->time = end && *end == '\0' ? timegm(&utc) : saved->time;
+    saved->has_manifest = true;
+    saved->step = m.position.step;
+    saved->mesh = m.mesh;
+    saved->position = m.position;
+    saved->samples_seen = m.samples_seen;
+    memcpy(saved->reason, m.reason, sizeof saved->reason);
+    status = keep_reason(saved, nd_source_check_files(folder, &m), ND_SAVED_INCOMPLETE);
     nd_manifest_fini(&m);
     return status;
 }
@@ -173,12 +167,10 @@ static nd_status is_good(const char *run, const nd_folder *folder, bool checks_f
     char *path = NULL;
     nd_manifest manifest = {0};
     nd_fs_kind kind = ND_FS_ABSENT;
-    int64_t bytes = 0;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
     nd_status status = nd_fs_look_at_link(path, &kind, NULL);
     status = status == ND_OK ? nd_manifest_read(path, &manifest) : status;
-    status =
-        status == ND_OK && checks_files ? nd_source_check_files(path, &manifest, &bytes) : status;
+    status = status == ND_OK && checks_files ? nd_source_check_files(path, &manifest) : status;
     *good = status == ND_OK && kind == ND_FS_FOLDER && manifest.position.step == folder->step;
     nd_manifest_fini(&manifest);
     free(path);

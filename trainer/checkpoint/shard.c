@@ -157,7 +157,9 @@ static void place_data(nd_shard_plan *plan)
         nd_piece *piece = &plan->pieces[i];
         nd_shard_file *file = &plan->files[piece->kind];
         piece->begin = file->bytes;
+        piece->before = plan->elements;
         file->bytes += piece_bytes(piece) * (size_t)plan->arrays;
+        plan->elements += nd_span_elements(&piece->span) * plan->arrays;
         plan->step_count += has_step(plan, piece);
     }
     plan->extras_begin = body->bytes;

@@ -96,6 +96,7 @@ typedef struct nd_shard_plan {
     nd_checksum checksum;
     nd_piece *pieces; /* in the order of writing */
     int piece_count;
+    int64_t elements;                           /* of all pieces in all state arrays */
     int *first_piece;                           /* [unit_count + 1] of each unit */
     nd_state_extra extras[ND_STATE_EXTRAS_MAX]; /* on rank 0, behind the pieces of the first file */
     int extra_count;

@@ -10,20 +10,6 @@
 
 enum { DIGEST_BYTES = ND_ALIKE_COUNT * sizeof(uint64_t) };
 
-/* Fills where each piece begins, in elements; `offsets`, by piece, may be NULL. Returns the bytes
- * of all pieces. */
-static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
-{
-    int64_t at = 0;
-    for (int i = 0; i < plan->piece_count; i++) {
-        if (offsets) {
-            offsets[i] = at;
-        }
-        at += nd_span_elements(&plan->pieces[i].span) * plan->arrays;
-    }
-    return (size_t)at * sizeof(float);
-}
-
 nd_status nd_snapshot_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
 {
     const nd_rank *r = trainer->rank;
@@ -34,7 +20,7 @@ nd_status nd_snapshot_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
         .arrays = r->config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1};
     nd_shard_plan plan;
     ND_TRY(nd_shard_plan_init(&plan, &options));
-    *bytes = place_pieces(&plan, NULL) + DIGEST_BYTES;
+    *bytes = (size_t)plan.elements * sizeof(float) + DIGEST_BYTES;
     nd_shard_plan_fini(&plan);
     return ND_OK;
 }
@@ -44,9 +30,8 @@ static nd_status detach(nd_snapshot *s)
     nd_device *device = s->trainer->rank->device;
     void *memory = NULL, *digests = NULL;
     s->detached = true;
-    ND_TRY(ND_ALLOC(s->plan.piece_count + 1, &s->offsets));
     ND_TRY(ND_ALLOC(s->plan.layout->unit_count, &s->copied));
-    ND_TRY(nd_host_alloc(device, place_pieces(&s->plan, s->offsets), &memory));
+    ND_TRY(nd_host_alloc(device, (size_t)s->plan.elements * sizeof(float), &memory));
     s->memory = memory;
     ND_TRY(nd_host_alloc(device, DIGEST_BYTES, &digests));
     s->digests = digests;
@@ -134,7 +119,6 @@ void nd_snapshot_fini(nd_snapshot *s)
         free(s->extras[i]);
     }
     free(s->copied);
-    free(s->offsets);
     nd_shard_plan_fini(&s->plan);
     *s = (nd_snapshot){0};
 }
@@ -144,7 +128,7 @@ static const float *piece_of(void *context, int piece, nd_state_kind array)
 {
     const nd_snapshot *s = context;
     const nd_piece *p = &s->plan.pieces[piece];
-    return s->detached ? s->memory + s->offsets[piece] + array * nd_span_elements(&p->span)
+    return s->detached ? s->memory + p->before + array * nd_span_elements(&p->span)
                        : s->live[array] + p->span.begin;
 }
 

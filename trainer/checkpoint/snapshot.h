@@ -27,11 +27,10 @@ typedef struct nd_snapshot {
     uint64_t *digests;                  /* [ND_ALIKE_COUNT]; pinned where detached */
     /* Detached: */
     bool detached;
-    float *memory;    /* pinned; all pieces of all arrays */
-    int64_t *offsets; /* [piece_count] of array 0 of the piece; array a follows by its elements */
-    nd_stream stream; /* of the copies */
-    nd_event updated; /* the last update is complete */
-    nd_event *copied; /* [unit_count]: the copy of the unit is complete */
+    float *memory;         /* pinned; all pieces of all arrays, in the order of writing */
+    nd_stream stream;      /* of the copies */
+    nd_event updated;      /* the last update is complete */
+    nd_event *copied;      /* [unit_count]: the copy of the unit is complete */
     atomic_bool cancelled; /* the writer's thread waits for no copy until the next begin */
 } nd_snapshot;
 

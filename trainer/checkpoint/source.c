@@ -535,7 +535,8 @@ nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int 
     return verify(folder, manifest, writer, true, bytes);
 }
 
-nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes)
+nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest)
 {
-    return verify(folder, manifest, -1, false, bytes);
+    int64_t bytes = 0;
+    return verify(folder, manifest, -1, false, &bytes);
 }

@@ -50,7 +50,7 @@ nd_source_stats nd_source_get_stats(const nd_source *source);
 nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int writer,
                            int64_t *bytes);
 /* All files without reading the data: the hash files are whole, and every file that they list is
- * there with its size. *bytes: of those files. */
-nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes);
+ * there with its size. */
+nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest);
 
 #endif
