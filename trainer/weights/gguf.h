@@ -22,7 +22,7 @@
 typedef struct nd_gguf {
     char *path;
     nd_fs_map map;
-    json_t *keys;
+    json_t *keys;             /* while the file is opened */
     nd_safetensors_list list; /* by Hugging Face's names; `number` is for nd_gguf_read */
     int64_t head_dim;
     json_t *files; /* what the keys say, as the files beside the weights of a model folder */
@@ -39,9 +39,10 @@ void nd_gguf_close(nd_gguf *gguf); /* NULL is legal */
 /*
  * Writes config.json, tokenizer.json, tokenizer_config.json and generation_config.json into a
  * folder among those of token caches, whose name is their digest, so that equal ones are written
- * once. *out: the folder; owned by the caller. ND_ERR_CANTCREATE: it cannot be made.
+ * once, and frees gguf->files. *out: the folder; owned by the caller. ND_ERR_CANTCREATE: it cannot
+ * be made.
  */
-nd_status nd_gguf_make_folder(const nd_gguf *gguf, char **out);
+nd_status nd_gguf_make_folder(nd_gguf *gguf, char **out);
 /* Elements [begin, begin + count) of a tensor in the order of its Hugging Face file: the F32 values
  * that the blocks stand for, with the bits of the Python package gguf. From any thread. */
 nd_status nd_gguf_read(const nd_gguf *gguf, const nd_safetensors_tensor *tensor, int64_t begin,

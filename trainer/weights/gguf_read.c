@@ -261,6 +261,8 @@ nd_status nd_gguf_open(const char *path, nd_gguf **out)
     ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &g->map));
     ND_TRY_OUT(nd_fs_map_guard(&g->map, path, read_head, g));
     ND_TRY_OUT(name_tensors(g));
+    json_decref(g->keys); /* a vocabulary takes some 50 MB */
+    g->keys = NULL;
     *out = g;
     g = NULL;
 out:
@@ -280,7 +282,7 @@ void nd_gguf_close(nd_gguf *g)
     }
 }
 
-nd_status nd_gguf_make_folder(const nd_gguf *g, char **out)
+nd_status nd_gguf_make_folder(nd_gguf *g, char **out)
 {
     const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(9);
     char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(g->files, flags);
@@ -298,6 +300,8 @@ nd_status nd_gguf_make_folder(const nd_gguf *g, char **out)
     {
         ND_TRY_OUT(there ? ND_OK : nd_hf_text_write(folder, name, nd_json_text(file, flags)));
     }
+    json_decref(g->files);
+    g->files = NULL;
     *out = folder;
     folder = NULL;
 out:
