@@ -70,6 +70,8 @@ def check_figures(out):
             check(r["validation_loss"] == validation_of(run), f"validation loss of {run}")
             check(r["tokens_per_second"] == steps[-1]["tokens_per_second"], f"speed of {run}") # two steps warm up
             check(r["peak_mib"] == max(s["peak_memory_bytes"] for s in steps) / 2**20, f"memory of {run}")
+            sent = {s["wire_bytes"] for s in steps[1:]}
+            check(len(sent) == 1 and min(sent) > 0, f"each step of {run} sends as much as another, not {sent}")
             check(r["wire_mb"] == statistics.median(s["wire_bytes"] for s in steps) / 1e6, f"wire bytes of {run}")
     check(results["bf16"][0]["loss"] != results["bf16"][1]["loss"], "two seeds with the same losses")
     check(results["bf16"][0]["loss"] != results["delayed"][0]["loss"], "bf16 and fp8 with the same losses")
