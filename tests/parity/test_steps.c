@@ -233,6 +233,37 @@ Test(steps, a_skipped_step_is_no_update)
     tempdir_remove(&dir);
 }
 
+static nd_status begin_with_low_losses(void *context, nd_trainer *t)
+{
+    ((nd_config *)t->rank->config)->train.spike_factor = 2; /* of this rank alone */
+    while (t->position.recent.count < 16) {
+        t->position.recent.value[t->position.recent.count++] = 0.001;
+    }
+    return ND_OK;
+}
+
+static nd_status expect_spike(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_recent_losses *recent = &t->position.recent;
+    ND_CHECK(t->position.skipped == step + 1 && recent->count == 17 + step &&
+                 recent->value[16 + step] > 1,
+             "after step %lld: %lld skipped, %lld losses are known", (long long)step,
+             (long long)t->position.skipped, (long long)recent->count);
+    return ND_OK;
+}
+
+/* The loss of a spike is one of those that the next ones are compared with. */
+Test(steps, a_spike_may_be_the_new_level)
+{
+    mesh_job job = job_on_rows(2);
+    job.nonfinite = ND_NONFINITE_SKIP;
+    job.start = begin_with_low_losses;
+    job.after_step = expect_spike;
+    mesh_result result = run(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
+    mesh_result_free(&result);
+    tempdir_remove(&dir);
+}
+
 /* Recompute under filters. */
 
 /* Inputs are kept as codes where all linears that read them are in FP8. */
