@@ -223,7 +223,8 @@ static nd_status find_path(const nd_token_cache_request *request, char **out)
         ND_TRY_OUT(describe_file(&files->list[i], lines, &settled));
     }
     let_settle(settled);
-    ND_TRY_OUT(fflush(lines) == 0 ? ND_OK : nd_fail_memory("the name of a token cache"));
+    ND_TRY_OUT(fflush(lines) == 0 && !ferror(lines) ? ND_OK
+                                                    : nd_fail_memory("the name of a token cache"));
     ND_TRY_OUT(nd_sha256(text, size, hex));
     ND_TRY_OUT(nd_fs_format(out, "%s/%.32s.tokens", folder, hex));
 out:

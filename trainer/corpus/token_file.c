@@ -271,9 +271,14 @@ nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
     }
     if (f->tokens.bytes - f->sent >= WRITE_BACK_BYTES) {
         /* All but the last bytes are on the disk when the file is made durable, since those that
-         * wait see no progress then. Some file systems cannot do that. */
+         * wait see no progress then. Some file systems cannot do that. An error of the disk is told
+         * here, and fsync does not tell it again. */
         const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
-        (void)sync_file_range(f->tokens.fd, 0, 0, flags);
+        const int code = sync_file_range(f->tokens.fd, 0, 0, flags) != 0 ? errno : 0;
+        if (code != 0 && code != EINVAL && code != ENOSYS && code != ESPIPE) {
+            return nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s",
+                           f->tokens.part, strerror(code));
+        }
         f->sent = f->tokens.bytes;
     }
     return ND_OK;

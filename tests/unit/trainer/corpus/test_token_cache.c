@@ -144,6 +144,14 @@ ssize_t read(int fd, void *buffer, size_t size)
     return syscall(SYS_read, fd, buffer, size);
 }
 
+static int sync_code; /* of ranges that cannot be sent to the disk; 0: as they are */
+
+int sync_file_range(int fd, off_t offset, off_t bytes, unsigned flags)
+{
+    errno = sync_code;
+    return sync_code ? -1 : (int)syscall(SYS_sync_file_range, fd, offset, bytes, flags);
+}
+
 static void *map_shared(size_t size)
 {
     void *place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -714,6 +722,23 @@ Test(token_cache, what_fails_leaves_no_file)
     rules.append_eod = true;
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "names no end of text");
     cr_expect_eq(count_files(), 0);
+}
+
+/* The kernel tells an error of the disk once, and not to fsync. */
+Test(token_cache, bytes_that_are_lost_on_their_way_to_the_disk_are_an_error)
+{
+    enum { IDS = 16 << 20 }; /* so many bytes that they are sent before the end */
+    const nd_corpus_piece piece = {.ids = {calloc(IDS, sizeof(int32_t)), IDS, 0}};
+    char prefix[128];
+    nd_token_files out;
+    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
+    assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
+    sync_code = EINVAL; /* the file system cannot do it */
+    assert_ok(nd_token_files_write(&out, &piece));
+    sync_code = EIO;
+    assert_fails(nd_token_files_write(&out, &piece), ND_ERR_CANTCREATE, "out.bin.part\" could not");
+    nd_token_files_fini(&out);
+    free(piece.ids.data);
 }
 
 Test(token_cache, a_text_without_a_label_is_refused)
