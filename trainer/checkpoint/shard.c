@@ -26,6 +26,30 @@ const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, con
     return name;
 }
 
+const nd_checksum_hashes nd_checksums[ND_CHECKSUM_COUNT] = {
+    [ND_CHECKSUM_XXH3] = {"xxh3", ND_HASH_XXH3_64, ND_HASH_XXH3_128},
+    [ND_CHECKSUM_SHA256] = {"sha256", ND_HASH_SHA256, ND_HASH_SHA256},
+};
+
+nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
+                         char out[ND_DIGEST_TEXT_MAX])
+{
+    char hex[ND_HASH_HEX_MAX];
+    ND_TRY(nd_hash_text(nd_checksums[kind].whole, data, bytes, hex));
+    snprintf(out, ND_DIGEST_TEXT_MAX, "%s:%s", nd_checksums[kind].name, hex);
+    return ND_OK;
+}
+
+bool nd_digest_text_is_valid(nd_checksum kind, const char *text)
+{
+    const nd_checksum_hashes *hashes = &nd_checksums[kind];
+    const size_t prefix = strlen(hashes->name);
+    const char *hex = text + prefix + 1;
+    return strncmp(text, hashes->name, prefix) == 0 && text[prefix] == ':' &&
+           strlen(hex) == 2 * (size_t)nd_hash_bytes(hashes->whole) &&
+           strspn(hex, "0123456789abcdef") == strlen(hex);
+}
+
 const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
 {
     snprintf(name, ND_HASH_FILE_NAME_MAX, "shard-%05d.hashes", rank + 1);

@@ -294,11 +294,15 @@ static nd_status run(nd_session *s)
     return ND_OK;
 }
 
-const nd_session_use nd_eval_use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, run};
+static nd_status run_session(const nd_command_call *call)
+{
+    static const nd_session_use use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, run};
+    return nd_session_run(call, &use);
+}
 
 const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .trains = true,
                                     .begin = nd_session_begin,
-                                    .run = nd_session_run,
+                                    .run = run_session,
                                     .decodes = true,
                                     .check_flags = check_flags};

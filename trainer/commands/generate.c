@@ -396,11 +396,15 @@ out:
     return status;
 }
 
-const nd_session_use nd_generate_use = {ND_GENERATE_MODEL, ND_GENERATE_TOKENIZER, run};
+static nd_status run_session(const nd_command_call *call)
+{
+    static const nd_session_use use = {ND_GENERATE_MODEL, ND_GENERATE_TOKENIZER, run};
+    return nd_session_run(call, &use);
+}
 
 const nd_command nd_command_generate = {.id = ND_COMMAND_GENERATE,
                                         .trains = true,
                                         .begin = nd_session_begin,
-                                        .run = nd_session_run,
+                                        .run = run_session,
                                         .decodes = true,
                                         .check_flags = check_flags};

@@ -20,37 +20,6 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-nd_status nd_plan_make(const nd_planner *p, const nd_config *config, const nd_tuning *tuning,
-                       nd_trainer **out)
-{
-    nd_rank *r = &p->worker->rank;
-    r->rank = p->rank;
-    r->mesh = nd_shape_mesh(&p->inputs->shape, config);
-    r->world_size = nd_mesh_world_size(&r->mesh);
-    r->host_ranks = (int)config->launch.nproc_per_node;
-    r->coord = nd_mesh_coord_of(&r->mesh, p->rank);
-    r->config = config;
-    r->shape = p->inputs->shape;
-    r->device = p->worker->device;
-    return nd_trainer_create(r, tuning, out);
-}
-
-nd_status nd_plan_make_changed(const nd_planner *p, nd_config *c, nd_trainer **out)
-{
-    const int64_t per_node = c->launch.nproc_per_node;
-    c->launch.nproc_per_node = 0; /* else it contradicts further workers */
-    ND_TRY(nd_config_resolve(c));
-    c->launch.nproc_per_node = per_node; /* further workers are on further hosts */
-    ND_TRY(nd_shape_check_mesh(&p->inputs->shape, &c->resolved_mesh, c->train.micro_batch_size,
-                               c->train.sequence_length));
-    return nd_plan_make(p, c, NULL, out);
-}
-
-double nd_plan_bytes(const nd_trainer *trainer)
-{
-    return (double)(trainer->plan.total + trainer->plan.external);
-}
-
 /* Before a run. */
 
 nd_status nd_plan_check_memory(const nd_planner *p)

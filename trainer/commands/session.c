@@ -212,10 +212,8 @@ nd_status nd_session_check_single(const nd_session *s, const char *what)
 
 /* The model. */
 
-nd_status nd_session_run(const nd_command_call *call)
+nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use)
 {
-    const nd_session_use *use =
-        call->line->command == ND_COMMAND_EVAL ? &nd_eval_use : &nd_generate_use;
     nd_session s = {.call = call,
                     .flags = call->line->values,
                     .config = *call->config,

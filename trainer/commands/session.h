@@ -36,16 +36,15 @@ typedef struct nd_session_use {
      * there are no ranks, and mesh and inputs are looked at. */
     nd_status (*run)(nd_session *session);
 } nd_session_use;
-extern const nd_session_use nd_generate_use, nd_eval_use;
 
 /*
- * For the command that the flags belong to: opens the model by its name (nd_model_files_open),
+ * For a command: opens the model by its name (nd_model_files_open),
  * joins the job, and runs the command. Where no ndlaunch has done it, one rank of a host verifies
  * the model (model.verify). A call that only checks does before there are ranks what ndlaunch asks
  * for: it looks at the model's files with their checksums, what the command does with them, and the
  * room that a worker of this host needs before it knows its plan.
  */
-nd_status nd_session_run(const nd_command_call *call);
+nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use);
 
 /* Adds the ids that end a text: what the model's files name (nd_ends_read), or for a checkpoint
  * without such files its own eos_id, or the end of text of its tokenizer. */

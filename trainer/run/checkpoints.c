@@ -292,26 +292,6 @@ static nd_status find_source(nd_run *s)
     return find(s, &search, "resume", ND_OK);
 }
 
-nd_status nd_run_set_damaged_aside(const nd_run *s, const char *folder, int64_t step)
-{
-    const nd_error *error = nd_error_last();
-    char *aside = NULL;
-    if (error->cause == ND_CAUSE_OWN) {
-        nd_log_warning("%s", error->message);
-    }
-    if (s->dir && folder) {
-        ND_TRY(nd_checkpoint_set_aside(folder, step, "bad", &aside));
-        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
-                       aside);
-    } else if (s->dir) {
-        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
-                       "since this run goes on in another folder",
-                       s->resume.source);
-    }
-    free(aside);
-    return ND_OK;
-}
-
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
  * run. */
 static nd_status fall_back(nd_run *s)

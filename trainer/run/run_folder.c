@@ -400,22 +400,6 @@ void nd_run_forget(const nd_run *s)
 
 /* What lies in the folder beside checkpoints. */
 
-nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix,
-                           char out[ND_RUN_PATH_MAX])
-{
-    char number[24] = "";
-    bool there = true;
-    for (int n = 2; there; n++) {
-        const int length = snprintf(out, ND_RUN_PATH_MAX, "%s/%s%s%s", dir, name, number, suffix);
-        if (length >= ND_RUN_PATH_MAX) {
-            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long", dir);
-        }
-        ND_TRY(nd_fs_exists(out, &there));
-        snprintf(number, sizeof number, "-%d", n);
-    }
-    return ND_OK;
-}
-
 /* Anonymous and shared memory of this process now: what the plan counts, without mapped files. */
 static int64_t resident_bytes(void)
 {

@@ -127,6 +127,22 @@ static nd_status build(const nd_run *s, json_t *sections, json_t **out)
     return root ? ND_OK : nd_fail_memory("run.json");
 }
 
+nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix,
+                           char out[ND_RUN_PATH_MAX])
+{
+    char number[24] = "";
+    bool there = true;
+    for (int n = 2; there; n++) {
+        const int length = snprintf(out, ND_RUN_PATH_MAX, "%s/%s%s%s", dir, name, number, suffix);
+        if (length >= ND_RUN_PATH_MAX) {
+            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long", dir);
+        }
+        ND_TRY(nd_fs_exists(out, &there));
+        snprintf(number, sizeof number, "-%d", n);
+    }
+    return ND_OK;
+}
+
 nd_status nd_run_record_write(const nd_run *s, json_t *sections)
 {
     json_t *root = NULL;

@@ -206,10 +206,6 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
  * with that error's sentence when there is no checkpoint, or after ten rewinds. */
 nd_status nd_run_rewind(nd_run *run);
 
-/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
- * the checkpoint. NULL: it is that of another run, and stays as it is. */
-nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
-
 /* Goes on with the save in flight, also between the batches of a validation. `flag`: the largest
  * nd_trainer_reported_save of all ranks. Errors as below. */
 nd_status nd_run_saving_advance(nd_run *run, int64_t flag);
@@ -217,7 +213,7 @@ nd_status nd_run_saving_advance(nd_run *run, int64_t flag);
  * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
 nd_status nd_run_saving_report(nd_run *run, const nd_save_report *report);
 
-/* validation.c: validations, and the best state of a run. */
+/* validation.c */
 
 /* Validates the state after the step done where that is due: at an interval, and after the last
  * step; `at_end`: only then, since the others were validated before a rewind. */
@@ -225,6 +221,15 @@ nd_status nd_run_validate(nd_run *run, bool at_end);
 /* A validation that is due after the step that the run goes on from is made where its metrics.jsonl
  * has none: a signal or a failure came before its end in the start before. */
 nd_status nd_run_make_up_validation(nd_run *run);
+
+/* best.c: the best state of a run. */
+
+/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
+ * the checkpoint. NULL: it is that of another run, and stays as it is. */
+nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
+/* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
+ * ones. */
+int64_t nd_run_best_rule(const nd_config *config);
 /* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the
  * lowest validation loss. The trainer's position stays. A damaged one is set aside, and the best of
  * the others is taken; ND_ERR_DATA when none of these was validated. */
