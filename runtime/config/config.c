@@ -57,24 +57,6 @@ static void begin_layer(nd_reader *reader, nd_layer layer)
     reader->main_port = -1;
 }
 
-nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting)
-{
-    ND_TRY(nd_field_set(reader->config, id, setting));
-    if (reader->notes_origins) {
-        ND_TRY(nd_path_note_origin(reader->config, id, setting));
-    }
-    reader->set_by[id] = (uint8_t)reader->layer;
-    if (id == ND_FIELD_train_precision) {
-        reader->no_fp16[0] = '\0';
-    }
-    return ND_OK;
-}
-
-nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
-{
-    return nd_reader_set(reader, id, &(nd_setting){"", nd_fields[id].key, text, false});
-}
-
 /* What follows from a layer. */
 
 /* The newest layer has the key. */

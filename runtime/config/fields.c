@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of fields: parses, formats and checks a value with its type, range and choices. */
+/* The table of fields: reads, formats and checks a value with its type, range and choices. */
 #include <assert.h>
-#include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -218,59 +216,6 @@ static nd_status check_sources(nd_field_id id, const nd_setting *setting)
 }
 
 /* Values. */
-
-bool nd_bool_parse(const char *text, bool digits, bool *out)
-{
-    static const char *const yes[] = {"true", "yes", "on", "1"};
-    static const char *const no[] = {"false", "no", "off", "0"};
-    for (int i = 0; i < 3 + digits; i++) {
-        bool is_yes = strcasecmp(text, yes[i]) == 0;
-        if (is_yes || strcasecmp(text, no[i]) == 0) {
-            *out = is_yes;
-            return true;
-        }
-    }
-    return false;
-}
-
-bool nd_int_parse(const char *text, int64_t *out)
-{
-    const char *digits = text + (*text == '-' || *text == '+');
-    if (!*digits || digits[strspn(digits, "0123456789")]) {
-        return false;
-    }
-    errno = 0;
-    long long value = strtoll(text, NULL, 10);
-    if (errno) {
-        return false;
-    }
-    *out = value;
-    return true;
-}
-
-bool nd_real_parse(const char *text, double *out)
-{
-    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
-        return false;
-    }
-    char *end;
-    double value = strtod(text, &end);
-    if (*end || end == text || !isfinite(value)) {
-        return false;
-    }
-    *out = value;
-    return true;
-}
-
-void nd_real_format(double value, char *buffer, size_t size)
-{
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(buffer, size, "%.*g", digits, value);
-        if (strtod(buffer, NULL) == value) {
-            return;
-        }
-    }
-}
 
 /* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. Without a least and a
  * greatest value there is no range. */
@@ -499,4 +444,35 @@ nd_status nd_field_check(nd_config *config, nd_field_id id)
     config->resolved = resolved;
     free(text);
     return status;
+}
+
+/* Fields of a layer. */
+
+const nd_field_id nd_path_fields[ND_PATH_COUNT] = {
+    [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,
+    [ND_PATH_MODEL_CONFIG] = ND_FIELD_model_config,
+    [ND_PATH_DATA] = ND_FIELD_data_path,
+    [ND_PATH_VALIDATION] = ND_FIELD_data_validation_path,
+};
+
+nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting)
+{
+    char origin[700];
+    ND_TRY(nd_field_set(reader->config, id, setting));
+    for (int i = 0; i < ND_PATH_COUNT && reader->notes_origins; i++) {
+        if (nd_path_fields[i] == id) {
+            snprintf(origin, sizeof origin, "%s%s", setting->where, setting->name);
+            ND_TRY(nd_text_replace(&reader->config->path_origin[i], origin));
+        }
+    }
+    reader->set_by[id] = (uint8_t)reader->layer;
+    if (id == ND_FIELD_train_precision) {
+        reader->no_fp16[0] = '\0';
+    }
+    return ND_OK;
+}
+
+nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
+{
+    return nd_reader_set(reader, id, &(nd_setting){"", nd_fields[id].key, text, false});
 }

@@ -9,23 +9,6 @@
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 
-const nd_field nd_own_flags[ND_OWN_FLAG_COUNT] = {
-#define ND_OWN(name, kind, names, value, ...)                                                      \
-    {.command = ND_COMMAND_##name,                                                                 \
-     .type = ND_FIELD_TYPE_##kind,                                                                 \
-     .section = "",                                                                                \
-     .flags = names,                                                                               \
-     .choices = value,                                                                             \
-     __VA_ARGS__},
-#define ND_OWN_SWITCH(command, id, names, words) ND_OWN(command, SWITCH, names, NULL, .help = words)
-#define ND_OWN_TEXT(command, id, kind, names, value, words)                                        \
-    ND_OWN(command, kind, names, value, .help = words)
-#define ND_OWN_NUMBER(command, id, kind, names, value, least, most, start, words)                  \
-    ND_OWN(command, kind, names, value, .min = least, .max = (double)most, .initial = #start,      \
-           .help = words)
-#include "runtime/config/commands.def"
-};
-
 /* Flags that every run has beside its settings. */
 static const char run_flags[] = "config-file set help version";
 
@@ -37,44 +20,6 @@ static const struct {
 #define ND_OWN_REFUSED(command, names, sentence) {ND_COMMAND_##command, names, sentence},
 #include "runtime/config/commands.def"
 };
-
-/* Lists of flags. */
-
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
-{
-    while (index-- > 0) {
-        list += strcspn(list, " ");
-        list += strspn(list, " ");
-    }
-    size_t n = strcspn(list, " ");
-    if (n == 0 || n >= size) {
-        return false;
-    }
-    memcpy(buffer, list, n);
-    buffer[n] = '\0';
-    return true;
-}
-
-static char hyphen_of(char c)
-{
-    return c == '_' ? '-' : c;
-}
-
-bool nd_flag_list_holds(const char *list, const char *name)
-{
-    while (*list) {
-        size_t i = 0;
-        while (name[i] && hyphen_of(list[i]) == hyphen_of(name[i])) {
-            i++;
-        }
-        if (!name[i] && (!list[i] || list[i] == ' ')) {
-            return true;
-        }
-        list += strcspn(list, " ");
-        list += strspn(list, " ");
-    }
-    return false;
-}
 
 static void offer_list(nd_suggest *search, const char *list)
 {
@@ -146,7 +91,7 @@ static part split_word(nd_command_id command, const char *word)
     const size_t n = strcspn(body, "=");
     p.value = body[n] ? body + n + 1 : NULL;
     for (size_t i = 0; i < n && i < sizeof p.name - 1; i++) {
-        p.name[i] = hyphen_of(body[i]);
+        p.name[i] = body[i] == '_' ? '-' : body[i];
     }
     for (int i = 0; i < ND_OWN_FLAG_COUNT && two == (n > 1); i++) {
         if (nd_own_flags[i].command == command &&

@@ -1,83 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* --help of the programs, made from the field table, and of their commands, from commands.def. */
+/* --help of the programs, made from the field table, and of their commands, from commands.c. */
 #include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
-
-#define CKPT_CODES                                                                                 \
-    "Exit codes: 0 done, 2 wrong usage, 65 a bad or damaged folder, 73 output that cannot be\n"    \
-    "written, 74 a failing disk, 71 out of memory. diff ends with 1 when the states differ.\n"
-
-enum { TRAIN = 1 << ND_NDTRAIN, LAUNCH = 1 << ND_NDLAUNCH, BOTH = TRAIN | LAUNCH };
-const nd_command_row nd_command_rows[ND_COMMAND_COUNT] = {
-#define ND_COMMAND(id, ...) [ND_COMMAND_##id] = {__VA_ARGS__},
-#include "runtime/config/commands.def"
-};
-
-static const char *program_name(nd_program program)
-{
-    return program == ND_NDTRAIN ? "ndtrain" : "ndlaunch";
-}
-
-/* A command of the program, but for the verbs of ckpt. */
-static bool has_command(nd_program program, int command)
-{
-    const nd_command_row *row = &nd_command_rows[command];
-    return row->programs >> program & 1 && !strchr(row->name, ' ');
-}
-
-const char *nd_command_name(nd_command_id command)
-{
-    return nd_command_rows[command].name;
-}
-
-nd_command_id nd_command_find(nd_program program, const char *name)
-{
-    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (nd_command_rows[i].programs & ND_TAKES_SETTINGS && has_command(program, i) &&
-            strcmp(nd_command_rows[i].name, name) == 0) {
-            return (nd_command_id)i;
-        }
-    }
-    return ND_COMMAND_NONE;
-}
-
-const char *nd_program_of(nd_command_id command)
-{
-    return program_name(nd_command_rows[command].programs & TRAIN ? ND_NDTRAIN : ND_NDLAUNCH);
-}
-
-nd_status nd_command_check_name(nd_program program, const char *word)
-{
-    const nd_program other = program == ND_NDTRAIN ? ND_NDLAUNCH : ND_NDTRAIN;
-    const char *own_name = program_name(program), *other_name = program_name(other);
-    nd_suggest search;
-    ND_REFUSE(program == ND_NDLAUNCH && strcmp(word, "train") == 0,
-              "ndlaunch starts `ndtrain train` itself; leave out the word train");
-    nd_suggest_init(&search, word);
-    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (has_command(program, i)) {
-            nd_suggest_offer(&search, nd_command_rows[i].name);
-        }
-    }
-    const int distance = search.distance;
-    for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (has_command(other, i)) {
-            nd_suggest_offer(&search, nd_command_rows[i].name);
-        }
-    }
-    ND_REFUSE(search.best && strcmp(search.best, word) == 0,
-              "%s has no command \"%s\"; it is `%s %s`", own_name, word, other_name, word);
-    return search.best
-               ? nd_fail(ND_ERR_CONFIG, "%s has no command \"%.60s\"; did you mean `%s %s`?",
-                         own_name, word, search.distance < distance ? other_name : own_name,
-                         search.best)
-               : ND_OK;
-}
-
-/* The help of a run. */
 
 enum { COLUMNS = 100, INDENT = 6 };
 
@@ -196,7 +123,7 @@ static void print_short_help(FILE *out, nd_program program)
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
         const nd_command_row *row = &nd_command_rows[i];
-        if (has_command(program, i)) {
+        if (nd_program_has(program, i)) {
             snprintf(flag, sizeof flag, "%s%s", row->name,
                      row->name[0] == '-' ? " FILE"
                      : *row->about       ? " --help"
@@ -239,7 +166,7 @@ static void print_long_help(FILE *out, nd_program program)
                  "  --set SECTION.KEY=VALUE\n      sets any key\n"
                  "  --help [SECTION|all], --version\n");
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        if (has_command(program, i)) {
+        if (nd_program_has(program, i)) {
             fprintf(out, "  %s%s%s\n", nd_command_rows[i].name,
                     *nd_command_rows[i].usage ? " " : "", nd_command_rows[i].usage);
             print_wrapped(out, INDENT, nd_command_rows[i].summary);
@@ -267,10 +194,10 @@ static nd_status unknown_topic(nd_program program, const char *topic)
 {
     nd_suggest search;
     for (int i = 1; i < ND_COMMAND_COUNT; i++) {
-        ND_REFUSE(has_command(program, i) && *nd_command_rows[i].about &&
+        ND_REFUSE(nd_program_has(program, i) && *nd_command_rows[i].about &&
                       strcmp(nd_command_rows[i].name, topic) == 0,
-                  "--help %s: this is a command; write %s %s --help", topic, program_name(program),
-                  topic);
+                  "--help %s: this is a command; write %s %s --help", topic,
+                  nd_program_name(program), topic);
     }
     nd_suggest_init(&search, topic);
     nd_suggest_offer(&search, "all");
@@ -302,13 +229,13 @@ nd_status nd_config_help(FILE *out, nd_program program, const char *topic)
 
 void nd_program_print_usage(nd_program program)
 {
-    const char *name = program_name(program), *begin = "usage:";
+    const char *name = nd_program_name(program), *begin = "usage:";
     if (program == ND_NDLAUNCH) {
         fprintf(stderr, "usage: %s\n", usages[program]);
         begin = "      ";
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++, begin = "      ") {
-        if (has_command(program, i)) {
+        if (nd_program_has(program, i)) {
             fprintf(stderr, "%s %s %s%s%s\n", begin, name, nd_command_rows[i].name,
                     *nd_command_rows[i].usage ? " " : "", nd_command_rows[i].usage);
         }

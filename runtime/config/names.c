@@ -76,7 +76,7 @@ static nd_status apply_state(nd_reader *r, const nd_name *row, const nd_setting 
     return strcasecmp(ours, setting->text) == 0 ? ND_OK : nd_reader_put(r, row->field, ours);
 }
 
-/* Notes why FP16 is refused. A later value may still replace it, so nd_reader_finish fails. */
+/* Notes why FP16 is refused. A later value may still replace it, so end_layers fails. */
 static nd_status refuse_later(nd_reader *r, const nd_setting *setting)
 {
     snprintf(r->no_fp16, sizeof r->no_fp16,

@@ -1,76 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Strings, and the configuration as text: native YAML, the lines that nodes compare, one key or
- * each key for run.json. All of it is made from the field table.
+ * The configuration as text: native YAML, the lines that nodes compare, one key or each key for
+ * run.json. All of it is made from the field table.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/config/reader.h"
-
-nd_status nd_text_replace(char **target, const char *text)
-{
-    char *copy = strdup(text ? text : "");
-    if (!copy) {
-        return nd_fail_memory("a copy of a string");
-    }
-    free(*target);
-    *target = copy;
-    return ND_OK;
-}
-
-void nd_text_append(nd_text *text, const char *format, ...)
-{
-    va_list args;
-    if (text->status != ND_OK) {
-        return;
-    }
-    va_start(args, format);
-    int more = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (more < 0) {
-        text->status = nd_fail(ND_ERR_INTERNAL, "cannot format '%s'", format);
-        return;
-    }
-    if (text->used + (size_t)more + 1 > text->room) {
-        size_t room = (text->used + (size_t)more + 1) * 2;
-        char *data = realloc(text->data, room);
-        if (!data) {
-            text->status = nd_fail_memory("a text of %zu bytes", room);
-            return;
-        }
-        text->data = data;
-        text->room = room;
-    }
-    va_start(args, format);
-    vsnprintf(text->data + text->used, (size_t)more + 1, format, args);
-    va_end(args);
-    text->used += (size_t)more;
-}
-
-void nd_text_append_quoted(nd_text *text, const char *value)
-{
-    nd_text_append(text, "\"");
-    for (const char *c = value; *c; c++) {
-        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
-    }
-    nd_text_append(text, "\"");
-}
-
-nd_status nd_text_finish(nd_text *text, char **out)
-{
-    nd_text_append(text, "%s", ""); /* an empty text is a string, too */
-    nd_status status = text->status;
-    if (status != ND_OK) {
-        free(text->data);
-    } else {
-        *out = text->data;
-    }
-    *text = (nd_text){0};
-    return status;
-}
 
 static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
 {

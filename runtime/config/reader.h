@@ -2,8 +2,9 @@
 #ifndef ND_CONFIG_READER_H
 #define ND_CONFIG_READER_H
 /*
- * What the files of runtime/config share, in calling order: owned texts, the field table, the
- * layers that set fields (file, then command line), accelerate's keys, flags, checks of the whole.
+ * What the files of runtime/config share, lowest first: owned texts, the field table, the layers
+ * that set fields (file, then command line), commands, accelerate's keys, flags, checks of the
+ * whole. A file calls only those before it.
  * Nothing outside runtime/config includes this but its tests.
  */
 #include <stdbool.h>
@@ -28,7 +29,7 @@ static inline long long nd_ll(int64_t value)
         }                                                                                          \
     } while (0)
 
-/* ---- print.c: owned and growing strings ---- */
+/* ---- text.c: owned and growing strings, numbers, lists of flags ---- */
 
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
@@ -45,6 +46,21 @@ void nd_text_append(nd_text *text, const char *format, ...) __attribute__((forma
 void nd_text_append_quoted(nd_text *text, const char *value);
 /* Hands the string over (or frees it and returns the failure). */
 nd_status nd_text_finish(nd_text *text, char **out);
+
+/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
+bool nd_bool_parse(const char *text, bool digits, bool *out);
+/* Decimal, whole text, no overflow; a real is finite. */
+bool nd_int_parse(const char *text, int64_t *out);
+bool nd_real_parse(const char *text, double *out);
+/* The shortest of 15 to 17 digits that reads back as the same double. */
+void nd_real_format(double value, char *buffer, size_t size);
+
+enum { ND_FLAG_NAME_MAX = 96 };
+
+/* Does the space-separated list hold the name? '-' and '_' are the same. */
+bool nd_flag_list_holds(const char *list, const char *name);
+/* Word number `index` of such a list into buffer; false when there are fewer. */
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 
 /* ---- fields.c: the field table ---- */
 
@@ -122,24 +138,11 @@ int nd_section_find(const char *name);
 /* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(const nd_field *field, char *buffer, size_t size);
 
-/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
-bool nd_bool_parse(const char *text, bool digits, bool *out);
-/* Decimal, whole text, no overflow; a real is finite. */
-bool nd_int_parse(const char *text, int64_t *out);
-bool nd_real_parse(const char *text, double *out);
-/* The shortest of 15 to 17 digits that reads back as the same double. */
-void nd_real_format(double value, char *buffer, size_t size);
-
 /* Reads a number or a choice. */
 typedef enum nd_fault { ND_FAULT_NONE = 0, ND_FAULT_TYPE, ND_FAULT_RANGE } nd_fault;
 nd_fault nd_value_read(const nd_field *field, const char *text, nd_flag_value *out);
 
-/* ---- sources.c ---- */
-
-/* Remembers where a path was given, for nd_config_check_*_path; does nothing for other fields. */
-nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting);
-
-/* ---- config.c: layers ---- */
+/* ---- fields.c: layers ---- */
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
@@ -175,9 +178,32 @@ typedef struct nd_reader {
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
 
+/* The fields of the paths, for which path_origin of nd_config says where each was given. */
+extern const nd_field_id nd_path_fields[ND_PATH_COUNT];
+
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
 /* The same with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
+
+/* ---- commands.c: the tables of commands and of their flags ---- */
+
+enum { ND_TAKES_SETTINGS = 4 };
+typedef struct nd_command_row {
+    unsigned programs; /* bit 1 << nd_program, and ND_TAKES_SETTINGS */
+    const char *name;
+    int least, most; /* words that belong to no flag */
+    const char *word, *usage, *summary, *about, *codes;
+} nd_command_row;
+
+extern const nd_command_row nd_command_rows[ND_COMMAND_COUNT];
+extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
+
+const char *nd_program_name(nd_program program);
+/* A command of the program, but for the verbs of ckpt. */
+bool nd_program_has(nd_program program, nd_command_id command);
+/* "ndtrain" or "ndlaunch": the one that has the command's help. */
+const char *nd_program_of(nd_command_id command);
+
 /* ---- names.c: flags and keys of other programs ---- */
 
 /* Flags, and accelerate's file with its maps of keys. */
@@ -229,16 +255,6 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
 
 /* ---- flags.c: the command line ---- */
 
-/* The flags that commands have of their own. */
-extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
-
-enum { ND_FLAG_NAME_MAX = 96 };
-
-/* Does the space-separated list hold the name? '-' and '_' are the same. */
-bool nd_flag_list_holds(const char *list, const char *name);
-/* Word number `index` of such a list into buffer; false when there are fewer. */
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
-
 /* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
 int nd_flag_near_field(const char *name);
 
@@ -256,20 +272,5 @@ nd_status nd_config_check_keys(const nd_config *config);
 
 /* checks.c: the keys of the section log; again when nd_config_take_epochs has found train.steps. */
 nd_status nd_config_check_log(const nd_config *config);
-
-/* ---- help.c: commands ---- */
-
-enum { ND_TAKES_SETTINGS = 4 };
-typedef struct nd_command_row {
-    unsigned programs; /* bit 1 << nd_program, and ND_TAKES_SETTINGS */
-    const char *name;
-    int least, most; /* words that belong to no flag */
-    const char *word, *usage, *summary, *about, *codes;
-} nd_command_row;
-
-extern const nd_command_row nd_command_rows[ND_COMMAND_COUNT];
-
-/* "ndtrain" or "ndlaunch": the one that has the command's help. */
-const char *nd_program_of(nd_command_id command);
 
 #endif

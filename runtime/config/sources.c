@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The files that the configuration names: sources of data as a text or as YAML, whether each file
- * exists, and how long it takes to read them.
- */
+/* Sources of data as a text or as YAML, and how long it takes to read their files. */
 #include "runtime/config/sources.h"
 
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/base/text.h"
@@ -341,107 +337,6 @@ nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_ya
     nd_text_append(&text, "]");
     nd_data_sources_fini(&sources);
     return nd_text_finish(&text, out);
-}
-
-/* Whether files exist. */
-
-static const nd_field_id path_fields[ND_PATH_COUNT] = {
-    [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,
-    [ND_PATH_MODEL_CONFIG] = ND_FIELD_model_config,
-    [ND_PATH_DATA] = ND_FIELD_data_path,
-    [ND_PATH_VALIDATION] = ND_FIELD_data_validation_path,
-};
-
-nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting)
-{
-    char origin[700];
-    for (int i = 0; i < ND_PATH_COUNT; i++) {
-        if (path_fields[i] == id) {
-            snprintf(origin, sizeof origin, "%s%s", setting->where, setting->name);
-            return nd_text_replace(&config->path_origin[i], origin);
-        }
-    }
-    return ND_OK;
-}
-
-/* A pair of Megatron files may be named without a suffix, and files of text by a pattern. */
-static nd_status is_there(const char *path, bool is_data, bool *out)
-{
-    static const char *const suffixes[] = {"", ".bin", ".idx"};
-    char name[8192];
-    nd_fs_kind kind = ND_FS_ABSENT;
-    nd_fs_names found = {0};
-    for (int i = 0; i < (is_data ? 3 : 1) && kind == ND_FS_ABSENT; i++) {
-        snprintf(name, sizeof name, "%s%s", path, suffixes[i]);
-        ND_TRY(nd_fs_look(name, &kind, NULL));
-    }
-    if (kind == ND_FS_ABSENT && is_data && strpbrk(path, "*?[")) {
-        ND_TRY(nd_fs_glob(path, &found));
-    }
-    *out = kind != ND_FS_ABSENT || found.count > 0;
-    nd_fs_names_fini(&found);
-    return ND_OK;
-}
-
-/* `path` is the value of the key, or one of several that it names. */
-static nd_status check_path(const nd_config *config, nd_path_key key, const char *value,
-                            const char *path, const char *advice)
-{
-    const nd_field *f = &nd_fields[path_fields[key]];
-    const char *origin = config->path_origin[key];
-    char folder[4096], from[4200] = "";
-    bool there = true;
-    ND_TRY(*path ? is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION, &there)
-                 : ND_OK);
-    if (there) {
-        return ND_OK;
-    }
-    const bool usual = strcmp(path, f->initial) == 0 && !origin;
-    if (path[0] != '/') {
-        snprintf(from, sizeof from, "paths are relative to the working directory, %s; ",
-                 getcwd(folder, sizeof folder) ? folder : "which cannot be read");
-    }
-    return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s%s",
-                   origin ? origin : f->name, strcmp(path, value) == 0 ? "is" : "names", path,
-                   usual ? " (the default)" : "", from, advice);
-}
-
-/* Each path of a list. */
-static nd_status check_sources(const nd_config *config, nd_path_key key, const char *text,
-                               const char *advice)
-{
-    nd_data_sources sources;
-    nd_status status = ND_OK;
-    ND_TRY(nd_data_sources_read("", "data.path", text, &sources)); /* it was read before */
-    for (int i = 0; i < sources.count && status == ND_OK; i++) {
-        status = check_path(config, key, text, sources.list[i].path, advice);
-    }
-    nd_data_sources_fini(&sources);
-    return status;
-}
-
-nd_status nd_config_check_model_path(const nd_config *config)
-{
-    const char *path = config->model.path, *json = config->model.config;
-    ND_TRY(check_path(config, ND_PATH_MODEL_PATH, path, path,
-                      "give a Hugging Face folder with --model-path, or ORG/NAME of the local "
-                      "cache with --model-name"));
-    return check_path(config, ND_PATH_MODEL_CONFIG, json, json,
-                      "change into the folder that the path starts from, or give a config.json "
-                      "with --model-config or a folder with --model-path");
-}
-
-nd_status nd_config_check_data_paths(const nd_config *config)
-{
-    const bool usual = strcmp(config->data.path, nd_fields[ND_FIELD_data_path].initial) == 0;
-    ND_TRY(check_sources(
-        config, ND_PATH_DATA, config->data.path,
-        usual ? "give a file with --data-path, or make it: scripts/prepare_data writes this text"
-              : "--data-path takes a file, a folder, a pattern, several as '[a.txt, b.txt]', and "
-                "with weights '0.7 a.txt 0.3 b.txt'"));
-    return check_sources(config, ND_PATH_VALIDATION, config->data.validation_path,
-                         "give a file with --validation-path, or an empty path, "
-                         "--validation-path=, for no validation");
 }
 
 /* How long a check of the data and of the model may take. */

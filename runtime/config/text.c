@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Strings that grow, numbers and booleans as texts, and lists of flags. */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "runtime/config/reader.h"
+
+nd_status nd_text_replace(char **target, const char *text)
+{
+    char *copy = strdup(text ? text : "");
+    if (!copy) {
+        return nd_fail_memory("a copy of a string");
+    }
+    free(*target);
+    *target = copy;
+    return ND_OK;
+}
+
+void nd_text_append(nd_text *text, const char *format, ...)
+{
+    va_list args;
+    if (text->status != ND_OK) {
+        return;
+    }
+    va_start(args, format);
+    int more = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (more < 0) {
+        text->status = nd_fail(ND_ERR_INTERNAL, "cannot format '%s'", format);
+        return;
+    }
+    if (text->used + (size_t)more + 1 > text->room) {
+        size_t room = (text->used + (size_t)more + 1) * 2;
+        char *data = realloc(text->data, room);
+        if (!data) {
+            text->status = nd_fail_memory("a text of %zu bytes", room);
+            return;
+        }
+        text->data = data;
+        text->room = room;
+    }
+    va_start(args, format);
+    vsnprintf(text->data + text->used, (size_t)more + 1, format, args);
+    va_end(args);
+    text->used += (size_t)more;
+}
+
+void nd_text_append_quoted(nd_text *text, const char *value)
+{
+    nd_text_append(text, "\"");
+    for (const char *c = value; *c; c++) {
+        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+    }
+    nd_text_append(text, "\"");
+}
+
+nd_status nd_text_finish(nd_text *text, char **out)
+{
+    nd_text_append(text, "%s", ""); /* an empty text is a string, too */
+    nd_status status = text->status;
+    if (status != ND_OK) {
+        free(text->data);
+    } else {
+        *out = text->data;
+    }
+    *text = (nd_text){0};
+    return status;
+}
+
+/* Values. */
+
+bool nd_bool_parse(const char *text, bool digits, bool *out)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 3 + digits; i++) {
+        bool is_yes = strcasecmp(text, yes[i]) == 0;
+        if (is_yes || strcasecmp(text, no[i]) == 0) {
+            *out = is_yes;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool nd_int_parse(const char *text, int64_t *out)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) {
+        return false;
+    }
+    errno = 0;
+    long long value = strtoll(text, NULL, 10);
+    if (errno) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+bool nd_real_parse(const char *text, double *out)
+{
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
+        return false;
+    }
+    char *end;
+    double value = strtod(text, &end);
+    if (*end || end == text || !isfinite(value)) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+void nd_real_format(double value, char *buffer, size_t size)
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buffer, size, "%.*g", digits, value);
+        if (strtod(buffer, NULL) == value) {
+            return;
+        }
+    }
+}
+
+/* Lists of flags. */
+
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
+{
+    while (index-- > 0) {
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    size_t n = strcspn(list, " ");
+    if (n == 0 || n >= size) {
+        return false;
+    }
+    memcpy(buffer, list, n);
+    buffer[n] = '\0';
+    return true;
+}
+
+static char hyphen_of(char c)
+{
+    return c == '_' ? '-' : c;
+}
+
+bool nd_flag_list_holds(const char *list, const char *name)
+{
+    while (*list) {
+        size_t i = 0;
+        while (name[i] && hyphen_of(list[i]) == hyphen_of(name[i])) {
+            i++;
+        }
+        if (!name[i] && (!list[i] || list[i] == ' ')) {
+            return true;
+        }
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    return false;
+}
