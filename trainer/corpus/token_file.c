@@ -236,15 +236,33 @@ static nd_status end_sum(nd_token_files *f)
     return nd_hash_begin(f->hash);
 }
 
+/* Sends what was appended to the disk, so that all but the last bytes are there when the file is
+ * made durable: processes that wait see no progress then. Some file systems cannot do that. An
+ * error of the disk is told here, and fsync does not tell it again. */
+static nd_status send_tokens(nd_token_files *f)
+{
+    const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
+    const int code = sync_file_range(f->tokens.fd, 0, 0, flags) != 0 ? errno : 0;
+    f->sent = f->tokens.bytes;
+    return code == 0 || code == EINVAL || code == ENOSYS || code == ESPIPE
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", f->tokens.part,
+                         strerror(code));
+}
+
 /* Appends to the file that has the tokens, and keeps the checksums of a cache. */
 static nd_status append_tokens(nd_token_files *f, const void *data, size_t size)
 {
-    ND_TRY(append(&f->tokens, data, size));
-    for (size_t at = 0, n; f->hash && at < size; at += n) {
+    for (size_t at = 0, n; at < size; at += n) {
+        const uint8_t *piece = (const uint8_t *)data + at;
         n = CHUNK_BYTES - f->hashed < size - at ? CHUNK_BYTES - f->hashed : size - at;
-        ND_TRY(nd_hash_add(f->hash, (const uint8_t *)data + at, n));
-        f->hashed += n;
-        ND_TRY(f->hashed == CHUNK_BYTES ? end_sum(f) : ND_OK);
+        ND_TRY(append(&f->tokens, piece, n));
+        ND_TRY(f->tokens.bytes - f->sent >= WRITE_BACK_BYTES ? send_tokens(f) : ND_OK);
+        if (f->hash) {
+            ND_TRY(nd_hash_add(f->hash, piece, n));
+            f->hashed += n;
+            ND_TRY(f->hashed == CHUNK_BYTES ? end_sum(f) : ND_OK);
+        }
     }
     return ND_OK;
 }
@@ -268,18 +286,6 @@ nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
     }
     for (size_t i = 0; i < piece->spans.count; i++) {
         ND_TRY(nd_u64s_add(&f->spans, before + (uint64_t)piece->spans.data[i]));
-    }
-    if (f->tokens.bytes - f->sent >= WRITE_BACK_BYTES) {
-        /* All but the last bytes are on the disk when the file is made durable, since those that
-         * wait see no progress then. Some file systems cannot do that. An error of the disk is told
-         * here, and fsync does not tell it again. */
-        const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
-        const int code = sync_file_range(f->tokens.fd, 0, 0, flags) != 0 ? errno : 0;
-        if (code != 0 && code != EINVAL && code != ENOSYS && code != ESPIPE) {
-            return nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s",
-                           f->tokens.part, strerror(code));
-        }
-        f->sent = f->tokens.bytes;
     }
     return ND_OK;
 }

@@ -724,21 +724,27 @@ Test(token_cache, what_fails_leaves_no_file)
     cr_expect_eq(count_files(), 0);
 }
 
-/* The kernel tells an error of the disk once, and not to fsync. */
+/* The kernel tells an error of the disk once, and not to fsync. Ends of documents are sent too. */
 Test(token_cache, bytes_that_are_lost_on_their_way_to_the_disk_are_an_error)
 {
     enum { IDS = 16 << 20 }; /* so many bytes that they are sent before the end */
-    const nd_corpus_piece piece = {.ids = {calloc(IDS, sizeof(int32_t)), IDS, 0}};
+    int32_t *zeros = calloc(IDS, sizeof *zeros);
+    const nd_corpus_piece ids = {.ids = {zeros, IDS, 0}}, ends = {.ends = {zeros, IDS / 2, 0}};
+    const nd_token_sharing sharing = {0};
     char prefix[128];
     nd_token_files out;
     snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
     sync_code = EINVAL; /* the file system cannot do it */
-    assert_ok(nd_token_files_write(&out, &piece));
+    assert_ok(nd_token_files_write(&out, &ids));
     sync_code = EIO;
-    assert_fails(nd_token_files_write(&out, &piece), ND_ERR_CANTCREATE, "out.bin.part\" could not");
+    assert_fails(nd_token_files_write(&out, &ids), ND_ERR_CANTCREATE, "out.bin.part\" could not");
     nd_token_files_fini(&out);
-    free(piece.ids.data);
+    assert_ok(nd_token_files_open(prefix, 65500, &sharing, &out));
+    assert_ok(nd_token_files_write(&out, &ends));
+    assert_fails(nd_token_files_commit(&out), ND_ERR_CANTCREATE, "out.part\" could not");
+    nd_token_files_fini(&out);
+    free(zeros);
 }
 
 Test(token_cache, a_text_without_a_label_is_refused)
