@@ -247,6 +247,7 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
     expect_newest("runs/x-4");
     assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-5.bad/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-6.old/state", "it", ""));
+    assert_ok(nd_fs_make_folders("runs/x-6/checkpoint-7", "it", "")); /* another program's */
     expect_newest("runs/x-5");
 }
 
