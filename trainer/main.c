@@ -150,7 +150,9 @@ static nd_status run_ckpt(const char *word)
         }
     }
     return *word ? nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s%s", word,
-                           search.best ? "did you mean " : "it has ls, verify, diff and prune",
+                           search.best ? "did you mean "
+                                       : "it has ls, verify, diff and prune; ndtrain export writes "
+                                         "models",
                            search.best ? search.best : "", search.best ? "?" : "")
                  : nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, diff or prune; ndtrain "
                                           "ckpt --help says more");

@@ -132,7 +132,7 @@ def verify_includes_the_model_beside_the_state(t):
 
 @test
 def export(t):
-    t.run(f"{EXPORT} run/checkpoint-10 a", says=("a: the bf16 model of run/checkpoint-10, step 10: ", " kB in "))
+    t.run(f"{EXPORT} run/checkpoint-10 a", says="a: the bf16 model of run/checkpoint-10, step 10: 42.9 kB in ")
     t.run(f"{EXPORT} run/checkpoint-20/ b/")
     t.run(f"{EXPORT} run c", says="c: the bf16 model of run/checkpoint-30, step 30")
     same_folders(t, "a", "b")
@@ -263,7 +263,9 @@ def help_and_wrong_verbs(t):
     check(t.run("ndtrain --version") == t.run(f"{CKPT} --version"), t.out)
     for verb in verbs:
         t.run(f"{CKPT} {verb} run --wrong --help", says=(f"usage: ndtrain ckpt {verb} ", "Exit codes: 0 done, 2 "))
+    t.run(f"{EXPORT} run --wrong --help", says=("usage: ndtrain export ", "Exit codes: 0 done, 2 "), never="diff")
     for words, fact in (("", "a verb is missing"), ("verfiy run", "did you mean verify"), ("list", 'has no verb "list"; '),
+                        ("export run out", "ndtrain export writes models"),
                         ("ls run --josn", "did you mean --json?"), ("verify", "a folder is missing"), ("diff run", "a folder is missing")):
         ends(t, 2, f"{CKPT} {words}", fact)
     ends(t, 73, ["sh", "-c", 'exec "$@" >/dev/full', "sh", *t.command(f"{CKPT} ls run")], "standard output")
@@ -290,12 +292,15 @@ def folders_that_are_no_checkpoints(t):
     os.truncate(t.folder / "cut/manifest.json", 900)
     changed("version", '"version": 1,', '"version": 3,')
     changed("flip", '"step": 10,', '"step": 11,')
+    # It takes any model, so it says what is none.
+    of_export = dict(nowhere='error: the model "nowhere" does not exist', file='"file": it is a file', empty='"empty" is no model',
+                     new="new/model/config.json:1:", half='"half" is no model')
     for name, fact in (("nowhere", '"nowhere": No such file'), ("file", '"file": Not a directory'), ("empty", '"empty" is no run folder'),
                        ("new", '"new" has no checkpoint; its model is new/model'), ("half", '"half" has no manifest.json'),
                        ("l2", 'manifest.json" is a link'), ("l3", 'l3/state" is '), ("cut", 'cut/manifest.json"'),
                        ("version", "has format version 3; this program reads up to version 2"), ("flip", "is damaged: its digest")):
         if name != "l2":  # which is read as by every command that uses it
-            refused(t, 65, f"{EXPORT} {name} out", name)
+            refused(t, 65, f"{EXPORT} {name} out", of_export.get(name, fact))
         for verb in f"verify {name}", f"diff {name} run", f"diff run {name}":
             refused(t, 65, f"{CKPT} {verb}", fact)
 

@@ -163,10 +163,10 @@ static nd_status find_in_cache(const char *name, char **out)
     status =
         status != ND_OK ? status
         : near[0]
-            ? nd_fail(ND_ERR_DATA, "--model \"%.300s\" does not exist; did you mean %s%s%s?", name,
-                      slash ? parent : "", slash ? "/" : "", near)
+            ? nd_fail(ND_ERR_DATA, "the model \"%.300s\" does not exist; did you mean %s%s%s?",
+                      name, slash ? parent : "", slash ? "/" : "", near)
             : nd_fail(ND_ERR_DATA,
-                      "--model \"%.300s\" does not exist; it is a model's folder, a run folder, "
+                      "the model \"%.300s\" does not exist; it is a model's folder, a run folder, "
                       "one of its checkpoints, or ORG/NAME in the local cache",
                       name);
     free(parent);
