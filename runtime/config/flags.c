@@ -209,6 +209,7 @@ static nd_status take_word(nd_command_flags *line, const part *p)
     const nd_command_row *row = &nd_command_rows[line->command];
     const char *program = nd_program_of(line->command);
     const bool is_word = p->word[0] != '-' || !p->word[1];
+    const int n = (int)strcspn(p->word, "=");
     nd_suggest search;
     if (is_word && line->words < row->most) {
         line->words++;
@@ -220,12 +221,13 @@ static nd_status take_word(nd_command_flags *line, const part *p)
     ND_REFUSE(is_word, "\"%.200s\" belongs to no flag; usage: %s %s %s", p->word, program,
               row->name, row->usage);
     nd_suggest_init(&search, p->name);
+    search.distance = n / 3 + 1; /* the dashes are right */
     nd_suggest_offer(&search, "help");
     offer_own(&search, line->command);
-    ND_REFUSE(search.best, "%s %s has no flag %.*s; did you mean --%s?", program, row->name,
-              (int)strcspn(p->word, "="), p->word, search.best);
+    ND_REFUSE(search.best, "%s %s has no flag %.*s; did you mean %s%s?", program, row->name, n,
+              p->word, search.best[1] ? "--" : "-", search.best);
     return nd_fail(ND_ERR_CONFIG, "%s %s has no flag %.*s; %s %s --help lists them", program,
-                   row->name, (int)strcspn(p->word, "="), p->word, program, row->name);
+                   row->name, n, p->word, program, row->name);
 }
 
 nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd_command_flags *out)

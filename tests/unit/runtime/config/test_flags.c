@@ -639,3 +639,20 @@ Test(flags, a_typo_of_a_flag_of_a_command_is_named)
         nd_config_fini(&c);
     }
 }
+
+/* Its dashes count as letters that are right. */
+Test(flags, a_typo_of_a_flag_of_a_tool_is_named)
+{
+    static const struct {
+        nd_command_id command;
+        const char *flag, *words;
+    } cases[] = {{ND_COMMAND_CONFIG, "--deflt", "did you mean --default?"},
+                 {ND_COMMAND_REPORT, "--o=x", "has no flag --o; did you mean -o?"},
+                 {ND_COMMAND_REPORT, "-p", "ndtrain report --help lists them"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *argv[] = {"", (char *)cases[i].flag};
+        nd_command_flags line;
+        expect_sentence(nd_command_flags_read(cases[i].command, 2, argv, &line), ND_ERR_CONFIG,
+                        cases[i].words);
+    }
+}
