@@ -267,6 +267,17 @@ static nd_status append_tokens(nd_token_files *f, const void *data, size_t size)
     return ND_OK;
 }
 
+static nd_status add_end(nd_token_files *f, uint64_t end)
+{
+    const uint64_t length = end - (f->ends.count > 0 ? f->ends.data[f->ends.count - 1] : 0);
+    return f->hash || length <= INT32_MAX
+               ? nd_u64s_add(&f->ends, end)
+               : nd_fail(ND_ERR_DATA,
+                         "a document has %llu tokens, but Megatron's index counts at most "
+                         "2,147,483,647; split it",
+                         (unsigned long long)length);
+}
+
 nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
 {
     const nd_ids *ids = &piece->ids;
@@ -282,7 +293,7 @@ nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
     ND_TRY(append_tokens(f, f->buffer.data, ids->count * f->width));
     f->count += ids->count;
     for (size_t i = 0; i < piece->ends.count; i++) {
-        ND_TRY(nd_u64s_add(&f->ends, before + (uint64_t)piece->ends.data[i]));
+        ND_TRY(add_end(f, before + (uint64_t)piece->ends.data[i]));
     }
     for (size_t i = 0; i < piece->spans.count; i++) {
         ND_TRY(nd_u64s_add(&f->spans, before + (uint64_t)piece->spans.data[i]));
@@ -406,12 +417,6 @@ static nd_status append_numbers(nd_token_files *f, index_part part, size_t count
             const uint64_t number = part == LENGTHS  ? f->ends.data[i] - begin
                                     : part == PLACES ? begin * f->width
                                                      : i;
-            if (part == LENGTHS && number > INT32_MAX) {
-                return nd_fail(ND_ERR_DATA,
-                               "a document has %llu tokens, but Megatron's index counts at most "
-                               "2,147,483,647; split it",
-                               (unsigned long long)number);
-            }
             memcpy(numbers + n * width, &number, width);
         }
         ND_TRY(append(&f->idx, numbers, n * width));

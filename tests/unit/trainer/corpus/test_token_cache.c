@@ -791,6 +791,21 @@ Test(token_cache, the_index_of_many_documents)
     free(data);
 }
 
+/* Its lengths have 32 bits with a sign, and what follows a longer document is not encoded. */
+Test(token_cache, a_document_that_is_too_long_for_an_index_is_refused)
+{
+    const nd_corpus_piece piece = {.ends = {(int32_t[]){0}, 1, 0}};
+    nd_token_files out;
+    char prefix[128];
+    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
+    assert_ok(nd_token_files_open(prefix, 100, NULL, &out));
+    out.count = INT32_MAX;
+    assert_ok(nd_token_files_write(&out, &piece));
+    out.count += INT32_MAX + 1u;
+    assert_fails(nd_token_files_write(&out, &piece), ND_ERR_DATA, "has 2147483648 tokens");
+    nd_token_files_fini(&out);
+}
+
 /* The pair that Megatron-LM reads. */
 Test(token_cache, megatron_files)
 {
