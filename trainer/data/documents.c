@@ -168,8 +168,8 @@ typedef struct packing {
     int64_t *sorted; /* (pieces): their first tokens, by length and then by place; owned */
 } packing;
 
-/* Of the tokens of a row how many blocks hold, from the first one: none of a row that is left out,
- * and not one that would be alone and so have no label. */
+/* How many tokens of a row blocks hold, from its first one on: none of a row that is left out, and
+ * not a last one that would be alone and so have no label. */
 static int64_t kept_of(const nd_dataset *dataset, const range *row)
 {
     const int64_t most = dataset->sequence + 1, count = (int64_t)(row->end - row->begin);

@@ -64,7 +64,7 @@ nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
     };
 }
 
-/* Of all data ranks. */
+/* The samples that all data-parallel ranks read together. */
 static int64_t samples_of_step(const nd_loader_options *o)
 {
     return o->accumulation * o->micro_batch * o->dp_size;

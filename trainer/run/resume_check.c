@@ -213,7 +213,7 @@ static nd_status fail_samples(const comparison *c, const char *stored)
                    c->folder, stored, (long long)own, hint);
 }
 
-/* Of files, where one of the two runs names several sources, both lists say more than their
+/* Where one of the two runs names several sources, both lists of files say more than their
  * digests. */
 static nd_status fail_pair(const comparison *c, const nd_manifest_pair *own, const char *stored)
 {
