@@ -209,6 +209,7 @@ def ndlaunch_says_what_is_wrong(t):
             (2, f"ndlaunch {data} --tp-size 3", "--tp-size 1, 2 or 4"),
             (2, "ndlaunch eval --model run --serve-stdin --tp-size 3", "--tp-size 1, 2 or 4"),
             (2, "ndlaunch eval --model run --serve-stdin --num-processes 2", "one request at a time"),
+            (2, "ndlaunch generate --model run --interactive --num-processes 2", "continues one text at a time"),
             (2, "ndlaunch bench --layer --model-config model.json --sequence-length 64 --tp-size 3", "--tp-size 1, 2 or 4"),
             (65, "ndlaunch generate --model run --prompt-file no/such", "no/such"),
             (65, f"ndlaunch {ask} --chat", "no known chat form"),

@@ -62,8 +62,7 @@ static nd_status read_flags(const nd_command_flags *line, nd_generation *g)
 
 static nd_status check_flags(const nd_command_flags *line)
 {
-    nd_generation g = {0};
-    return read_flags(line, &g);
+    return read_flags(line, &(nd_generation){0});
 }
 
 /* The prompts. */
@@ -357,7 +356,6 @@ static nd_status run_lines(nd_generation *g)
     const int64_t context = context_of(s);
     const nd_generate_options sizes = {
         .batch = 1, .rows = nd_min(s->flags[ND_GENERATE_ROWS].whole, context), .capacity = context};
-    ND_TRY(nd_session_check_single(s, "--interactive continues one text"));
     g->batch = 1;
     ND_TRY(nd_session_generator(s, &sizes, &g->generator));
     if (s->flags[ND_GENERATE_CHAT].given && !g->jsonl) {
@@ -379,6 +377,8 @@ static nd_status run(nd_session *s)
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_generate_check_job(&s->config, &s->model.shape, &s->config.resolved_mesh));
     ND_TRY_OUT(nd_session_agree(s));
+    ND_TRY_OUT(interactive ? nd_session_check_single(s, "--interactive continues one text")
+                           : ND_OK);
     ND_TRY_OUT(read_flags(s->call->line, &g));
     g.sampling.seed = (uint64_t)s->config.train.seed;
     if (s->checks && (!given || s->config.launch.node_rank > 0)) { /* rank 0 reads the prompt */
