@@ -212,39 +212,42 @@ static int64_t run_number(const char *folder, const char *name)
 nd_status nd_run_folder_newest(const nd_config *config, char **out)
 {
     char name[128];
-    int64_t newest = 0, hidden = 0; /* hidden: may not be read */
+    int64_t hidden = 0; /* the newest that may not be read */
     nd_fs_names names;
     nd_status status = ND_OK;
     name_of(config, name);
     *out = NULL;
     ND_TRY(nd_fs_list("runs", &names));
-    for (int i = 0; i < names.count && status == ND_OK; i++) {
-        int64_t number = run_number(names.list[i], name);
+    /* From the newest run down: what cannot be examined in an older one does not matter. */
+    for (int64_t below = INT64_MAX, newest; status == ND_OK && !*out && below > 0; below = newest) {
         char path[300];
         nd_folder *list = NULL;
         int count = 0;
         bool folder = false;
-        snprintf(path, sizeof path, "runs/%s", names.list[i]);
-        status = number > newest ? nd_fs_is_folder(path, &folder) : ND_OK;
+        newest = 0;
+        for (int i = 0; i < names.count; i++) {
+            const int64_t number = run_number(names.list[i], name);
+            if (number > newest && number < below) {
+                newest = number;
+                snprintf(path, sizeof path, "runs/%s", names.list[i]);
+            }
+        }
+        status = newest > 0 ? nd_fs_is_folder(path, &folder) : ND_OK;
         if (!folder) {
             continue;
         }
         if (access(path, R_OK | X_OK) != 0 && errno == EACCES) {
-            hidden = number > hidden ? number : hidden;
+            hidden = hidden > 0 ? hidden : newest;
             continue;
         }
         /* Also where all of them are damaged: the search then says so, and takes no other run. */
         status =
             nd_folder_list(path, ND_FOLDER_WHOLE | ND_FOLDER_BAD | ND_FOLDER_OURS, &list, &count);
         free(list);
-        if (status == ND_OK && count > 0) {
-            newest = number;
-            free(*out);
-            status = nd_fs_format(out, "%s", path);
-        }
+        status = status == ND_OK && count > 0 ? nd_fs_format(out, "%s", path) : status;
     }
     nd_fs_names_fini(&names);
-    if (status == ND_OK && hidden > newest) {
+    if (status == ND_OK && hidden > 0) {
         nd_log_warning("runs/%s-%lld may not be read, and is passed over in the search for the "
                        "newest run",
                        name, (long long)hidden);

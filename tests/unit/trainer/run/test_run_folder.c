@@ -232,9 +232,12 @@ static void expect_newest(const char *expected)
     free(got);
 }
 
-/* A run whose checkpoints are damaged or elsewhere is not passed over for an older run. */
+/* A run whose checkpoints are damaged or elsewhere is not passed over for an older run, of which
+ * nothing is examined. */
 Test(run_folder, the_newest_is_the_one_that_has_something_saved)
 {
+    assert_ok(nd_fs_make_folders("runs/x-1", "it", ""));
+    cr_assert_eq(symlink("checkpoint-5", "runs/x-1/checkpoint-5"), 0); /* it cannot be examined */
     assert_ok(nd_fs_make_folders("runs/x-2/checkpoint-5/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/x-9/checkpoint-5.old/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/y-9/checkpoint-5/state", "it", ""));
