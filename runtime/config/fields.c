@@ -260,7 +260,10 @@ static const char *nearest_choice(const char *choices, const char *text, char ne
         snprintf(word, sizeof word, "%.*s", (int)length, choice);
         nd_suggest_offer(&search, word);
     }
-    snprintf(near, NEAREST_MAX, search.best ? "; did you mean %s?" : "", search.best);
+    near[0] = '\0';
+    if (search.best) {
+        snprintf(near, NEAREST_MAX, "; did you mean %s?", search.best);
+    }
     return near;
 }
 

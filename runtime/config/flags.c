@@ -188,8 +188,9 @@ static nd_status take_value(nd_command_flags *line, const part *p)
         snprintf(wanted, sizeof wanted, "one of %s", flag->choices);
     } else if (flag->type == ND_FIELD_TYPE_INT) {
         const int n = snprintf(wanted, sizeof wanted, "a whole number of at least %.0f", flag->min);
-        snprintf(wanted + n, sizeof wanted - (size_t)n,
-                 flag->max < (double)INT64_MAX ? " and at most %.0f" : "", flag->max);
+        if (flag->max < (double)INT64_MAX) {
+            snprintf(wanted + n, sizeof wanted - (size_t)n, " and at most %.0f", flag->max);
+        }
     }
     return nd_fail(ND_ERR_CONFIG, "--%s is \"%.40s\"; it must be %s", name, v->text, wanted);
 }
