@@ -198,9 +198,9 @@ nd_status nd_token_cache_folder(const char *asked, char **out)
         ND_TRY(nd_fs_format(out, "%s/.cache/ndtrain", home));
     } else {
         return nd_fail(ND_ERR_CONFIG, "there is no home folder for the token cache; set "
-                                      "data.cache_dir");
+                                      "data.cache_dir or XDG_CACHE_HOME");
     }
-    return nd_fs_make_folders(*out, "the token cache", "set data.cache_dir");
+    return nd_fs_make_folders(*out, "the token cache", "set data.cache_dir or XDG_CACHE_HOME");
 }
 
 /* The path of the cache, whose folder exists then; owned by the caller. Waits until the time of
