@@ -395,6 +395,8 @@ def check_faults(folder, file):
            "its key rope.dimension_count is 32; only 64": (after(b"llama.rope.dimension_count", struct.pack("<II", 4, 32)),),
            "hidden_size is 0": (after(b"llama.embedding_length", struct.pack("<II", 4, 0)),),
            "it has no llama.context_length": (good.replace(b"llama.context_length", b"llama.context_lengtx"),),
+           "lm_head.weight\" is BOOL": (good.replace(text(b"output.weight"), text(b"lm_head.weight")).replace(
+               text(b"general.name") + struct.pack("<I", 8) + text(b"model"), text(b"general.name") + struct.pack("<I", 8) + text(b"model" + 31 * b"l")),),
            "config.json asks for": (after(b"llama.feed_forward_length", struct.pack("<II", 4, 96)),),
            "lacks tensor": (after(b"llama.block_count", struct.pack("<II", 4, 3)),), "of 1 layers does not have": (after(b"llama.block_count", struct.pack("<II", 4, 1)),),
            "its architecture is mamba;": (good.replace(text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama"),
@@ -428,6 +430,15 @@ def main():
             check_back(folder, model, kind)
         factors = next(t.data for t in reader.tensors if t.name == "rope_freqs.weight")
         check(factors[0] == 1 and factors[-1] == 8 and (numpy.diff(factors) >= 0).all(), f"factors {factors}")
+        both = gguf.GGUFWriter(folder / "both.gguf", "llama")
+        copy_keys(reader, both, ("general.", "llama."))
+        both.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        both.add_rope_scaling_factor(2.0)
+        for tensor in reader.tensors:
+            both.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        write(both)
+        _, said = run(folder, "export", "both.gguf", "none", code=65)
+        check("factors of its RoPE" in said, said)
         check_texts(folder, model, "and the lord")
         # Tied, an odd head, rows that are no blocks of 32, and linear RoPE.
         odd = {"vocab_size": 256, "hidden_size": 40, "head_dim": 18, "tie_word_embeddings": True,

@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const nd_safetensors_tensor *t = &gguf->list.tensors[i];
         float value;
         ND_ASSERT(t->begin <= t->end && t->end <= size);
-        if (t->shape[0] % gguf->head_dim == 0) { /* as nd_hf_reader_check knows of q and k */
+        if (t->shape[0] % gguf->shape.head_dim == 0) { /* as nd_hf_reader_check knows of q and k */
             const int64_t all = nd_safetensors_tensor_count(t);
             ND_ASSERT(nd_gguf_read(gguf, t, all - 1, 1, &value) == ND_OK);
             ND_ASSERT(nd_gguf_read(gguf, t, all / 2, 1, &value) == ND_OK);

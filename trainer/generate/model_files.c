@@ -66,7 +66,8 @@ static nd_status find_side(nd_model_files *m)
         saved = NULL;
         goto out;
     }
-    ND_TRY_OUT(began[0] ? folder_of(began, &first) : ND_OK);
+    status = began[0] ? folder_of(began, &first) : ND_OK;
+    ND_TRY_OUT(status == ND_ERR_DATA ? ND_OK : status); /* the checkpoint is whole without it */
     ND_TRY_OUT(first ? nd_fs_has(first, "config.json", &has) : ND_OK);
     if (has) {
         m->side = first;

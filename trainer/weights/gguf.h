@@ -24,7 +24,7 @@ typedef struct nd_gguf {
     nd_fs_map map;
     json_t *keys;             /* while the file is opened */
     nd_safetensors_list list; /* by Hugging Face's names; `number` is for nd_gguf_read */
-    int64_t head_dim;
+    nd_shape shape;
     json_t *files; /* what the keys say, as the files beside the weights of a model folder */
 } nd_gguf;
 
@@ -38,9 +38,9 @@ nd_status nd_gguf_open(const char *path, nd_gguf **out);
 void nd_gguf_close(nd_gguf *gguf); /* NULL is legal */
 /*
  * Writes config.json, tokenizer.json, tokenizer_config.json and generation_config.json into a
- * folder among those of token caches, whose name is their digest, so that equal ones are written
- * once, and frees gguf->files. *out: the folder; owned by the caller. ND_ERR_CANTCREATE: it cannot
- * be made.
+ * folder among those of token caches, whose name is their digest. Those that are there with the
+ * same text stay. Frees gguf->files. *out: the folder; owned by the caller. ND_ERR_CANTCREATE: it
+ * cannot be made.
  */
 nd_status nd_gguf_make_folder(nd_gguf *gguf, char **out);
 /* Elements [begin, begin + count) of a tensor in the order of its Hugging Face file: the F32 values

@@ -75,12 +75,6 @@ static nd_status find_scaling(const nd_gguf *g, json_t **out)
                  *base = nd_gguf_get(g, ".rope.freq_base");
     const double factor = json_number_value(said ? said : nd_gguf_get(g, ".rope.scale_linear"));
     kind = kind ? kind : "linear";
-    if (factors) {
-        *out = find_llama3(g, factors, base ? json_number_value(base) : 10000);
-        return *out ? ND_OK
-                    : nd_gguf_refuse(g, "the factors of its RoPE (" ND_GGUF_FACTORS
-                                        ") are not those of Llama 3.1 to 3.3");
-    }
     if (strcmp(kind, "none") != 0 && strcmp(kind, "linear") != 0) {
         return nd_gguf_refuse(g, "its RoPE is scaled by %.60s; none and linear are read", kind);
     }
@@ -88,9 +82,14 @@ static nd_status find_scaling(const nd_gguf *g, json_t **out)
         return nd_gguf_refuse(
             g, "its attention has a sliding window, which is not read from GGUF files");
     }
-    *out = strcmp(kind, "linear") == 0 && factor != 0 && factor != 1
-               ? json_pack("{s:s, s:f}", "rope_type", "linear", "factor", factor)
-               : NULL;
+    const bool linear = strcmp(kind, "linear") == 0 && factor != 0 && factor != 1;
+    if (factors) {
+        *out = linear ? NULL : find_llama3(g, factors, base ? json_number_value(base) : 10000);
+        return *out ? ND_OK
+                    : nd_gguf_refuse(g, "the factors of its RoPE (" ND_GGUF_FACTORS
+                                        ") are not those of Llama 3.1 to 3.3");
+    }
+    *out = linear ? json_pack("{s:s, s:f}", "rope_type", "linear", "factor", factor) : NULL;
     return ND_OK;
 }
 
@@ -167,8 +166,7 @@ static int kind_of(const tokens *t, size_t id)
 
 static bool is_added(const tokens *t, size_t id)
 {
-    const int kind = kind_of(t, id);
-    return kind == ND_GGUF_UNKNOWN || kind == ND_GGUF_CONTROL || kind == ND_GGUF_USER_DEFINED;
+    return kind_of(t, id) >= ND_GGUF_UNKNOWN && kind_of(t, id) <= ND_GGUF_USER_DEFINED;
 }
 
 /* The text of the token whose id a key names, lent; NULL: none. */
@@ -260,21 +258,22 @@ static nd_status set_words(const tokens *t, json_t **root, bool *ignores_merges)
 /* Llama 2's form: a mark stands for a blank, and with a prefix for one before the text. */
 static void set_marks(const tokens *t, json_t **root)
 {
-    static const char normalizers[] =
-        "[{\"type\": \"Prepend\", \"prepend\": \"\u2581\"},"
-        " {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\u2581\"}]";
-    static const char decoders[] =
-        "[{\"type\": \"Replace\", \"pattern\": {\"String\": \"\u2581\"}, \"content\": \" \"},"
+    static const char normalizer[] =
+        "{\"type\": \"Sequence\", \"normalizers\": ["
+        "{\"type\": \"Prepend\", \"prepend\": \"\u2581\"},"
+        " {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\u2581\"}]}";
+    static const char decoder[] =
+        "{\"type\": \"Sequence\", \"decoders\": ["
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \"\u2581\"}, \"content\": \" \"},"
         " {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"},"
-        " {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}]";
-    json_t *before = json_loads(normalizers, 0, NULL), *behind = json_loads(decoders, 0, NULL);
+        " {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}]}";
+    json_t *before = json_loads(normalizer, 0, NULL), *behind = json_loads(decoder, 0, NULL);
     if (json_is_false(nd_gguf_get(t->gguf, "tokenizer.ggml.add_space_prefix"))) {
-        (void)json_array_remove(before, 0);
-        (void)json_array_remove(behind, 3);
+        (void)json_array_remove(json_object_get(before, "normalizers"), 0);
+        (void)json_array_remove(json_object_get(behind, "decoders"), 3);
     }
-    nd_json_set(root, "normalizer",
-                json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", before));
-    nd_json_set(root, "decoder", json_pack("{s:s, s:o}", "type", "Sequence", "decoders", behind));
+    nd_json_set(root, "normalizer", before);
+    nd_json_set(root, "decoder", behind);
 }
 
 /* A piece, and what orders its merges. */
@@ -406,15 +405,12 @@ static nd_status make_tokenizer(const nd_gguf *g, json_t **root, json_t **config
 
 nd_status nd_gguf_make_files(nd_gguf *g)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json"};
-    json_t *files[4] = {0};
-    nd_status status = make_config(g, &files[0], &files[1]);
-    status = status == ND_OK ? make_tokenizer(g, &files[2], &files[3]) : status;
-    for (int i = 0; i < 4; i++) {
-        if (json_object_set_new(g->files, names[i], files[i]) != 0 && status == ND_OK) {
-            status = nd_fail_memory("the head of \"%s\"", g->path);
-        }
-    }
-    return status;
+    json_t *config = NULL, *generation = NULL, *tokenizer = NULL, *special = NULL;
+    nd_status status = make_config(g, &config, &generation);
+    status = status == ND_OK ? make_tokenizer(g, &tokenizer, &special) : status;
+    nd_json_set(&g->files, "config.json", config);
+    nd_json_set(&g->files, "generation_config.json", generation);
+    nd_json_set(&g->files, "tokenizer.json", tokenizer);
+    nd_json_set(&g->files, "tokenizer_config.json", special);
+    return status != ND_OK || g->files ? status : nd_fail_memory("the head of \"%s\"", g->path);
 }

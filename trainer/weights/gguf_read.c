@@ -9,7 +9,7 @@
 #include "trainer/weights/gguf.h"
 #include "trainer/weights/weights.h"
 
-enum { VALUES_MAX = 1 << 23, TURNED = 64 };
+enum { VALUES_MAX = 1 << 23, TURNED = 64, FILE_FLAGS = JSON_INDENT(1) | JSON_REAL_PRECISION(9) };
 
 /* A place in the head of a file. */
 typedef struct cursor {
@@ -112,8 +112,8 @@ static nd_status take_tensor(cursor *c, nd_safetensors_tensor *t)
     t->number = (int64_t)take(c, 4);
     t->begin = take(c, 8);
     const nd_gguf_type *type = t->number < ND_GGUF_TYPES ? &nd_gguf_types[t->number] : NULL;
-    if (c->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 || shape[0] == 0 ||
-        shape[0] > INT32_MAX || shape[1] > INT32_MAX) {
+    if (c->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 ||
+        shape[0] - 1 >= INT32_MAX || shape[1] - 1 >= INT32_MAX) {
         return c->cut ? ND_OK
                       : nd_gguf_refuse(c->gguf, "its tensor \"%s\" is neither vector nor matrix",
                                        t->name);
@@ -125,7 +125,6 @@ static nd_status take_tensor(cursor *c, nd_safetensors_tensor *t)
                               "read",
                               t->name, nd_gguf_type_name(t->number), (long long)t->number);
     }
-    t->dtype = ND_SAFETENSORS_F32; /* as it is read */
     t->shape[0] = (int64_t)shape[t->axes - 1];
     t->shape[1] = (int64_t)shape[0];
     t->end = shape[0] * shape[1] / (uint64_t)type->block * (uint64_t)type->bytes;
@@ -192,7 +191,8 @@ static nd_status take_head(nd_gguf *g)
                  : place_tensors(&c);
 }
 
-/* A tensor that is there gets another name and number. */
+/* A tensor that is there gets another name and number, and the type as which it is read: one that
+ * has the name of a model folder from the beginning stays without. */
 static nd_status rename_tensor(nd_gguf *g, const char *from, const char *to, int64_t number)
 {
     nd_safetensors_tensor *t = (nd_safetensors_tensor *)nd_safetensors_list_find(&g->list, from);
@@ -200,6 +200,7 @@ static nd_status rename_tensor(nd_gguf *g, const char *from, const char *to, int
         return ND_OK;
     }
     t->number += number;
+    t->dtype = ND_SAFETENSORS_F32;
     free(t->name);
     t->name = NULL;
     return nd_fs_format(&t->name, "%s", to);
@@ -211,10 +212,10 @@ static nd_status check_heads(const nd_gguf *g)
     for (int i = 0; i < ND_GGUF_KEYS; i++) {
         const nd_gguf_key *k = &nd_gguf_keys[i];
         const json_t *said = k->config ? NULL : nd_gguf_get(g, k->key);
-        if (said && json_integer_value(said) != g->head_dim) {
+        if (said && json_integer_value(said) != g->shape.head_dim) {
             return nd_gguf_refuse(g, "its key %s is %lld; only %lld, as its heads have, is read",
                                   k->key + 1, (long long)json_integer_value(said),
-                                  (long long)g->head_dim);
+                                  (long long)g->shape.head_dim);
         }
     }
     return ND_OK;
@@ -223,16 +224,14 @@ static nd_status check_heads(const nd_gguf *g)
 /* Tensors get the names that they have in a model folder; what no model has keeps its own. */
 static nd_status name_tensors(nd_gguf *g)
 {
-    nd_shape shape;
     nd_layout *layout = NULL;
-    char *text = nd_json_text(json_object_get(g->files, "config.json"), 0);
-    nd_status status =
-        text ? nd_shape_parse(text, strlen(text), g->path, &shape) : nd_fail_memory("%s", g->path);
+    char *text = nd_json_text(json_object_get(g->files, "config.json"), FILE_FLAGS);
+    nd_status status = text ? nd_shape_parse(text, strlen(text), g->path, &g->shape)
+                            : nd_fail_memory("%s", g->path);
     free(text);
     ND_TRY(status);
-    g->head_dim = shape.head_dim;
     ND_TRY(check_heads(g));
-    ND_TRY(nd_gguf_layout(&shape, &layout));
+    ND_TRY(nd_gguf_layout(&g->shape, &layout));
     for (int i = 0; i < layout->param_count && status == ND_OK; i++) {
         const nd_param *p = &layout->params[i];
         char name[ND_PARAM_NAME];
@@ -282,23 +281,40 @@ void nd_gguf_close(nd_gguf *g)
     }
 }
 
+/* A file that has this text stays; anything else under its name is replaced. */
+static nd_status make_file(const char *folder, const char *name, const json_t *file)
+{
+    char *path = NULL, *there = NULL, *text = nd_json_text(file, FILE_FLAGS);
+    size_t size;
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    ND_TRY_OUT(status);
+    status = nd_fs_read(path, strlen(text), ND_ERR_DATA, &there, &size);
+    if (status == ND_ERR_DATA || (status == ND_OK && strcmp(there, text) != 0)) {
+        nd_error_clear();
+        status = nd_fs_write_atomic(path, text, strlen(text));
+    }
+out:
+    free(there);
+    free(text);
+    free(path);
+    return status;
+}
+
 nd_status nd_gguf_make_folder(nd_gguf *g, char **out)
 {
-    const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(9);
-    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(g->files, flags);
+    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(g->files, FILE_FLAGS);
     const char *name;
     json_t *file;
-    bool there = false; /* the file that is written last */
     nd_status status = text ? nd_sha256(text, strlen(text), hex) : nd_fail_memory("%s", g->path);
     ND_TRY_OUT(status);
     ND_TRY_OUT(nd_token_cache_folder("", &cache));
     ND_TRY_OUT(nd_fs_format(&folder, "%s/%.32s.model", cache, hex));
     ND_TRY_OUT(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
                                   "set XDG_CACHE_HOME to a folder that can be written"));
-    ND_TRY_OUT(nd_fs_has(folder, "tokenizer_config.json", &there));
     json_object_foreach(g->files, name, file)
     {
-        ND_TRY_OUT(there ? ND_OK : nd_hf_text_write(folder, name, nd_json_text(file, flags)));
+        ND_TRY_OUT(make_file(folder, name, file));
     }
     json_decref(g->files);
     g->files = NULL;
@@ -351,7 +367,7 @@ static nd_status load(void *context)
 nd_status nd_gguf_read(const nd_gguf *g, const nd_safetensors_tensor *t, int64_t begin,
                        int64_t count, float *out)
 {
-    const int64_t turned = t->number >= TURNED ? g->head_dim : 0;
+    const int64_t turned = t->number >= TURNED ? g->shape.head_dim : 0;
     values v = {.data = g->map.data + t->begin,
                 .type = &nd_gguf_types[t->number % TURNED],
                 .param = {.rows = t->shape[0], .paired = turned, .head_rows = turned},

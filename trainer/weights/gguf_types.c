@@ -170,29 +170,25 @@ bool nd_gguf_has_family(nd_family family)
     return family == ND_FAMILY_LLAMA || family == ND_FAMILY_QWEN2 || family == ND_FAMILY_QWEN3;
 }
 
-#define NUMBER(key, member, config, needed)                                                        \
+#define KEY(kind, key, member, config, needed)                                                     \
     {                                                                                              \
-        key, ND_GGUF_U32, offsetof(nd_shape, member), config, needed                               \
-    }
-#define REAL(key, member, config, needed)                                                          \
-    {                                                                                              \
-        key, ND_GGUF_F32, offsetof(nd_shape, member), config, needed                               \
+        key, ND_GGUF_##kind, offsetof(nd_shape, member), config, needed                            \
     }
 const nd_gguf_key nd_gguf_keys[ND_GGUF_KEYS] = {
-    NUMBER(".vocab_size", vocab, "vocab_size", false),
-    NUMBER(".context_length", max_positions, "max_position_embeddings", true),
-    NUMBER(".embedding_length", hidden, "hidden_size", true),
-    NUMBER(".block_count", layers, "num_hidden_layers", true),
-    NUMBER(".feed_forward_length", ffn, "intermediate_size", true),
-    NUMBER(".attention.head_count", heads, "num_attention_heads", true),
-    NUMBER(".attention.head_count_kv", kv_heads, "num_key_value_heads", false),
-    NUMBER(".attention.key_length", head_dim, "head_dim", false),
-    NUMBER(".attention.value_length", head_dim, NULL, false),
-    NUMBER(".rope.dimension_count", head_dim, NULL, false),
-    REAL(".attention.layer_norm_rms_epsilon", rms_eps, "rms_norm_eps", true),
-    REAL(".rope.freq_base", rope.theta, "rope_theta", false),
-    NUMBER("tokenizer.ggml.bos_token_id", bos_id, "bos_token_id", false),
-    NUMBER("tokenizer.ggml.eos_token_id", eos_id, "eos_token_id", false),
+    KEY(U32, ".vocab_size", vocab, "vocab_size", false),
+    KEY(U32, ".context_length", max_positions, "max_position_embeddings", true),
+    KEY(U32, ".embedding_length", hidden, "hidden_size", true),
+    KEY(U32, ".block_count", layers, "num_hidden_layers", true),
+    KEY(U32, ".feed_forward_length", ffn, "intermediate_size", true),
+    KEY(U32, ".attention.head_count", heads, "num_attention_heads", true),
+    KEY(U32, ".attention.head_count_kv", kv_heads, "num_key_value_heads", false),
+    KEY(U32, ".attention.key_length", head_dim, "head_dim", false),
+    KEY(U32, ".attention.value_length", head_dim, NULL, false),
+    KEY(U32, ".rope.dimension_count", head_dim, NULL, false),
+    KEY(F32, ".attention.layer_norm_rms_epsilon", rms_eps, "rms_norm_eps", true),
+    KEY(F32, ".rope.freq_base", rope.theta, "rope_theta", false),
+    KEY(U32, "tokenizer.ggml.bos_token_id", bos_id, "bos_token_id", false),
+    KEY(U32, "tokenizer.ggml.eos_token_id", eos_id, "eos_token_id", false),
 };
 
 const nd_gguf_splitting nd_gguf_splittings[ND_GGUF_SPLITTINGS] = {

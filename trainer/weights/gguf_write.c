@@ -377,11 +377,7 @@ static nd_status finish(nd_gguf_writer *w)
 nd_status nd_gguf_writer_commit(nd_gguf_writer *w)
 {
     const nd_status status = finish(w);
-    if (status == ND_OK) {
-        free(w->temporary);
-        w->temporary = NULL;
-    }
-    nd_gguf_writer_abort(w);
+    nd_gguf_writer_abort(w); /* the temporary name is gone where that went well */
     return status;
 }
 

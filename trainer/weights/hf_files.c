@@ -11,14 +11,8 @@
 #include "runtime/base/log.h"
 #include "trainer/text/tokenizer.h"
 
-static json_t *tokenizer_config(void)
-{
-    return json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class", "PreTrainedTokenizerFast",
-                     "clean_up_tokenization_spaces", 0, "model_input_names", "input_ids",
-                     "attention_mask");
-}
-
-nd_status nd_hf_text_write(const char *folder, const char *name, char *text)
+/* The text is freed; NULL: memory ran out. */
+static nd_status write_text(const char *folder, const char *name, char *text)
 {
     char *path = NULL;
     nd_status status =
@@ -34,13 +28,13 @@ nd_status nd_hf_text_write(const char *folder, const char *name, char *text)
 nd_status nd_hf_byte_tokenizer_write(const char *folder)
 {
     char *text = NULL;
-    json_t *config = tokenizer_config();
-    nd_status status = nd_byte_tokenizer_text(true, &text);
-    status = status == ND_OK ? nd_hf_text_write(folder, "tokenizer.json", text) : status;
-    if (status == ND_OK) {
-        status =
-            nd_hf_text_write(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
-    }
+    ND_TRY(nd_byte_tokenizer_text(true, &text));
+    ND_TRY(write_text(folder, "tokenizer.json", text));
+    json_t *config = json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class", "PreTrainedTokenizerFast",
+                               "clean_up_tokenization_spaces", 0, "model_input_names", "input_ids",
+                               "attention_mask");
+    const nd_status status =
+        write_text(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
     json_decref(config);
     return status;
 }

@@ -63,16 +63,6 @@ static nd_status open_file(nd_hf_reader *reader, const char *name)
     return nd_safetensors_read_header(file->fd, file->path, &file->list);
 }
 
-/* The file with the weights, whose list is taken over. */
-static nd_status take_gguf(nd_hf_reader *reader)
-{
-    weight_file *file = &reader->files[reader->file_count++];
-    *file = (weight_file){.fd = -1, .list = reader->gguf->list};
-    reader->gguf->list = (nd_safetensors_list){0};
-    ND_TRY(nd_fs_format(&file->name, "%s", reader->gguf->path));
-    return nd_fs_format(&file->path, "%s", reader->gguf->path);
-}
-
 /* Sorts all tensors of all files by name; a name in two files is an error. */
 static nd_status collect_places(nd_hf_reader *reader)
 {
@@ -210,6 +200,21 @@ static nd_status read_index(nd_hf_reader *reader, const char *index)
 
 /* Open. */
 
+/* A file with all of a model; its list of tensors is taken over. */
+static nd_status open_gguf(nd_hf_reader *reader)
+{
+    ND_TRY(nd_gguf_open(reader->path, &reader->gguf));
+    ND_TRY(ND_ALLOC(1, &reader->files));
+    weight_file *file = &reader->files[reader->file_count++];
+    *file = (weight_file){.fd = -1, .list = reader->gguf->list};
+    reader->gguf->list = (nd_safetensors_list){0};
+    reader->shape = reader->gguf->shape;
+    ND_TRY(nd_fs_format(&file->name, "%s", reader->path));
+    ND_TRY(nd_fs_format(&file->path, "%s", reader->path));
+    ND_TRY(nd_gguf_make_folder(reader->gguf, &reader->folder));
+    return collect_places(reader);
+}
+
 static nd_status open_weights(nd_hf_reader *reader)
 {
     nd_status status = ND_OK;
@@ -219,9 +224,9 @@ static nd_status open_weights(nd_hf_reader *reader)
     bool one = false, sharded = false;
     ND_TRY_OUT(nd_fs_exists(single, &one));
     ND_TRY_OUT(one ? ND_OK : nd_fs_exists(index, &sharded));
-    if (one || reader->gguf) {
+    if (one) {
         ND_TRY_OUT(ND_ALLOC(1, &reader->files));
-        ND_TRY_OUT(reader->gguf ? take_gguf(reader) : open_file(reader, "model.safetensors"));
+        ND_TRY_OUT(open_file(reader, "model.safetensors"));
         ND_TRY_OUT(collect_places(reader));
     } else if (sharded) {
         ND_TRY_OUT(read_index(reader, index));
@@ -263,16 +268,15 @@ nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out)
     ND_TRY_OUT(nd_fs_format(&reader->path, "%s", path));
     ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
     if (kind == ND_FS_FILE) {
-        ND_TRY_OUT(nd_gguf_open(path, &reader->gguf));
-        ND_TRY_OUT(nd_gguf_make_folder(reader->gguf, &reader->folder));
+        ND_TRY_OUT(open_gguf(reader));
     } else {
         ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", path));
+        ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", path));
+        ND_TRY_OUT(nd_fs_exists(config, &there));
+        ND_TRY_OUT(there ? ND_OK : fail_no_model(path));
+        ND_TRY_OUT(nd_shape_read(config, &reader->shape));
+        ND_TRY_OUT(open_weights(reader));
     }
-    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", reader->folder));
-    ND_TRY_OUT(nd_fs_exists(config, &there));
-    ND_TRY_OUT(there ? ND_OK : fail_no_model(path));
-    ND_TRY_OUT(nd_shape_read(config, &reader->shape));
-    ND_TRY_OUT(open_weights(reader));
     *out = reader;
     reader = NULL;
 out:

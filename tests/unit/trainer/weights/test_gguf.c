@@ -87,9 +87,32 @@ Test(gguf, a_file_that_was_written_reads_back)
             cr_assert(values[e] == hf_value_of(i, e), "%s %lld", hf_tensors[i].name, (long long)e);
         }
     }
-    hf_shell("cd %s && ls config.json tokenizer.json tokenizer_config.json generation_config.json",
-             nd_hf_reader_folder(reader));
     nd_hf_reader_close(reader);
+}
+
+/* Files that are there with other texts, or lead elsewhere, are made anew. */
+Test(gguf, files_of_the_cache_are_those_of_the_file)
+{
+    const char *path = write_file("model.gguf", ND_GGUF_BF16);
+    nd_hf_reader *reader;
+    char *folder;
+    assert_ok(nd_hf_reader_open(path, &reader));
+    assert_ok(nd_fs_format(&folder, "%s", nd_hf_reader_folder(reader)));
+    nd_hf_reader_close(reader);
+    hf_shell("cd %s && sha256sum config.json tokenizer.json tokenizer_config.json "
+             "generation_config.json >../sums",
+             folder);
+    hf_shell("cd %s && sed -i s/llama/qwen2/ config.json && : >tokenizer_config.json && "
+             "rm tokenizer.json && ln -sf ../sums generation_config.json",
+             folder);
+    assert_ok(nd_hf_reader_open(path, &reader));
+    cr_expect_eq(nd_hf_reader_shape(reader)->family, ND_FAMILY_LLAMA);
+    nd_hf_reader_close(reader);
+    hf_shell("cd %s && sha256sum --quiet -c ../sums && chmod -R a-w .", folder);
+    assert_ok(nd_hf_reader_open(path, &reader)); /* also where nothing can be written */
+    nd_hf_reader_close(reader);
+    hf_shell("chmod -R u+w %s", folder);
+    free(folder);
 }
 
 /* Every beginning of the head, and every byte of it changed, gives a model or one sentence. */
