@@ -26,7 +26,7 @@ static const char starter[] =
     "\n"
     "model:\n"
     "  config: \"%s\"  # a config.json for fresh weights\n"
-    "  # path: meta-llama/Llama-3.2-1B  # or a Hugging Face folder with weights\n"
+    "  # path: ./Llama-3.2-1B  # or a Hugging Face folder or a GGUF file with weights\n"
     "  # name: ORG/NAME  # or a model of the local Hugging Face cache\n"
     "\n"
     "data:\n"

@@ -80,12 +80,13 @@ static bool print_fit(const nd_config *config, double each)
     const double physical = (double)host.physical / nd_gib;
     const int digits = decimals(all, physical, 1);
     fits = all <= physical;
-    printf("%s: %lld worker%s of %.2f GiB take %.*f of its %.*f GiB, of which %.1f are free\n",
+    printf("%s: %lld worker%s of %.2f GiB take%s %.*f of its %.*f GiB, of which %.1f are free\n",
            !fits                                   ? "does not fit this host"
            : all > (double)host.available / nd_gib ? "fits this host once other programs give way"
                                                    : "fits this host",
            (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
-           each, digits, all, digits, physical, (double)host.available / nd_gib);
+           each, config->launch.nproc_per_node == 1 ? "s" : "", digits, all, digits, physical,
+           (double)host.available / nd_gib);
     return fits;
 }
 

@@ -226,8 +226,8 @@ nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use)
     nd_status status = ND_OK;
     if (!s.flags[use->model].text) {
         return nd_fail(ND_ERR_CONFIG,
-                       "--model is missing; it is a model's folder, a run folder, one of its "
-                       "checkpoints, or ORG/NAME in the local cache");
+                       "--model is missing; it is a model's folder, a GGUF file, a run folder, "
+                       "one of its checkpoints, or ORG/NAME in the local cache");
     }
     if (!s.checks) {
         ND_TRY_OUT(nd_job_check(&s.config, id));
