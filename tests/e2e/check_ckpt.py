@@ -202,7 +202,8 @@ def diff(t):
 
 @test
 def prune(t):
-    refused(t, 0, f"{CKPT} prune run --keep-last 1 --dry-run", "would delete run/checkpoint-10 (", "would delete 2 checkpoints, 574")
+    refused(t, 0, f"{CKPT} prune run --keep-last 1 --dry-run", "would delete 2 checkpoints, 574",
+            "would delete run/checkpoint-10 (306.0 kB)\nwould delete run/checkpoint-20 (") # the oldest first
     t.write("run/.lock", "")
     refused(t, 73, ["flock", "run/.lock", *t.command(f"{CKPT} prune run --keep-last 1")], "another process")
     ends(t, 0, f"{CKPT} prune run --keep-last=1 --keep-every=20", "deleted run/checkpoint-10 (306.0 kB)",

@@ -103,7 +103,7 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
     status = status == ND_OK && set_aside ? delete_old_models(p) : status;
     status =
         status == ND_OK ? nd_checkpoint_prune_plan(p->run, options, true, &list, &count) : status;
-    for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
+    for (int i = 0; i < count && status == ND_OK; i++) { /* the oldest first */
         status = delete_one(p, &list[i], list[i].name);
     }
     free(list);
