@@ -224,6 +224,7 @@ nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *opti
     if (status != ND_OK) {
         free(*out);
         *out = NULL;
+        *count = 0;
     }
     return status;
 }
@@ -258,9 +259,10 @@ nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, 
     int count = 0;
     *deleted = 0;
     nd_status status = nd_checkpoint_prune_plan(run, options, false, &list, &count);
-    for (int i = 0; i < count && status == ND_OK; i++) {
-        status = nd_folder_delete(run, &list[i]);
-        *deleted += status == ND_OK;
+    for (int i = 0; i < count; i++) { /* one that cannot be deleted keeps no other */
+        const nd_status one = nd_folder_delete(run, &list[i]);
+        *deleted += one == ND_OK;
+        status = one == ND_OK ? status : one;
     }
     free(list);
     return status == ND_OK && options->keep_last > 0 ? prune_old(run, options->keep_last, deleted)

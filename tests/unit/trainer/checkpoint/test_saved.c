@@ -187,6 +187,27 @@ Test(retention, what_is_set_aside_goes_when_the_run_has_got_as_far)
               fake_exists("checkpoint-3.bad/state"));
 }
 
+/* The oldest one, of which each later pruning is told too. */
+Test(retention, what_cannot_be_deleted_keeps_no_other)
+{
+    const nd_prune_options options = {.keep_last = 1, .keep = -1};
+    int deleted = 0;
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s", tempdir_file(&fake_run, ".del-checkpoint-1"));
+    for (int depth = 0; depth < 12; depth++) { /* deeper than what is removed */
+        cr_assert_eq(mkdir(path, 0777), 0);
+        length += snprintf(path + length, sizeof path - (size_t)length, "/x");
+    }
+    for (int64_t step = 1; step <= 3; step++) {
+        save(step);
+    }
+    assert_fails(nd_checkpoint_prune(fake_run.path, &options, &deleted), ND_ERR_CANTCREATE,
+                 "checkpoint-1");
+    cr_assert_eq(deleted, 1);
+    cr_assert(fake_exists("checkpoint-1") && !fake_exists("checkpoint-2"));
+    cr_assert(fake_exists("checkpoint-3"));
+}
+
 Test(retention, what_is_not_surely_ours_is_not_deleted)
 {
     char from[PATH_MAX];
