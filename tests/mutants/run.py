@@ -10,8 +10,9 @@
       --trust-suites    do not run the suites without a fault first
       --sample N        only N of the faults, chosen at random by --seed (default: 1)
 
-A rule of rules.txt is a name behind "==", the file, the suites that should notice, then the lines to search for, which must
-occur exactly once, each behind "-", and their replacement, each line behind "+". A suite may be followed by a filter of
+A rule of rules.txt is a name behind "==", then the lines to search for, which must occur exactly once, each behind "-", and their
+replacement, each line behind "+". The lines "file" and "suites" above say for all rules up to the next such line what is changed
+and who should notice. A suite may be followed by a filter of
 Criterion: trainer_model:head/*. The suites are tried in their order until one fails. The last line is the share noticed.
 """
 import argparse
@@ -33,10 +34,10 @@ BUILD = "build-without-cuda"
 
 
 class Rule:
-    def __init__(self, name):
+    def __init__(self, name, file, suites):
         self.name = name
-        self.file = ""
-        self.suites = []
+        self.file = file
+        self.suites = suites
         self.search = []
         self.replacement = []
 
@@ -51,16 +52,17 @@ class Rule:
 
 def read_rules():
     rules = []
+    file, suites = "", []
     for number, line in enumerate(RULES.read_text().splitlines(), 1):
         kind, _, rest = line.partition(" ")
         if line.startswith("#") or not line.strip():
             continue
         if kind == "==":
-            rules.append(Rule(rest))
+            rules.append(Rule(rest, file, suites))
         elif kind == "file":
-            rules[-1].file = rest
+            file, suites = rest, []
         elif kind == "suites":
-            rules[-1].suites = rest.split()
+            suites = rest.split()
         elif line[0] == "-":
             rules[-1].search.append(line[1:])
         elif line[0] == "+":
