@@ -352,7 +352,7 @@ nd_status nd_config_each_warning(const nd_config *config,
     return ND_OK;
 }
 
-/* Whether files exist. */
+/* These checks look for files. */
 
 /* A pair of Megatron files may be named without a suffix, and files of text by a pattern. */
 static nd_status is_there(const char *path, bool is_data, bool *out)

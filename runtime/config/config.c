@@ -57,7 +57,7 @@ static void begin_layer(nd_reader *reader, nd_layer layer)
     reader->main_port = -1;
 }
 
-/* What follows from a layer. */
+/* These functions read what follows from a layer. */
 
 /* The newest layer has the key. */
 static bool is_given(const nd_reader *r, nd_field_id field)

@@ -166,7 +166,7 @@ typedef struct nd_reader {
     nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
-    /* What other programs' names gave in this layer; it is applied when all of it is read. */
+    /* Names of other programs set these in a layer; they are applied when all of it is read. */
     int state[ND_STATE_COUNT];
     bool parallelism;   /* a parallelism_config with a size */
     int64_t sp_size;    /* ranks of Ulysses, 0 unless given */

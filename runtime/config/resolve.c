@@ -159,7 +159,7 @@ static nd_status check_best(const nd_config *c)
                          nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
 }
 
-/* What depends on the number of steps, which may be unknown until the data are open. */
+/* Sets what depends on the number of steps, which may be unknown until the data are open. */
 static nd_status resolve_steps(nd_config *c)
 {
     ND_TRY(resolve_warmup(c));

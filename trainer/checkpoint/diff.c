@@ -127,7 +127,7 @@ out:
     return status;
 }
 
-/* Those of A, then those that only B has. */
+/* Visits the arrays of A, then those that only B has. */
 static nd_status compare_extras(comparison *c)
 {
     for (int s = 0; s < 2; s++) {

@@ -219,7 +219,7 @@ bool nd_run_lock_has_mark(const char *run, const char *mark)
     return has && memcmp(line, wanted, sizeof line) == 0;
 }
 
-/* What dead processes left. */
+/* These functions remove what dead processes left. */
 
 /* WHAT.json or WHAT-NUMBER.json. */
 static bool is_numbered(const char *name, size_t length, const char *what)

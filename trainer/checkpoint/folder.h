@@ -111,7 +111,7 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
 typedef struct nd_prune_options {
     int64_t keep_last, keep_every, keep, best;
 } nd_prune_options;
-/* Those that go, the oldest first; owned by the caller. */
+/* Lists those that go, the oldest first; owned by the caller. */
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
                                    bool checks_files, nd_folder **out, int *count);
 /* Deletes a folder of ours. ND_ERR_DATA when the manifest of one that was not set aside cannot be

@@ -556,7 +556,7 @@ static void tensors(members *m, nd_manifest *x)
 
 /* Other members. */
 
-/* Of steps, samples and tokens. A run that goes on from there can still count. */
+/* Steps, samples and tokens are below this. A run that goes on from there can still count. */
 static const int64_t count_max = (int64_t)1 << 60;
 
 static void written_by(members *m, nd_manifest *x)

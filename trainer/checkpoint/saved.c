@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What lies in a run folder, and which of its checkpoints stay. */
+/* Lists what lies in a run folder, and deletes the checkpoints that need not stay. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -91,7 +91,7 @@ static nd_status check_flags(const nd_command_flags *line)
     return read_flags(line, &o);
 }
 
-/* What is timed. */
+/* These functions make what is timed. */
 
 /* One layer of the configured model, with the smallest vocabulary that its tp ranks can share, and
  * its linears, as one rank of the mesh has them. */

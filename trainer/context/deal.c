@@ -20,7 +20,7 @@ typedef struct deal {
     int32_t *parents;        /* (2 ranks): owners of the longest */
 } deal;
 
-/* Of the queries [begin, end), in all layers. */
+/* Counts pairs of the queries [begin, end), in all layers. */
 static int64_t pairs_of(const deal *d, int64_t begin, int64_t end)
 {
     const nd_deal_windows *w = &d->windows;

@@ -46,7 +46,7 @@ typedef struct nd_index {
     uint64_t digest[2];          /* of the map, as it was when it was checked */
 } nd_index;
 
-/* Of data whose documents are separate. */
+/* Describes data whose documents are separate. */
 typedef struct nd_documents {
     int32_t end_of_text; /* the id that ends a document, beside borders; -1: none does */
     uint64_t borders;    /* of documents, in the cache or the index */

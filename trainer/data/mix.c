@@ -42,7 +42,7 @@ typedef struct nd_mix_phase {
 
 enum { SOURCE_BITS = 8, SOURCE_MASK = (1 << SOURCE_BITS) - 1 };
 
-/* What phases are made of. */
+/* These are the parts of a phase. */
 typedef struct shares {
     int count;
     int32_t most; /* places of a period */

@@ -366,7 +366,7 @@ static nd_status check_end(const comparison *c)
                                !others && seen > step * e.step ? step * e.step : seen);
 }
 
-/* What has changed, and may. */
+/* These functions log what has changed, and may. */
 
 static void log_setting(void *context, const char *key, const char *value, bool job)
 {

@@ -401,7 +401,7 @@ void nd_run_forget(const nd_run *s)
     }
 }
 
-/* What lies in the folder beside checkpoints. */
+/* These functions handle what lies in the folder beside checkpoints. */
 
 /* Anonymous and shared memory of this process now: what the plan counts, without mapped files. */
 static int64_t resident_bytes(void)

@@ -116,7 +116,7 @@ static inline void expect_sentence(nd_status got, nd_status wanted, const char *
     }
 }
 
-/* What was read (`got`) fails, or fails to be resolved, as a configuration error. */
+/* Expects that reading (`got`), or resolving what was read, is a configuration error. */
 static inline void expect_bad(nd_config *config, nd_status got, const char *needles)
 {
     got = got == ND_OK ? nd_config_resolve(config) : got;

@@ -216,7 +216,7 @@ Test(tensors, every_element_comes_once_and_in_order_whatever_fits_a_batch)
     nd_layout_destroy(layout);
 }
 
-/* What is known of the writers of a large mesh does not pile up. */
+/* A reader keeps few of the writers of a large mesh in memory. */
 Test(tensors, few_writers_are_kept)
 {
     const nd_mesh many = {{1, 20, 7, 1, 1}};

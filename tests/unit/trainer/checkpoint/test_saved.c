@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What lies in a run folder, and what becomes of it. */
+/* These tests list a run folder, and look at which of its checkpoints stay. */
 #include <criterion/criterion.h>
 #include <limits.h>
 #include <stdlib.h>

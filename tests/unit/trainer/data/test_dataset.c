@@ -165,7 +165,7 @@ Test(dataset, known_binary_files_are_no_text)
     }
 }
 
-/* What is wrong with rows is in test_rows_of_bytes.c. */
+/* test_rows_of_bytes.c tests what is wrong with rows. */
 Test(dataset, jsonl_needs_two_tokens_of_the_model)
 {
     assert_fails(open_text_of("a.jsonl", "{\"text\": \"\"}\n", 4), ND_ERR_DATA, "is empty");
