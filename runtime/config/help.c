@@ -275,8 +275,9 @@ void nd_command_print_help(nd_command_id command)
         const char *help = nd_own_flags[i].command == command ? nd_own_flags[i].help : "";
         format_flag(&nd_own_flags[i], name, sizeof name);
         for (const char *line = help; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-            printf("  %-*s  %.*s\n", width, line == help ? name : "", (int)strcspn(line, "\n"),
-                   line);
+            printf("  %-*s  ", width, line == help ? name : "");
+            fwrite(line, 1, strcspn(line, "\n"), stdout);
+            putchar('\n');
         }
     }
     for (int i = 1; i < ND_COMMAND_COUNT; i++) { /* verbs */

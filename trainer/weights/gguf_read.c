@@ -167,7 +167,9 @@ static nd_status place_tensors(cursor *c)
 
 static nd_status take_head(nd_gguf *g)
 {
-    cursor c = {.gguf = g, .at = g->map.data, .end = g->map.data + g->map.size};
+    static const uint8_t nothing[1];
+    const uint8_t *data = g->map.size > 0 ? g->map.data : nothing; /* an empty file has no map */
+    cursor c = {.gguf = g, .at = data, .end = data + g->map.size};
     const uint64_t magic = take(&c, 4);
     const uint32_t version = (uint32_t)take(&c, 4);
     if (magic != 0x46554747) { /* "GGUF" */
