@@ -15,25 +15,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static int fd = -1;
     static char path[64];
-    nd_gguf *gguf = NULL;
+    nd_safetensors_list list;
+    nd_shape shape;
     if (fd < 0) {
         fd = memfd_create("gguf", MFD_CLOEXEC);
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     }
     ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
-    if (nd_gguf_open(path, &gguf) != ND_OK) {
+    if (nd_gguf_open(path, &list, &shape, NULL) != ND_OK) {
         return 0;
     }
-    for (int64_t i = 0; i < gguf->list.count; i++) {
-        const nd_safetensors_tensor *t = &gguf->list.tensors[i];
+    for (int64_t i = 0; i < list.count; i++) {
+        const nd_safetensors_tensor *t = &list.tensors[i];
         float value;
         ND_ASSERT(t->begin <= t->end && t->end <= size);
-        if (t->shape[0] % gguf->shape.head_dim == 0) { /* as nd_hf_reader_check knows of q and k */
+        if (t->shape[0] % shape.head_dim == 0) { /* as nd_hf_reader_check knows of q and k */
             const int64_t all = nd_safetensors_tensor_count(t);
-            ND_ASSERT(nd_gguf_read(gguf, t, all - 1, 1, &value) == ND_OK);
-            ND_ASSERT(nd_gguf_read(gguf, t, all / 2, 1, &value) == ND_OK);
+            ND_ASSERT(nd_gguf_read(fd, path, t, shape.head_dim, all - 1, 1, &value) == ND_OK);
+            ND_ASSERT(nd_gguf_read(fd, path, t, shape.head_dim, all / 2, 1, &value) == ND_OK);
         }
     }
-    nd_gguf_close(gguf);
+    nd_safetensors_list_fini(&list);
     return 0;
 }

@@ -116,25 +116,14 @@ nd_status nd_tensors_each(const nd_tensors_walk *walk)
 
 /* Export. */
 
-typedef struct target {
-    const nd_layout *layout;
-    nd_hf_writer *folder;
-    nd_gguf_writer *gguf; /* NULL: a folder is written */
-} target;
-
 static nd_status write_part(void *context, const nd_tensor_part *part)
 {
-    const target *to = context;
     const nd_param *p = part->param;
     int64_t n = 0;
-    if (to->gguf) {
-        return nd_gguf_writer_write(to->gguf, (int)(p - to->layout->params), part->begin,
-                                    part->count, part->values[0]);
-    }
     for (int64_t done = 0; done < part->count; done += n) {
         const int64_t at = part->begin + done;
         n = nd_min(part->count - done, nd_param_adjacent(p, at));
-        ND_TRY(nd_hf_writer_write(to->folder, p->file_name, nd_param_in_file(p, at), n,
+        ND_TRY(nd_hf_writer_write(context, p->file_name, nd_param_in_file(p, at), n,
                                   part->values[0] + done));
     }
     return ND_OK;
@@ -169,13 +158,27 @@ static nd_status open_folder(const char *folder, const nd_manifest *manifest,
     return status;
 }
 
+static nd_status write_rows(void *context, const nd_tensor_part *part)
+{
+    return nd_gguf_write_rows(context, part->param->name, part->begin, part->count,
+                              part->values[0]);
+}
+
+static nd_status fill_gguf(void *context, nd_gguf_writer *writer)
+{
+    nd_tensors_walk *walk = context;
+    walk->visit = write_rows;
+    walk->context = writer;
+    return nd_tensors_each(walk);
+}
+
 nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
                                const nd_export_options *options)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     nd_source *source = NULL;
-    target to = {0};
+    nd_hf_writer *to = NULL;
     nd_status status = ND_OK;
     if (options->model) {
         const nd_layout_options of = {.shape = nd_hf_reader_shape(options->model), .mesh = &one};
@@ -184,24 +187,20 @@ nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
         ND_TRY_OUT(nd_manifest_layout(manifest, &one, (nd_coord){{0}}, &layout));
         ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
     }
-    to.layout = layout;
-    ND_TRY_OUT(options->gguf ? nd_gguf_writer_open(options->out, options->gguf, &to.gguf)
-                             : open_folder(folder, manifest, options, layout, &to.folder));
-    const nd_tensors_walk walk = {.layout = layout,
-                                  .arrays = 1,
-                                  .sources = {source},
-                                  .models = {options->model},
-                                  .source_count = 1,
-                                  .visit = write_part,
-                                  .context = &to};
-    ND_TRY_OUT(nd_tensors_each(&walk));
-    const target complete = to;
-    to = (target){0};
-    status =
-        complete.gguf ? nd_gguf_writer_commit(complete.gguf) : nd_hf_writer_commit(complete.folder);
+    ND_TRY_OUT(options->gguf ? ND_OK : open_folder(folder, manifest, options, layout, &to));
+    nd_tensors_walk walk = {.layout = layout,
+                            .arrays = 1,
+                            .sources = {source},
+                            .models = {options->model},
+                            .source_count = 1,
+                            .visit = write_part,
+                            .context = to};
+    ND_TRY_OUT(options->gguf ? nd_gguf_write(options->out, options->gguf, fill_gguf, &walk)
+                             : nd_tensors_each(&walk));
+    status = to ? nd_hf_writer_commit(to) : ND_OK;
+    to = NULL;
 out:
-    nd_gguf_writer_abort(to.gguf);
-    nd_hf_writer_abort(to.folder);
+    nd_hf_writer_abort(to);
     nd_source_close(source);
     nd_layout_destroy(layout);
     return status;

@@ -52,7 +52,7 @@ typedef struct nd_export_options {
     bool verify;           /* the digests of the chunks that are read */
     /* The weights are those of a model, and there is no checkpoint. Borrowed, as is: */
     const nd_hf_reader *model;
-    const nd_gguf_writer_options *gguf; /* `out` is a GGUF file; NULL: a folder */
+    const nd_gguf_options *gguf; /* `out` is a GGUF file; NULL: a folder */
 } nd_export_options;
 
 /*

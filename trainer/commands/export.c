@@ -92,10 +92,10 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     ND_TRY(choose_side_files(m, side));
     ND_TRY(m->reader || side ? ND_OK : choose_tokenizer(m, tokenizer));
     ND_TRY(file ? find_for_gguf(m, tokenizer) : ND_OK);
-    const nd_gguf_writer_options gguf = {.shape = &m->shape,
-                                         .type = gguf_types[type],
-                                         .tokenizer = *tokenizer,
-                                         .name = slash && slash[1] ? slash + 1 : m->folder};
+    const nd_gguf_options gguf = {.shape = &m->shape,
+                                  .type = gguf_types[type],
+                                  .tokenizer = *tokenizer,
+                                  .name = slash && slash[1] ? slash + 1 : m->folder};
     const nd_export_options options = {.out = file ? file : out,
                                        .dtype = type == FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
                                        .byte_tokenizer = m->bytes,

@@ -11,7 +11,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/weights/gguf.h"
 
 /* Kinds. Each takes `folder`, also after a failure. */
 
@@ -35,14 +34,14 @@ static const char *setting_of(const nd_manifest *manifest, const char *key)
 static nd_status folder_of(const char *path, char **out)
 {
     nd_fs_kind kind;
-    nd_gguf *gguf = NULL;
+    nd_hf_reader *file = NULL;
     ND_TRY(nd_fs_look(path, &kind, NULL));
     if (kind != ND_FS_FILE) {
         return nd_fs_format(out, "%s", path);
     }
-    ND_TRY(nd_gguf_open(path, &gguf));
-    const nd_status status = nd_gguf_make_folder(gguf, out);
-    nd_gguf_close(gguf);
+    ND_TRY(nd_hf_reader_open(path, &file));
+    const nd_status status = nd_fs_format(out, "%s", nd_hf_reader_folder(file));
+    nd_hf_reader_close(file);
     return status;
 }
 

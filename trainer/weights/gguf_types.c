@@ -3,12 +3,7 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* Types. */
 
 static float half_at(const uint8_t *at)
 {
@@ -139,19 +134,6 @@ static bool store_q8_0(const float *values, uint8_t *out)
     return store_f16(&scale, out);
 }
 
-const char *nd_gguf_type_name(int64_t type)
-{
-    static const char *const names[] = {
-        [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
-        [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
-        [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
-        [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
-        [22] = "IQ2_S",  [23] = "IQ4_XS",  [28] = "F64",   [29] = "IQ1_M",  [30] = "BF16",
-        [34] = "TQ1_0",  [35] = "TQ2_0",   [39] = "MXFP4"};
-    const bool known = type < (int64_t)(sizeof names / sizeof *names) && names[type];
-    return known ? names[type] : "unknown";
-}
-
 const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES] = {
     [ND_GGUF_FP32] = {1, 4, load_f32, store_f32, 0},
     [ND_GGUF_FP16] = {1, 2, load_f16, store_f16, 1},
@@ -163,94 +145,34 @@ const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES] = {
     [ND_GGUF_BF16] = {1, 2, load_bf16, store_bf16, 32},
 };
 
-/* Keys and names. */
-
-bool nd_gguf_has_family(nd_family family)
+nd_status nd_gguf_read(int fd, const char *path, const nd_safetensors_tensor *t, int64_t head_dim,
+                       int64_t begin, int64_t count, float *out)
 {
-    return family == ND_FAMILY_LLAMA || family == ND_FAMILY_QWEN2 || family == ND_FAMILY_QWEN3;
-}
-
-#define KEY(kind, key, member, config, needed)                                                     \
-    {                                                                                              \
-        key, ND_GGUF_##kind, offsetof(nd_shape, member), config, needed                            \
-    }
-const nd_gguf_key nd_gguf_keys[ND_GGUF_KEYS] = {
-    KEY(U32, ".vocab_size", vocab, "vocab_size", false),
-    KEY(U32, ".context_length", max_positions, "max_position_embeddings", true),
-    KEY(U32, ".embedding_length", hidden, "hidden_size", true),
-    KEY(U32, ".block_count", layers, "num_hidden_layers", true),
-    KEY(U32, ".feed_forward_length", ffn, "intermediate_size", true),
-    KEY(U32, ".attention.head_count", heads, "num_attention_heads", true),
-    KEY(U32, ".attention.head_count_kv", kv_heads, "num_key_value_heads", false),
-    KEY(U32, ".attention.key_length", head_dim, "head_dim", false),
-    KEY(U32, ".attention.value_length", head_dim, NULL, false),
-    KEY(U32, ".rope.dimension_count", head_dim, NULL, false),
-    KEY(F32, ".attention.layer_norm_rms_epsilon", rms_eps, "rms_norm_eps", true),
-    KEY(F32, ".rope.freq_base", rope.theta, "rope_theta", false),
-    KEY(U32, "tokenizer.ggml.bos_token_id", bos_id, "bos_token_id", false),
-    KEY(U32, "tokenizer.ggml.eos_token_id", eos_id, "eos_token_id", false),
-};
-
-const nd_gguf_splitting nd_gguf_splittings[ND_GGUF_SPLITTINGS] = {
-    {"gpt-2", 1, {ND_SPLIT_GPT2}, false}, /* also of bytes without merges */
-    {"llama-bpe", 1, {ND_SPLIT_LLAMA3}, true},
-    {"qwen2", 1, {ND_SPLIT_QWEN2}, false},
-    {"smollm", 2, {ND_SPLIT_EACH_DIGIT, ND_SPLIT_GPT2}, false},
-};
-
-/* Of all parameters that these families have. */
-static const char *const parts[ND_PARAM_COUNT] = {
-    [ND_PARAM_EMBED] = "token_embd.weight",   [ND_PARAM_NORM_1] = "attn_norm.weight",
-    [ND_PARAM_Q] = "attn_q.weight",           [ND_PARAM_K] = "attn_k.weight",
-    [ND_PARAM_V] = "attn_v.weight",           [ND_PARAM_O] = "attn_output.weight",
-    [ND_PARAM_NORM_2] = "ffn_norm.weight",    [ND_PARAM_GATE] = "ffn_gate.weight",
-    [ND_PARAM_UP] = "ffn_up.weight",          [ND_PARAM_DOWN] = "ffn_down.weight",
-    [ND_PARAM_NORM_F] = "output_norm.weight", [ND_PARAM_HEAD] = "output.weight",
-    [ND_PARAM_Q_BIAS] = "attn_q.bias",        [ND_PARAM_K_BIAS] = "attn_k.bias",
-    [ND_PARAM_V_BIAS] = "attn_v.bias",        [ND_PARAM_O_BIAS] = "attn_output.bias",
-    [ND_PARAM_GATE_BIAS] = "ffn_gate.bias",   [ND_PARAM_UP_BIAS] = "ffn_up.bias",
-    [ND_PARAM_DOWN_BIAS] = "ffn_down.bias",   [ND_PARAM_NORM_Q] = "attn_q_norm.weight",
-    [ND_PARAM_NORM_K] = "attn_k_norm.weight",
-};
-
-void nd_gguf_name(const nd_param *param, char name[ND_PARAM_NAME])
-{
-    const char *part = parts[param->id];
-    ND_ASSERT(part);
-    if (param->layer < 0) {
-        snprintf(name, ND_PARAM_NAME, "%s", part);
-    } else {
-        snprintf(name, ND_PARAM_NAME, "blk.%lld.%s", (long long)param->layer, part);
-    }
-}
-
-nd_status nd_gguf_layout(const nd_shape *shape, nd_layout **out)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, out));
-    for (int i = 0; i < (*out)->param_count && shape->family == ND_FAMILY_LLAMA; i++) {
-        nd_param *p = &(*out)->params[i];
-        if (p->id == ND_PARAM_Q || p->id == ND_PARAM_K || p->id == ND_PARAM_Q_BIAS ||
-            p->id == ND_PARAM_K_BIAS) {
-            p->paired = p->head_rows = shape->head_dim;
+    enum { BYTES = 1 << 15 };
+    const nd_gguf_type *type = &nd_gguf_types[t->number % ND_GGUF_TURNED];
+    const int64_t turned = t->number >= ND_GGUF_TURNED ? head_dim : 0, block = type->block;
+    const nd_param param = {.rows = t->shape[0],
+                            .cols = t->axes > 1 ? t->shape[1] : 1,
+                            .paired = turned,
+                            .head_rows = turned};
+    uint8_t bytes[BYTES];
+    float part[ND_GGUF_BLOCK_MAX];
+    for (int64_t left = 0, n = 0; count > 0; count -= n, begin += n) {
+        const int64_t place = nd_param_in_file(&param, begin), first = place / block;
+        int64_t at = place % block; /* in the first block */
+        n = nd_min(nd_min(nd_param_adjacent(&param, begin), count),
+                   BYTES / type->bytes * block - at);
+        const int64_t blocks = (at + n + block - 1) / block;
+        ND_TRY(nd_fs_pread(fd, path, bytes, (size_t)(blocks * type->bytes),
+                           (int64_t)t->begin + first * type->bytes));
+        left = n;
+        for (int64_t b = 0, k = 0; b < blocks; b++, left -= k, out += k, at = 0) {
+            k = nd_min(left, block - at);
+            type->load(bytes + b * type->bytes, k < block ? part : out);
+            if (k < block) {
+                memcpy(out, part + at, (size_t)k * sizeof *part);
+            }
         }
     }
     return ND_OK;
-}
-
-float nd_gguf_factor(const nd_rope_config *rope, int64_t head_dim, int64_t pair)
-{
-    const nd_rope_config plain = {.theta = rope->theta};
-    return (float)(nd_rope_frequency(&plain, head_dim, pair) /
-                   nd_rope_frequency(rope, head_dim, pair));
-}
-
-nd_status nd_gguf_refuse(const nd_gguf *g, const char *format, ...)
-{
-    char text[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return nd_fail(ND_ERR_DATA, "\"%s\": %s", g->path, text);
 }

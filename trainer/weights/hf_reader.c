@@ -33,7 +33,7 @@ struct nd_hf_reader {
     char *path;   /* as it was named, for messages */
     char *folder; /* that has config.json */
     nd_shape shape;
-    nd_gguf *gguf;      /* NULL: the weights are in the folder */
+    bool gguf;          /* the weights are in a file of this kind, else in the folder */
     weight_file *files; /* owned */
     int64_t file_count;
     tensor_place *places; /* owned */
@@ -200,18 +200,17 @@ static nd_status read_index(nd_hf_reader *reader, const char *index)
 
 /* Open. */
 
-/* A file with all of a model; its list of tensors is taken over. */
+/* A file with all of a model. */
 static nd_status open_gguf(nd_hf_reader *reader)
 {
-    ND_TRY(nd_gguf_open(reader->path, &reader->gguf));
     ND_TRY(ND_ALLOC(1, &reader->files));
     weight_file *file = &reader->files[reader->file_count++];
-    *file = (weight_file){.fd = -1, .list = reader->gguf->list};
-    reader->gguf->list = (nd_safetensors_list){0};
-    reader->shape = reader->gguf->shape;
+    file->fd = -1;
+    reader->gguf = true;
     ND_TRY(nd_fs_format(&file->name, "%s", reader->path));
     ND_TRY(nd_fs_format(&file->path, "%s", reader->path));
-    ND_TRY(nd_gguf_make_folder(reader->gguf, &reader->folder));
+    ND_TRY(nd_fs_open(file->path, ND_ERR_DATA, &file->fd, NULL));
+    ND_TRY(nd_gguf_open(file->path, &file->list, &reader->shape, &reader->folder));
     return collect_places(reader);
 }
 
@@ -299,7 +298,6 @@ void nd_hf_reader_close(nd_hf_reader *reader)
         free(file->path);
         free(file->name);
     }
-    nd_gguf_close(reader->gguf);
     free(reader->places);
     free(reader->files);
     free(reader->folder);
@@ -351,7 +349,7 @@ nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_
     ND_ASSERT(begin >= 0 && count >= 0 && begin <= nd_safetensors_tensor_count(t) - count);
     const weight_file *file = found->file;
     if (reader->gguf) {
-        return nd_gguf_read(reader->gguf, t, begin, count, out);
+        return nd_gguf_read(file->fd, file->path, t, reader->shape.head_dim, begin, count, out);
     }
     if (t->dtype == ND_SAFETENSORS_F32) {
         return nd_fs_pread(file->fd, file->path, out, (size_t)count * 4,
