@@ -61,25 +61,6 @@ static nd_status check_header(const uint8_t *data, size_t size, const char *name
                       name);
 }
 
-static nd_status check_pair(const mask_header *h, const char *name, const nd_loss_mask_pair *pair)
-{
-    if (h->tokens != pair->tokens) {
-        return FAIL(" is for %llu tokens, but \"%s\" has %llu: it belongs to other token files",
-                    name, (unsigned long long)h->tokens, pair->bin,
-                    (unsigned long long)pair->tokens);
-    }
-    if (memcmp(h->index_sha256, pair->index_sha256, DIGEST_BYTES) != 0) {
-        return FAIL(" was made for another index than \"%s\": it belongs to other token files",
-                    name, pair->idx);
-    }
-    if (memcmp(h->bin_sha256, pair->bin_sha256, DIGEST_BYTES) != 0) {
-        return FAIL(" was made for other tokens than those of \"%s\": it belongs to other token "
-                    "files, or the tokens changed since",
-                    name, pair->bin);
-    }
-    return ND_OK;
-}
-
 static nd_status check_spans(const mask_header *h, const uint8_t *pairs, const char *name)
 {
     uint64_t before = 0, ignored = 0;
@@ -102,11 +83,10 @@ static nd_status check_spans(const mask_header *h, const uint8_t *pairs, const c
 }
 
 nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
-                             const nd_loss_mask_pair *pair, nd_loss_mask_view *out)
+                             nd_loss_mask_view *out)
 {
     mask_header h;
     ND_TRY(check_header(data, size, name, &h));
-    ND_TRY(check_pair(&h, name, pair));
     ND_TRY(check_spans(&h, data + HEADER_BYTES, name));
     if (h.ignored == h.tokens && h.tokens > 0) {
         return nd_fail(ND_ERR_DATA,
@@ -122,7 +102,9 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     return ND_OK;
 }
 
-nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65])
+/* SHA-256 of a .bin of up to 16 MiB; of a larger one, that of pieces, the first at its beginning,
+ * the last at its end and the others evenly between them. */
+static nd_status hash_bin(const char *bin, char hex[65])
 {
     uint8_t piece[PIECE_BYTES];
     struct stat st;
@@ -148,13 +130,57 @@ out:
     return status;
 }
 
-nd_status nd_loss_mask_make(const nd_u64s *spans, const nd_loss_mask_pair *pair, nd_bytes *out)
+static nd_status check_pair(const mask_header *h, const char *name, const char *bin,
+                            const char *idx, int64_t tokens)
 {
-    mask_header h = {.version = VERSION, .tokens = pair->tokens};
+    char hex[DIGEST_BYTES + 1];
+    if (h->tokens != (uint64_t)tokens) {
+        return FAIL(" is for %llu tokens, but \"%s\" has %lld: it belongs to other token files",
+                    name, (unsigned long long)h->tokens, bin, (long long)tokens);
+    }
+    ND_TRY(nd_sha256_file(idx, hex));
+    if (memcmp(h->index_sha256, hex, DIGEST_BYTES) != 0) {
+        return FAIL(" was made for another index than \"%s\": it belongs to other token files",
+                    name, idx);
+    }
+    ND_TRY(hash_bin(bin, hex));
+    return memcmp(h->bin_sha256, hex, DIGEST_BYTES) == 0
+               ? ND_OK
+               : FAIL(" was made for other tokens than those of \"%s\": it belongs to other token "
+                      "files, or the tokens changed since",
+                      name, bin);
+}
+
+nd_status nd_loss_mask_read(const char *path, const char *bin, const char *idx, int64_t tokens,
+                            uint8_t **data, nd_loss_mask_view *out)
+{
+    /* No two spans touch that the writers make; others may. */
+    const size_t most = HEADER_BYTES + SPAN_BYTES * (size_t)tokens + DIGEST_BYTES;
+    char *text;
+    size_t size;
+    mask_header h;
+    bool there = false; /* a link to nowhere is no reason to count all tokens */
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &text, &size));
+    *data = (uint8_t *)text;
+    ND_TRY(nd_loss_mask_parse(*data, size, path, out));
+    memcpy(&h, *data, sizeof h);
+    return check_pair(&h, path, bin, idx, tokens);
+}
+
+nd_status nd_loss_mask_make(const nd_u64s *spans, const char *bin, const char *idx, int64_t tokens,
+                            nd_bytes *out)
+{
+    mask_header h = {.version = VERSION, .tokens = (uint64_t)tokens};
     char hex[DIGEST_BYTES + 1];
     memcpy(h.magic, magic, sizeof magic);
-    memcpy(h.index_sha256, pair->index_sha256, DIGEST_BYTES);
-    memcpy(h.bin_sha256, pair->bin_sha256, DIGEST_BYTES);
+    ND_TRY(nd_sha256_file(idx, hex));
+    memcpy(h.index_sha256, hex, DIGEST_BYTES);
+    ND_TRY(hash_bin(bin, hex));
+    memcpy(h.bin_sha256, hex, DIGEST_BYTES);
     ND_TRY(nd_bytes_add(out, &h, sizeof h));
     for (size_t i = 0; i < spans->count; i += 2) {
         const uint64_t *span = &spans->data[i];

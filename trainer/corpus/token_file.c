@@ -456,16 +456,9 @@ static nd_status remove_old(const char *path)
 
 static nd_status write_mask(nd_token_files *f)
 {
-    char index_sha256[65], bin_sha256[65];
-    const nd_loss_mask_pair pair = {.bin = f->tokens.path,
-                                    .idx = f->idx.path,
-                                    .tokens = f->count,
-                                    .index_sha256 = index_sha256,
-                                    .bin_sha256 = bin_sha256};
     f->buffer.count = 0;
-    ND_TRY(nd_sha256_file(f->idx.part, index_sha256));
-    ND_TRY(nd_loss_mask_bin_sha256(f->tokens.part, bin_sha256));
-    ND_TRY(nd_loss_mask_make(&f->spans, &pair, &f->buffer));
+    ND_TRY(
+        nd_loss_mask_make(&f->spans, f->tokens.part, f->idx.part, (int64_t)f->count, &f->buffer));
     ND_TRY(append(&f->mask, f->buffer.data, f->buffer.count));
     return sync_output(&f->mask);
 }

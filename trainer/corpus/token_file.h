@@ -67,25 +67,17 @@ typedef struct nd_loss_mask_view {
     const char *digest;   /* the 64 digits at the end of the file, without a terminating NUL */
 } nd_loss_mask_view;
 
-/* The token files that a mask is beside; names are for messages. */
-typedef struct nd_loss_mask_pair {
-    const char *bin, *idx;
-    uint64_t tokens;          /* of the .bin */
-    const char *index_sha256; /* of the .idx, 64 hexadecimal digits */
-    const char *bin_sha256;   /* what nd_loss_mask_bin_sha256 gives */
-} nd_loss_mask_pair;
-
-/* SHA-256 of a .bin of up to 16 MiB; of a larger one, that of 256 pieces of 64 KiB, the first at
- * its beginning, the last at its end and the others evenly between them. */
-nd_status nd_loss_mask_bin_sha256(const char *bin, char hex[65]);
-
-/* ND_ERR_DATA: `data` is no mask, cut, damaged, that of another pair, or counts no token. `name` is
- * for messages. Apart from files so that it can be fuzzed. */
+/* ND_ERR_DATA: `data` is no mask, cut, damaged, or counts no token. `name` is for messages. Apart
+ * from files so that it can be fuzzed. */
 nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
-                             const nd_loss_mask_pair *pair, nd_loss_mask_view *out);
-
+                             nd_loss_mask_view *out);
+/* The mask at `path`, whose bytes become the caller's, if there is one. ND_ERR_DATA also when it is
+ * not that of this pair, whose .bin has so many tokens. */
+nd_status nd_loss_mask_read(const char *path, const char *bin, const char *idx, int64_t tokens,
+                            uint8_t **data, nd_loss_mask_view *out);
 /* The bytes of the file into an empty buffer. Of the spans, begin and end of each, adjacent ones
  * become one. */
-nd_status nd_loss_mask_make(const nd_u64s *spans, const nd_loss_mask_pair *pair, nd_bytes *out);
+nd_status nd_loss_mask_make(const nd_u64s *spans, const char *bin, const char *idx, int64_t tokens,
+                            nd_bytes *out);
 
 #endif

@@ -13,7 +13,7 @@
  *
  * Documents. Where they are separate (nd_dataset_set_documents), no label is the first token of
  * another document, and each token knows the first one of its own. Rows with prompts then stay
- * whole (documents.c); what they leave of a block is filled as the last block is. A row longer than
+ * whole (blocks.c); what they leave of a block is filled as the last block is. A row longer than
  * a block is cut into blocks, or left out; a row of one token has no label and is left out. Other
  * documents are cut where a block ends.
  *
@@ -24,7 +24,7 @@
  * sample
  *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
  * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. In a blend with weights,
- * sample i is sample k of source j (mix.c), which is block perm(seed, epoch, j)(k mod N_j) of its
+ * sample i is sample k of source j (blend.c), which is block perm(seed, epoch, j)(k mod N_j) of its
  * N_j. The order is the same on every mesh; tp and cp peers get the same blocks. Validation reads
  * blocks 0, 1, 2, ... (the same rule with perm the identity), which is the order of the file unless
  * rows stay whole; those blocks are numbered in an order drawn once for all. Past the end of a
@@ -97,12 +97,12 @@ void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 typedef struct nd_dataset_part {
     nd_dataset *data;
     const char *name;      /* copied; "": of all parts, which are then not told apart */
-    double weight, epochs; /* as for nd_mix_source; both 0: see below */
+    double weight, epochs; /* both 0: see below */
 } nd_dataset_part;
 
 /*
  * Takes over the data of the parts, also when it fails. With weights or epochs the parts are mixed
- * as mix.c says. With neither in any part they are one text: perm goes over all their blocks, so
+ * as blend.c says. With neither in any part they are one text: perm goes over all their blocks, so
  * that an epoch reads each of them once.
  */
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out);
@@ -133,7 +133,7 @@ typedef struct nd_dataset_facts {
     size_t lists;    /* bytes of what says which rows blocks have; 0: rows do not stay whole */
     int64_t samples; /* of a training; INT64_MAX unless all sources of a blend are limited */
     int64_t epoch;   /* samples: all blocks, or what a blend of epochs without weights gives */
-    int64_t period;  /* samples until the order of sources repeats (mix.c); 0: no weights */
+    int64_t period;  /* samples until the order of sources repeats (blend.c); 0: no weights */
 } nd_dataset_facts;
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 

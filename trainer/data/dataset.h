@@ -61,8 +61,7 @@ typedef struct nd_documents {
     int64_t inputs;    /* of all blocks, without what fills them */
 } nd_documents;
 
-/* Which source each sample is of (mix.c). */
-
+/* Limits of the order of sources (blend.c). */
 enum {
     ND_MIX_PERIOD = 1 << 20,
     ND_MIX_LEAST_PERIOD = 1 << 16,
@@ -70,41 +69,27 @@ enum {
     ND_MIX_SOURCES = 256
 };
 
-typedef struct nd_mix_source {
-    int64_t blocks; /* >= 1 */
-    double weight;  /* > 0, or 0 for every source */
-    double epochs;  /* the limit; 0: none, which needs a weight */
-} nd_mix_source;
-
-typedef struct nd_mix {
-    int64_t samples; /* INT64_MAX when some source has no limit */
-    int64_t period;  /* P of the first phase */
-    int count;       /* sources */
-    int phase_count;
-    struct nd_mix_phase *phases; /* (count + 1); owned */
-} nd_mix;
-
-/* 1 to ND_MIX_SOURCES sources. ND_ERR_RESOURCE: no memory. */
-nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out);
-void nd_mix_destroy(nd_mix *mix);
-
-typedef struct nd_mix_place {
-    int source;
-    int64_t index; /* of the source's samples, from 0; it may be any number of its epochs */
-} nd_mix_place;
-
-/* 0 <= i < mix->samples. Thread-safe. */
-nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i);
-/* How many of samples 0 to n - 1 each source gives. */
-void nd_mix_counts(const nd_mix *mix, int64_t n, int64_t *counts);
-
 typedef struct nd_blend {
     nd_dataset_part *parts; /* (count); owned, with data and names */
     int64_t *firsts;        /* (count): the first block of each part; owned */
     int count;
-    bool named;  /* the parts are told apart */
-    nd_mix *mix; /* NULL: one text; owned */
+    bool named;                  /* the parts are told apart */
+    struct nd_mix_phase *phases; /* of sources that are mixed; NULL: they are one text; owned */
+    uint32_t *places;            /* of all phases; owned */
+    int64_t samples;             /* INT64_MAX when some source has no limit */
+    int64_t period;              /* P of the first phase */
 } nd_blend;
+
+/* The part that has a block: the last one that begins at or before it. */
+int nd_blend_part_of(const nd_blend *blend, int64_t block);
+
+typedef struct nd_sample_place {
+    int source;
+    int64_t index; /* of the source's samples, from 0; it may be any number of its epochs */
+} nd_sample_place;
+
+/* Where sample i of sources that are mixed is, 0 <= i < blend->samples. */
+nd_sample_place nd_blend_sample(const nd_blend *blend, int64_t i);
 
 struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
@@ -134,34 +119,6 @@ static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
     return dataset->documents && dataset->documents->firsts;
 }
 
-/* Tokens that stand together both in the file and in a block. */
-typedef struct nd_piece {
-    int64_t first, count; /* tokens of the dataset; 2 to S + 1 */
-    int64_t place;        /* of the first one in the block */
-    int64_t number;       /* pieces of the block up to this one */
-} nd_piece;
-
-/* The next piece of a block, or its first one where *piece is all zeros. A count of 0: there are no
- * more, and `place` is the number of the block's tokens. Under nd_fs_map_guard, as nd_piece_mark
- * is. */
-nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece);
-/* Ignores labels of a piece that was read: those that lie in spans, and the first tokens of other
- * documents; and marks these among the first keys, which are wanted unless they are NULL. */
-nd_status nd_piece_mark(const nd_dataset *dataset, const nd_piece *piece, const nd_block *block);
-/* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
- * not known. */
-int64_t nd_documents_listed(const nd_dataset *dataset);
-/* Whether an id is among those in the first `bytes` of the array. */
-nd_status nd_dataset_find_id(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found);
-
-/* Opens a file of the format that is asked for, or of the one that it seems to have: path, format,
- * map, tokens and what the format needs. */
-nd_status nd_format_open(nd_dataset *dataset, const char *path, nd_data_format asked,
-                         const char *tokenizer);
-/* ND_ERR_CONFIG: bytes are not the ids of the model. */
-nd_status nd_format_check_bytes(bool holds_ids, int64_t vocab);
-/* Tokens before a border of an index that is mapped. */
-uint64_t nd_megatron_border(const nd_dataset *dataset, uint64_t border);
 /*
  * Checks a Megatron .idx of `size` bytes against the .bin's size; fills all but the map and the
  * digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.

@@ -227,50 +227,15 @@ static nd_status check_documents(const nd_index *index, const char *idx)
 nd_status nd_index_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
                          const char *bin, nd_index *out)
 {
-    nd_index index = *out;
-    ND_TRY(parse_index_header(data, size, idx, &index));
-    ND_TRY(check_sequences(&index, bin_bytes, idx, bin));
-    ND_TRY(check_documents(&index, idx));
-    *out = index;
-    return ND_OK;
+    ND_TRY(parse_index_header(data, size, idx, out));
+    ND_TRY(check_sequences(out, bin_bytes, idx, bin));
+    return check_documents(out, idx);
 }
 
 static nd_status megatron_path(const char *path, const char *suffix, char **out)
 {
-    size_t n = strlen(path);
-    bool suffixed =
-        n >= 4 && (strcmp(path + n - 4, ".bin") == 0 || strcmp(path + n - 4, ".idx") == 0);
-    return nd_fs_format(out, "%.*s%s", (int)(suffixed ? n - 4 : n), path, suffix);
-}
-
-/* Reads the loss mask at `path`, if there is one, which must belong to this .bin and index. */
-static nd_status read_mask(nd_dataset *dataset, const char *path, const char *idx)
-{
-    char index_sha256[65], bin_sha256[65], *data = NULL;
-    size_t size = 0;
-    nd_loss_mask_view view;
-    const nd_loss_mask_pair pair = {.bin = dataset->path,
-                                    .idx = idx,
-                                    .tokens = (uint64_t)dataset->tokens,
-                                    .index_sha256 = index_sha256,
-                                    .bin_sha256 = bin_sha256};
-    /* No two spans touch that the writers make; others may. */
-    const size_t most =
-        ND_LOSS_MASK_HEADER_BYTES + 16 * (size_t)dataset->tokens + ND_LOSS_MASK_DIGEST_BYTES;
-    bool there = false; /* a link to nowhere is no reason to count all tokens */
-    ND_TRY(nd_fs_exists(path, &there));
-    if (!there) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &data, &size));
-    dataset->mask = (uint8_t *)data;
-    ND_TRY(nd_sha256_file(idx, index_sha256));
-    ND_TRY(nd_loss_mask_bin_sha256(dataset->path, bin_sha256));
-    ND_TRY(nd_loss_mask_parse(dataset->mask, size, path, &pair, &view));
-    dataset->mask_digest = view.digest;
-    dataset->spans = view.spans;
-    dataset->span_pairs = view.pairs;
-    return ND_OK;
+    const int cut = nd_ends_with(path, ".bin") || nd_ends_with(path, ".idx") ? 4 : 0;
+    return nd_fs_format(out, "%.*s%s", (int)strlen(path) - cut, path, suffix);
 }
 
 typedef struct index_read {
@@ -296,6 +261,7 @@ static nd_status read_index(void *context)
 static nd_status megatron_open(void *context)
 {
     nd_dataset *dataset = context;
+    nd_loss_mask_view view = {0};
     char *path = NULL, *mask = NULL;
     bool there = false;
     nd_status status = ND_OK;
@@ -311,20 +277,15 @@ static nd_status megatron_open(void *context)
     ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &dataset->index.map));
     ND_TRY_OUT(nd_fs_map_guard(&dataset->index.map, path, read_index,
                                &(index_read){.dataset = dataset, .path = path}));
-    ND_TRY_OUT(read_mask(dataset, mask, path));
+    ND_TRY_OUT(
+        nd_loss_mask_read(mask, dataset->path, path, dataset->tokens, &dataset->mask, &view));
+    dataset->mask_digest = view.digest;
+    dataset->spans = view.spans;
+    dataset->span_pairs = view.pairs;
 out:
     free(path);
     free(mask);
     return status;
-}
-
-uint64_t nd_megatron_border(const nd_dataset *dataset, uint64_t border)
-{
-    const nd_index *index = &dataset->index;
-    const uint64_t sequence = (uint64_t)i64_at(index->documents, border);
-    return sequence < index->sequences
-               ? (uint64_t)i64_at(index->pointers, sequence) / index->type.width
-               : (uint64_t)dataset->tokens;
 }
 
 /* Which format a file has. */
@@ -378,7 +339,7 @@ nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool
     return status;
 }
 
-nd_status nd_format_check_bytes(bool holds_ids, int64_t vocab)
+static nd_status check_bytes(bool holds_ids, int64_t vocab)
 {
     return vocab == BYTE_VOCAB
                ? ND_OK
@@ -396,7 +357,7 @@ nd_status nd_format_check_bytes(bool holds_ids, int64_t vocab)
 static nd_status check_tokenizer(const nd_dataset *dataset, const char *tokenizer)
 {
     if (strcmp(tokenizer, "bytes") == 0) {
-        return nd_format_check_bytes(dataset->format->holds_ids, dataset->vocab);
+        return check_bytes(dataset->format->holds_ids, dataset->vocab);
     }
     if (strcmp(tokenizer, "file") != 0) {
         return nd_fail(
@@ -414,8 +375,43 @@ static nd_status check_tokenizer(const nd_dataset *dataset, const char *tokenize
                          dataset->path, dataset->format->name);
 }
 
-nd_status nd_format_open(nd_dataset *dataset, const char *path, nd_data_format asked,
-                         const char *tokenizer)
+/* Datasets of one file, or of one text. */
+
+static nd_status make_dataset(int64_t vocab, int64_t sequence, nd_dataset **out)
+{
+    ND_ASSERT(sequence >= 1 && sequence < INT32_MAX && vocab >= 1 && vocab <= INT32_MAX);
+    ND_TRY(ND_ALLOC(1, out));
+    (*out)->vocab = vocab;
+    (*out)->sequence = sequence;
+    return ND_OK;
+}
+
+/* Takes over a dataset that was opened, or could not be. A last block of one token has an input but
+ * no label, so it is left out. */
+static nd_status finish(nd_dataset *dataset, nd_status opened, nd_dataset **out)
+{
+    const int64_t length = dataset->sequence + 1;
+    dataset->blocks = dataset->tokens / length + (dataset->tokens % length > 1);
+    if (opened == ND_OK && dataset->blocks == 0) {
+        opened = nd_fail(
+            ND_ERR_DATA,
+            dataset->tokens == 0
+                ? "\"%s\" is empty (%s); name a file that holds some tokens"
+                : "\"%s\" holds a single token (%s): at least two are needed, an input and the "
+                  "label after it",
+            dataset->path, dataset->format->name);
+    }
+    if (opened == ND_OK) {
+        *out = dataset;
+    } else {
+        nd_dataset_close(dataset);
+    }
+    return opened;
+}
+
+/* Opens a file of the format that is asked for, or of the one that it seems to have. */
+static nd_status open_file(nd_dataset *dataset, const char *path, nd_data_format asked,
+                           const char *tokenizer)
 {
     bool there = false;
     ND_TRY(set_format(dataset, path, asked));
@@ -435,29 +431,105 @@ nd_status nd_format_open(nd_dataset *dataset, const char *path, nd_data_format a
     return nd_fs_map_guard(&dataset->map, dataset->path, dataset->format->open, dataset);
 }
 
-typedef struct id_search {
-    const nd_dataset *dataset;
-    int64_t id, count;
-    bool found;
-} id_search;
-
-static nd_status find_id(void *context)
+nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
+                          int64_t vocab, int64_t sequence, nd_dataset **out)
 {
-    id_search *s = context;
-    const nd_dataset *dataset = s->dataset;
-    const uint8_t *p = dataset->map.data + dataset->first_byte;
-    for (int64_t i = 0; i < s->count && !s->found; i++) {
-        s->found = nd_id_at(p + i * dataset->type.width, dataset->type) == s->id;
-    }
-    return ND_OK;
+    nd_dataset *dataset;
+    ND_TRY(make_dataset(vocab, sequence, &dataset));
+    return finish(dataset, open_file(dataset, path, format, tokenizer), out);
 }
 
-nd_status nd_dataset_find_id(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)
+void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
 {
-    id_search search = {.dataset = dataset,
-                        .id = id,
-                        .count = nd_min(dataset->tokens, (int64_t)(bytes / dataset->type.width))};
-    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, find_id, &search));
-    *found = search.found;
-    return ND_OK;
+    if (files > 0 || folders > 0) {
+        nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
+                    (long long)files, (long long)folders);
+    }
+}
+
+/* A separator that separates nothing is another one than that of the text. */
+static void say_separator(const char *path, const nd_corpus_files *files, uint64_t documents)
+{
+    uint64_t texts = 0, rows = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        rows += files->list[i].rows;
+        texts += !files->list[i].rows && files->list[i].bytes > 0;
+    }
+    if (texts == 0) {
+        nd_log_info("\"%s\": data.document_separator has no effect, since rows of JSON lines are "
+                    "documents",
+                    path);
+    } else if (rows == 0 && documents <= texts) {
+        nd_log_warning("\"%s\": data.document_separator separates nothing: each file is one "
+                       "document; give what stands between documents",
+                       path);
+    }
+}
+
+static nd_status open_text(nd_dataset *dataset, const char *path,
+                           const nd_token_cache_request *request)
+{
+    static const nd_format encoded = {"encoded text", true, 0, NULL};
+    const nd_corpus_files *files = request->job.files;
+    nd_data_say_left_out(path, files->skipped, files->folders);
+    ND_TRY(nd_token_cache_open(request, &dataset->cache));
+    const nd_token_view *view = &dataset->cache->view;
+    if (request->job.rules->separator) {
+        say_separator(path, files, view->documents);
+    }
+    dataset->map = dataset->cache->map;
+    dataset->format = &encoded;
+    dataset->type = (nd_token_type){(uint8_t)view->width, view->width == 4};
+    dataset->first_byte = ND_TOKEN_CACHE_HEADER_BYTES;
+    dataset->tokens = (int64_t)view->tokens;
+    dataset->spans = view->spans;
+    dataset->span_pairs = view->span_pairs;
+    return nd_fs_format(&dataset->path, "%s", path);
+}
+
+nd_status nd_dataset_open_text(const char *path, nd_data_format format,
+                               nd_token_cache_request request, int64_t sequence, nd_dataset **out)
+{
+    nd_corpus_files files = {0};
+    nd_dataset *dataset;
+    request.job.files = &files;
+    ND_TRY(request.tokenizer ? ND_OK : check_bytes(false, request.vocab));
+    ND_TRY(make_dataset(request.vocab, sequence, &dataset));
+    nd_status status = nd_corpus_files_add(&files, path, format);
+    status = status == ND_OK ? open_text(dataset, path, &request) : status;
+    status = finish(dataset, status, out);
+    nd_corpus_files_fini(&files);
+    return status;
+}
+
+void nd_dataset_close(nd_dataset *dataset)
+{
+    if (!dataset) {
+        return;
+    }
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        nd_dataset_close(dataset->blend->parts[j].data);
+        free((char *)dataset->blend->parts[j].name);
+    }
+    if (dataset->blend) {
+        free(dataset->blend->phases);
+        free(dataset->blend->places);
+        free(dataset->blend->parts);
+        free(dataset->blend->firsts);
+        free(dataset->blend);
+    }
+    if (dataset->cache) {
+        nd_token_cache_close(dataset->cache);
+    } else {
+        nd_fs_map_close(&dataset->map);
+    }
+    nd_fs_map_close(&dataset->index.map);
+    free(dataset->mask);
+    if (dataset->documents) {
+        free(dataset->documents->firsts);
+        free(dataset->documents->begins);
+        free(dataset->documents);
+    }
+    free(dataset->path);
+    free(dataset);
 }

@@ -29,7 +29,7 @@ static const identity_rule identity_rules[] = {
     {tokenizer_file, "data.tokenizer", NULL, "another tokenizer.json", false},
     {"data.path", "data.path", NULL, "other training data", false},
     {data_content, "data.path", NULL, "other training data", false},
-    /* Earlier programs had other orders: in a blend (trainer/data/mix.c) whose period is longer
+    /* Earlier programs had other orders: in a blend (trainer/data/blend.c) whose period is longer
      * than any was, and of whole rows. */
     {mix_period, "data.path", "65536", NULL, true},
     {packing, "data.path", "in the order of the file", NULL, true},

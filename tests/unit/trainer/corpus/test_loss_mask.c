@@ -12,25 +12,37 @@
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/token_file.h"
 
-enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
+enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES, BIN_AT = 104 };
 
-static const char index_sha256[] =
-    "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-static const char bin_sha256[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
-static const nd_loss_mask_pair pair = {"x.bin", "x.idx", 20, index_sha256, bin_sha256};
+static tempdir dir;
+static char bin[PATH_MAX], idx[PATH_MAX];
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    snprintf(bin, sizeof bin, "%s", tempdir_write(&dir, "p.bin", "tokens", 6));
+    snprintf(idx, sizeof idx, "%s", tempdir_write(&dir, "p.idx", "index", 5));
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(loss_mask, .init = setup, .fini = teardown);
 
 /* Spans 2-5, which are adjacent ones, and 9-20 of 20 tokens. */
 static nd_bytes make(void)
 {
     const nd_u64s spans = {(uint64_t[]){2, 4, 4, 5, 9, 20}, 6, 0};
     nd_bytes file = {0};
-    assert_ok(nd_loss_mask_make(&spans, &pair, &file));
+    assert_ok(nd_loss_mask_make(&spans, bin, idx, 20, &file));
     return file;
 }
 
 static nd_status parse(const uint8_t *data, size_t size, nd_loss_mask_view *out)
 {
-    return nd_loss_mask_parse(data, size, "x.mask", &pair, out);
+    return nd_loss_mask_parse(data, size, "x.mask", out);
 }
 
 Test(loss_mask, its_bytes)
@@ -44,8 +56,10 @@ Test(loss_mask, its_bytes)
     char hex[65];
     cr_assert_eq(file.count, HEADER + sizeof spans + DIGEST);
     cr_expect_eq(memcmp(file.data, numbers, sizeof numbers), 0);
-    cr_expect_eq(memcmp(file.data + sizeof numbers, index_sha256, DIGEST), 0);
-    cr_expect_eq(memcmp(file.data + sizeof numbers + DIGEST, bin_sha256, DIGEST), 0);
+    assert_ok(nd_sha256("index", 5, hex));
+    cr_expect_eq(memcmp(file.data + sizeof numbers, hex, DIGEST), 0);
+    assert_ok(nd_sha256("tokens", 6, hex));
+    cr_expect_eq(memcmp(file.data + BIN_AT, hex, DIGEST), 0);
     cr_expect_eq(memcmp(file.data + HEADER, spans, sizeof spans), 0);
     assert_ok(nd_sha256(file.data, HEADER + sizeof spans, hex));
     cr_expect_eq(memcmp(file.data + HEADER + sizeof spans, hex, DIGEST), 0);
@@ -87,23 +101,16 @@ Test(loss_mask, damage_of_any_byte_and_every_cut_are_refused)
     free(file.data);
 }
 
-Test(loss_mask, that_of_other_files_is_refused)
+/* Those of another index and of other tokens are refused in test_masked.c. */
+Test(loss_mask, that_of_another_number_of_tokens_is_refused)
 {
-    static const char other[] = "f123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    static const struct {
-        nd_loss_mask_pair pair;
-        const char *words;
-    } cases[] = {
-        {{"x.bin", "x.idx", 21, index_sha256, bin_sha256},
-         "is for 20 tokens, but \"x.bin\" has 21"},
-        {{"x.bin", "x.idx", 20, other, bin_sha256}, "another index than \"x.idx\""},
-        {{"x.bin", "x.idx", 20, index_sha256, other}, "other tokens than those of \"x.bin\""}};
     nd_bytes file = make();
+    uint8_t *data = NULL;
     nd_loss_mask_view view;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_fails(nd_loss_mask_parse(file.data, file.count, "x.mask", &cases[i].pair, &view),
-                     ND_ERR_DATA, cases[i].words);
-    }
+    const char *path = tempdir_write(&dir, "p.mask", file.data, file.count);
+    assert_fails(nd_loss_mask_read(path, bin, idx, 21, &data, &view), ND_ERR_DATA,
+                 "is for 20 tokens, but");
+    free(data);
     free(file.data);
 }
 
@@ -136,18 +143,6 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
 
 /* The writer of token files. */
 
-static tempdir dir;
-
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
 TestSuite(masked_files, .init = setup, .fini = teardown);
 
 static void set_byte(const char *path, size_t place, uint8_t byte)
@@ -157,33 +152,41 @@ static void set_byte(const char *path, size_t place, uint8_t byte)
     close(fd);
 }
 
+/* What the mask of these tokens says of them. */
+static void hash_bin(char hex[DIGEST])
+{
+    const nd_u64s none = {0};
+    nd_bytes file = {0};
+    assert_ok(nd_loss_mask_make(&none, bin, idx, 20, &file));
+    memcpy(hex, file.data + BIN_AT, DIGEST);
+    free(file.data);
+}
+
 /* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
 Test(masked_files, the_digest_of_a_bin)
 {
     enum { PIECE = 64 << 10, PIECES = 256, LARGE = PIECES * PIECE + 1000001 };
     const size_t sizes[] = {1000, PIECES * PIECE, LARGE};
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "p.bin"));
     for (int s = 0; s < 3; s++) {
         const size_t size = sizes[s], last = size - PIECE, step = last / (PIECES - 1);
         const size_t small[] = {0, 1, 500, size / 2, size - 1};
         const size_t large[] = {0,          PIECE - 1, step,    7 * step + PIECE - 1,
                                 254 * step, last,      size - 1};
         const size_t *places = s == 2 ? large : small;
-        char first[65], other[65];
-        set_byte(path, size - 1, 0);
-        assert_ok(nd_loss_mask_bin_sha256(path, first));
+        char first[DIGEST], other[DIGEST];
+        set_byte(bin, size - 1, 0);
+        hash_bin(first);
         for (size_t i = 0; i < (s == 2 ? sizeof large : sizeof small) / sizeof *large; i++) {
-            set_byte(path, places[i], 1);
-            assert_ok(nd_loss_mask_bin_sha256(path, other));
-            cr_expect_str_neq(first, other, "byte %zu of %zu", places[i], size);
-            set_byte(path, places[i], 0);
+            set_byte(bin, places[i], 1);
+            hash_bin(other);
+            cr_expect(memcmp(first, other, DIGEST) != 0, "byte %zu of %zu", places[i], size);
+            set_byte(bin, places[i], 0);
         }
         if (s > 0) { /* between the first two pieces of a large one */
-            set_byte(path, PIECE, 1);
-            assert_ok(nd_loss_mask_bin_sha256(path, other));
-            cr_expect_eq(strcmp(first, other) == 0, s == 2, "%zu", size);
-            set_byte(path, PIECE, 0);
+            set_byte(bin, PIECE, 1);
+            hash_bin(other);
+            cr_expect_eq(memcmp(first, other, DIGEST) == 0, s == 2, "%zu", size);
+            set_byte(bin, PIECE, 0);
         }
     }
 }
@@ -213,24 +216,17 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
 {
     static int32_t spans[2][2] = {{2, 3}, {0, 1}}; /* of each piece; they touch at token 3 */
     static const uint64_t whole[] = {2, 4};
-    char hex[65], bin_hex[65], *data, *idx;
-    size_t size, idx_size;
-    nd_loss_mask_view view;
+    uint8_t *data = NULL;
+    nd_loss_mask_view view = {0};
     assert_ok(write_files(spans, NULL));
-    assert_ok(nd_sha256((const uint16_t[]){1, 2, 3, 4, 5}, 10, bin_hex));
-    assert_ok(nd_fs_read(tempdir_file(&dir, "p.mask"), 1000, ND_ERR_DATA, &data, &size));
-    assert_ok(nd_fs_read(tempdir_file(&dir, "p.idx"), 1000, ND_ERR_DATA, &idx, &idx_size));
-    assert_ok(nd_sha256(idx, idx_size, hex));
-    assert_ok(nd_loss_mask_parse((uint8_t *)data, size, "p.mask",
-                                 &(nd_loss_mask_pair){"p.bin", "p.idx", 5, hex, bin_hex}, &view));
-    cr_expect_eq(view.spans, 1);
+    assert_ok(nd_loss_mask_read(tempdir_file(&dir, "p.mask"), bin, idx, 5, &data, &view));
+    cr_assert_eq(view.spans, 1);
     cr_expect_eq(memcmp(view.pairs, whole, sizeof whole), 0);
     free(data);
-    free(idx);
     /* A pair that counts all tokens has none: the old one would belong to other files. */
     assert_ok(write_files(NULL, NULL));
     cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.mask")));
-    cr_expect(tempdir_has_path(tempdir_file(&dir, "p.idx")));
+    cr_expect(tempdir_has_path(idx));
 }
 
 /* A folder has the name of the mask. */
@@ -242,8 +238,9 @@ static nd_status block_mask(void)
 Test(masked_files, appear_together_or_not_at_all)
 {
     static int32_t spans[2][2] = {{2, 3}, {0, 1}};
+    cr_assert(unlink(bin) == 0 && unlink(idx) == 0);
     assert_fails(write_files(spans, block_mask), ND_ERR_CANTCREATE, "cannot be replaced");
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.bin")));
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.idx")));
+    cr_expect_not(tempdir_has_path(bin));
+    cr_expect_not(tempdir_has_path(idx));
     cr_assert_eq(rmdir(tempdir_file(&dir, "p.mask")), 0);
 }

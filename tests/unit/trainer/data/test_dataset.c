@@ -73,7 +73,7 @@ Test(dataset, text_is_cut_into_blocks_and_the_short_last_one_is_kept)
 
 Test(dataset, text_errors_say_what_to_do)
 {
-    assert_fails(try_open("", ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_CONFIG, "set data.path");
+    assert_fails(try_open("", ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_DATA, "set data.path");
     assert_fails(try_open(tempdir_file(&dir, "no.txt"), ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_DATA,
                  "does not exist");
     assert_fails(try_open(dir.path, ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_DATA, "is a folder");

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -9,35 +10,52 @@
 
 enum { MOST = ND_MIX_SOURCES };
 
-static nd_mix *make(int count, const double *weights, const double *epochs, int64_t blocks)
+/* Sources of so many blocks, or of as many each, of which nothing is read. */
+static nd_dataset *make_of(int count, const double *weights, const double *epochs,
+                           const int64_t *blocks, int64_t each)
 {
-    nd_mix_source sources[MOST];
-    nd_mix *mix;
+    nd_dataset_part parts[MOST];
+    nd_dataset *mix;
     for (int j = 0; j < count; j++) {
-        sources[j] = (nd_mix_source){blocks, weights ? weights[j] : 0, epochs ? epochs[j] : 0};
+        parts[j] = (nd_dataset_part){.data = calloc(1, sizeof(nd_dataset)),
+                                     .name = "x",
+                                     .weight = weights ? weights[j] : 0,
+                                     .epochs = epochs ? epochs[j] : 0};
+        parts[j].data->blocks = blocks ? blocks[j] : each;
+        parts[j].data->path = strdup("x");
     }
-    assert_ok(nd_mix_create(sources, count, &mix));
+    assert_ok(nd_dataset_blend(parts, count, &mix));
     return mix;
 }
 
-static int64_t count_of(const nd_mix *mix, int source, int64_t n)
+static nd_dataset *make(int count, const double *weights, const double *epochs, int64_t blocks)
+{
+    return make_of(count, weights, epochs, NULL, blocks);
+}
+
+static nd_sample_place sample_at(const nd_dataset *mix, int64_t i)
+{
+    return nd_blend_sample(mix->blend, i);
+}
+
+static int64_t count_of(const nd_dataset *mix, int source, int64_t n)
 {
     int64_t counts[MOST];
-    nd_mix_counts(mix, n, counts);
+    cr_assert(nd_dataset_count_samples(mix, n, counts));
     return counts[source];
 }
 
 Test(mix, two_sources_take_turns_as_tijdeman_says)
 {
     static const int order[] = {0, 1, 0, 0, 0, 1, 0, 0, 1, 0};
-    nd_mix *mix = make(2, (double[]){0.7, 0.3}, NULL, 5);
+    nd_dataset *mix = make(2, (double[]){0.7, 0.3}, NULL, 5);
     for (int i = 0; i < 40; i++) {
-        cr_assert_eq(nd_mix_at(mix, i).source, order[i % 10], "sample %d", i);
+        cr_assert_eq(sample_at(mix, i).source, order[i % 10], "sample %d", i);
     }
-    cr_assert_eq(nd_mix_at(mix, 7 + 1000000000000).source, order[7]);
-    cr_assert_eq(nd_mix_at(mix, 5 + 1000000000000).index, 300000000001);
-    cr_assert_eq(mix->samples, INT64_MAX);
-    nd_mix_destroy(mix);
+    cr_assert_eq(sample_at(mix, 7 + 1000000000000).source, order[7]);
+    cr_assert_eq(sample_at(mix, 5 + 1000000000000).index, 300000000001);
+    cr_assert_eq(mix->blend->samples, INT64_MAX);
+    nd_dataset_close(mix);
 }
 
 /* The rule of docs/formats.md word by word: every source is asked for every place. */
@@ -73,16 +91,16 @@ Test(mix, the_order_is_the_one_of_the_rule)
         for (int j = 0; j < count; j++) {
             P += counts[j];
         }
-        nd_mix *mix = make(count, weights, NULL, 100);
+        nd_dataset *mix = make(count, weights, NULL, 100);
         for (int64_t n = 1; n <= P; n++) {
-            const nd_mix_place at = nd_mix_at(mix, n - 1), later = nd_mix_at(mix, 5 * P + n - 1);
+            const nd_sample_place at = sample_at(mix, n - 1), later = sample_at(mix, 5 * P + n - 1);
             cr_assert_eq(at.source, next_of(counts, given, count, P, n), "round %d, place %lld",
                          (int)round, (long long)n);
             cr_assert_eq(at.index, given[at.source]);
             cr_assert_eq(later.source, at.source);
             given[at.source]++;
         }
-        nd_mix_destroy(mix);
+        nd_dataset_close(mix);
     }
 }
 
@@ -91,14 +109,14 @@ Test(mix, the_order_is_the_one_of_the_rule)
  * take less than one sample, and its samples come in order. Between two samples of a source its lag
  * grows, so that it is enough to look before and after each of them, and at the end.
  */
-static void expect_bound(const nd_mix *mix, int count, const int64_t *weights, int64_t n)
+static void expect_bound(const nd_dataset *mix, int count, const int64_t *weights, int64_t n)
 {
     int64_t had[MOST] = {0}, sum = 0;
     for (int j = 0; j < count; j++) {
         sum += weights[j];
     }
     for (int64_t i = 0; i < n; i++) {
-        const nd_mix_place at = nd_mix_at(mix, i);
+        const nd_sample_place at = sample_at(mix, i);
         const int64_t w = weights[at.source], x = had[at.source]++;
         cr_assert(at.index == x && w * i - x * sum < sum && (x + 1) * sum - w * (i + 1) < sum,
                   "sample %lld is number %lld of source %d, after %lld of its %lld in %lld",
@@ -132,10 +150,11 @@ Test(mix, every_prefix_is_within_one_of_random_weights, .timeout = 120)
             left -= weights[j];
             asked[j] = (double)weights[j] / (double)(round % 2 ? sum : 1);
         }
-        nd_mix *mix = make(count, asked, NULL, 100);
-        cr_assert_eq(sum % mix->period, 0, "a period of %lld", (long long)mix->period);
+        nd_dataset *mix = make(count, asked, NULL, 100);
+        cr_assert_eq(sum % mix->blend->period, 0, "a period of %lld",
+                     (long long)mix->blend->period);
         expect_bound(mix, count, weights, sum + sum / 3);
-        nd_mix_destroy(mix);
+        nd_dataset_close(mix);
     }
 }
 
@@ -150,15 +169,15 @@ Test(mix, every_prefix_is_within_one_of_rounded_weights, .timeout = 120)
             asked[j] = exp2((double)(draw(round, j) >> 40) / (1 << 24) * (double)(2 * round + 1));
             sum += asked[j];
         }
-        nd_mix *mix = make(count, asked, NULL, 100);
-        cr_assert_eq(mix->period, ND_MIX_PERIOD);
+        nd_dataset *mix = make(count, asked, NULL, 100);
+        cr_assert_eq(mix->blend->period, ND_MIX_PERIOD);
         for (int j = 0; j < count; j++) {
             weights[j] = count_of(mix, j, ND_MIX_PERIOD);
             const double change = (double)weights[j] / ND_MIX_PERIOD - asked[j] / sum;
             cr_assert(weights[j] >= 1 && fabs(change) < 1.0 / ND_MIX_PERIOD);
         }
         expect_bound(mix, count, weights, ND_MIX_PERIOD + 1000);
-        nd_mix_destroy(mix);
+        nd_dataset_close(mix);
     }
 }
 
@@ -180,9 +199,9 @@ Test(mix, extreme_weights_keep_the_bound, .timeout = 120)
                  {{1, 1e-9}, {ND_MIX_PERIOD - 1, 1}, 2},
                  {{1e-30, 1, 1}, {1, ND_MIX_PERIOD / 2 - 1, ND_MIX_PERIOD / 2}, 3}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        nd_mix *mix = make(cases[c].count, cases[c].asked, NULL, 100);
+        nd_dataset *mix = make(cases[c].count, cases[c].asked, NULL, 100);
         expect_bound(mix, cases[c].count, cases[c].weights, ND_MIX_PERIOD + 1000);
-        nd_mix_destroy(mix);
+        nd_dataset_close(mix);
     }
 }
 
@@ -195,14 +214,14 @@ Test(mix, a_hundred_sources_keep_the_bound_at_any_index)
         asked[j] = (double)weights[j];
         sum += weights[j];
     }
-    nd_mix *mix = make(100, asked, NULL, 100);
+    nd_dataset *mix = make(100, asked, NULL, 100);
     expect_bound(mix, 100, weights, 3 * sum + 7);
     for (int64_t n = 1000000000; n < 1000000000 + sum; n++) { /* as a resumed run begins */
-        const nd_mix_place at = nd_mix_at(mix, n);
+        const nd_sample_place at = sample_at(mix, n);
         cr_assert_eq(at.index, count_of(mix, at.source, n));
         cr_assert(llabs(at.index * sum - weights[at.source] * n) < sum);
     }
-    nd_mix_destroy(mix);
+    nd_dataset_close(mix);
 }
 
 /* The tables of many phases share their memory. */
@@ -218,9 +237,9 @@ Test(mix, the_longest_period_depends_on_how_many_sources_end)
             weights[j] = 1 + 1e-9 * j;
             epochs[j] = j < cases[c].limited;
         }
-        nd_mix *mix = make(MOST, weights, epochs, 3);
-        cr_expect_eq(mix->period, cases[c].period, "%d", cases[c].limited);
-        nd_mix_destroy(mix);
+        nd_dataset *mix = make(MOST, weights, epochs, 3);
+        cr_expect_eq(mix->blend->period, cases[c].period, "%d", cases[c].limited);
+        nd_dataset_close(mix);
     }
 }
 
@@ -228,11 +247,11 @@ Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)
 {
     /* 10 blocks each: the second gives 15 samples, the third 5. */
     const double weights[] = {1, 1, 2}, epochs[] = {0, 1.5, 0.5};
-    nd_mix *mix = make(3, weights, epochs, 10);
+    nd_dataset *mix = make(3, weights, epochs, 10);
     int64_t had[3] = {0};
     int64_t ended[3] = {0};
     for (int64_t i = 0; i < 500; i++) {
-        nd_mix_place at = nd_mix_at(mix, i);
+        nd_sample_place at = sample_at(mix, i);
         cr_assert_eq(at.index, had[at.source]);
         had[at.source]++;
         ended[at.source] = i + 1;
@@ -247,19 +266,17 @@ Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)
     /* Half of the samples until 5 are gone; from then on every other one is of the second. */
     cr_assert(ended[2] >= 9 && ended[2] <= 11, "%lld", (long long)ended[2]);
     cr_assert(ended[1] >= 34 && ended[1] <= 37, "%lld", (long long)ended[1]);
-    cr_assert_eq(mix->samples, INT64_MAX);
-    nd_mix_destroy(mix);
+    cr_assert_eq(mix->blend->samples, INT64_MAX);
+    nd_dataset_close(mix);
 }
 
 Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
 {
-    const nd_mix_source sources[] = {{100, 0, 1}, {33, 0, 3}, {7, 0, 0.5}};
     int64_t had[3] = {0};
-    nd_mix *mix;
-    assert_ok(nd_mix_create(sources, 3, &mix));
-    cr_assert_eq(mix->samples, 100 + 99 + 4);
-    for (int64_t i = 0; i < mix->samples; i++) {
-        nd_mix_place at = nd_mix_at(mix, i);
+    nd_dataset *mix = make_of(3, NULL, (double[]){1, 3, 0.5}, (const int64_t[]){100, 33, 7}, 0);
+    cr_assert_eq(mix->blend->samples, 100 + 99 + 4);
+    for (int64_t i = 0; i < mix->blend->samples; i++) {
+        nd_sample_place at = sample_at(mix, i);
         cr_assert_eq(at.index, had[at.source]++);
         double share = (double)(i + 1) * 99 / 203;
         cr_assert(at.source != 1 || fabs((double)had[1] - share) < 1.0 + 1e-9);
@@ -267,7 +284,7 @@ Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
     cr_assert_eq(had[0], 100);
     cr_assert_eq(had[1], 99);
     cr_assert_eq(had[2], 4);
-    nd_mix_destroy(mix);
+    nd_dataset_close(mix);
 }
 
 /* All in proportion to what they give, so they end at different times. */
@@ -280,15 +297,15 @@ Test(mix, each_of_256_sources_ends_with_its_own_epochs)
         epochs[j] = 1 + 0.125 * j;
         all += (int64_t)round(8 * epochs[j]);
     }
-    nd_mix *mix = make(MOST, weights, epochs, 8);
-    cr_assert_eq(mix->samples, all);
+    nd_dataset *mix = make(MOST, weights, epochs, 8);
+    cr_assert_eq(mix->blend->samples, all);
     for (int64_t i = 0; i < all; i++) {
-        nd_mix_place at = nd_mix_at(mix, i);
+        nd_sample_place at = sample_at(mix, i);
         cr_assert_eq(at.index, had[at.source]++);
     }
     for (int j = 0; j < MOST; j++) {
         cr_assert_eq(had[j], 8 + j);
         cr_assert_eq(count_of(mix, j, all), had[j]);
     }
-    nd_mix_destroy(mix);
+    nd_dataset_close(mix);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The order of the training samples.
+ * Several sources as one dataset, and the order of the training samples.
  *
  * Which source sample i of a run comes from, when sources have weights, is a pure function of i.
  *
@@ -34,7 +34,7 @@ typedef struct nd_mix_phase {
     int64_t begin, end; /* samples of the run; end INT64_MAX: it never ends */
     int32_t period;
     /* (period, or up to its end before that): the source of each place, and above SOURCE_BITS how
-     * many earlier places are of the same source; owned. */
+     * many earlier places are of the same source. */
     uint32_t *places;
     int32_t counts[ND_MIX_SOURCES]; /* places of each source in the period; 0: it has ended */
     int64_t used[ND_MIX_SOURCES];   /* samples of each source before the phase */
@@ -42,13 +42,11 @@ typedef struct nd_mix_phase {
 
 enum { SOURCE_BITS = 8, SOURCE_MASK = (1 << SOURCE_BITS) - 1 };
 
-/* These are the parts of a phase. */
 typedef struct shares {
     int count;
     int32_t most; /* places of a period */
     double weights[ND_MIX_SOURCES];
     int64_t limits[ND_MIX_SOURCES]; /* samples; INT64_MAX: none */
-    uint32_t *places;               /* (most): of the phase that is being made */
 } shares;
 
 /* The smallest period in which every share is a whole number of places, or the longest one. */
@@ -142,7 +140,7 @@ static void wait_for_place(turns *t, const phase *p, int j, int64_t n)
 static int64_t fill_places(const shares *s, const phase *p)
 {
     const int64_t P = p->period;
-    turns t = {.places = s->places, .room = 2};
+    turns t = {.places = p->places, .room = 2};
     int64_t active = 0, length = INT64_MAX;
     memset(t.places, 0, (size_t)P * sizeof *t.places);
     while (t.room < s->count) {
@@ -176,26 +174,6 @@ static int64_t fill_places(const shares *s, const phase *p)
     return length;
 }
 
-static nd_status make_phase(const shares *s, int64_t begin, phase *p)
-{
-    double parts[ND_MIX_SOURCES], sum = 0;
-    for (int j = 0; j < s->count; j++) {
-        parts[j] = p->used[j] < s->limits[j] ? s->weights[j] : 0;
-        sum += parts[j];
-    }
-    for (int j = 0; j < s->count; j++) {
-        parts[j] /= sum;
-    }
-    p->period = choose_period(parts, s->count, s->most);
-    round_counts(parts, s->count, p);
-    const int64_t length = fill_places(s, p), kept = nd_min(length, p->period);
-    ND_TRY(ND_ALLOC(kept, &p->places));
-    memcpy(p->places, s->places, (size_t)kept * sizeof *p->places);
-    p->begin = begin;
-    p->end = length == INT64_MAX ? INT64_MAX : begin + length;
-    return ND_OK;
-}
-
 /* Samples of each source before sample n, which is of this phase or its end. */
 static void count_samples(const phase *p, int count, int64_t n, int64_t *counts)
 {
@@ -208,102 +186,181 @@ static void count_samples(const phase *p, int count, int64_t n, int64_t *counts)
     }
 }
 
-static nd_status make_phases(nd_mix *mix, const shares *s)
+/* Makes the phase that begins with this sample, whose places have room for the longest period. */
+static void make_phase(const shares *s, int64_t begin, phase *p)
 {
-    int left = mix->count;
-    for (phase *p = mix->phases; left > 0 && mix->samples < INT64_MAX; p++) {
-        ND_TRY(make_phase(s, mix->samples, p));
-        mix->phase_count++;
-        mix->samples = p->end;
-        left = 0;
-        if (p->end < INT64_MAX) {
-            count_samples(p, mix->count, p->end, p[1].used);
-            for (int j = 0; j < mix->count; j++) {
-                left += p[1].used[j] < s->limits[j];
-            }
-        }
+    double parts[ND_MIX_SOURCES], sum = 0;
+    for (int j = 0; j < s->count; j++) {
+        parts[j] = p->used[j] < s->limits[j] ? s->weights[j] : 0;
+        sum += parts[j];
     }
-    return ND_OK;
+    for (int j = 0; j < s->count; j++) {
+        parts[j] /= sum;
+    }
+    p->period = choose_period(parts, s->count, s->most);
+    round_counts(parts, s->count, p);
+    const int64_t length = fill_places(s, p);
+    p->begin = begin;
+    p->end = length == INT64_MAX ? INT64_MAX : begin + length;
 }
 
-nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
+/* Makes the order of sources that have weights or epochs. */
+static nd_status mix(nd_blend *blend)
 {
-    ND_ASSERT(count >= 1 && count <= ND_MIX_SOURCES);
-    shares s = {.count = count};
-    nd_mix *mix = NULL;
-    nd_status status = ND_OK;
-    int limited = 0;
-    for (int j = 0; j < count; j++) {
-        const nd_mix_source *from = &sources[j];
-        double given = fmax(1.0, round(from->epochs * (double)from->blocks));
-        ND_ASSERT(from->blocks >= 1 && (from->weight > 0 || from->epochs > 0));
+    shares s = {.count = blend->count};
+    int limited = 0, left = blend->count;
+    ND_ASSERT(blend->count <= ND_MIX_SOURCES);
+    for (int j = 0; j < blend->count; j++) {
+        const nd_dataset_part *from = &blend->parts[j];
+        const double given = fmax(1.0, round(from->epochs * (double)from->data->blocks));
+        ND_ASSERT(from->weight > 0 || from->epochs > 0);
         s.limits[j] = from->epochs > 0 && given < 9e18 ? (int64_t)given : INT64_MAX;
         s.weights[j] = from->weight > 0 ? from->weight : given;
         limited += s.limits[j] != INT64_MAX;
     }
     s.most =
         (int32_t)nd_max(nd_min(ND_MIX_PLACES / (limited + 1), ND_MIX_PERIOD), ND_MIX_LEAST_PERIOD);
-    ND_TRY_OUT(ND_ALLOC(1, &mix));
-    mix->count = count;
-    ND_TRY_OUT(ND_ALLOC(count + 1, &mix->phases)); /* each ends with a source */
-    ND_TRY_OUT(ND_ALLOC(s.most, &s.places));
-    ND_TRY_OUT(make_phases(mix, &s));
-    mix->period = mix->phases->period;
-    *out = mix;
-    mix = NULL;
+    ND_TRY(ND_ALLOC(blend->count + 1, &blend->phases)); /* each ends with a source */
+    ND_TRY(ND_ALLOC((int64_t)s.most * (limited + 1), &blend->places));
+    blend->samples = 0;
+    blend->phases->places = blend->places;
+    for (phase *p = blend->phases; left > 0 && blend->samples < INT64_MAX; p++) {
+        make_phase(&s, blend->samples, p);
+        blend->samples = p->end;
+        left = 0;
+        if (p->end < INT64_MAX) {
+            p[1].places = p->places + nd_min(p->end - p->begin, p->period);
+            count_samples(p, blend->count, p->end, p[1].used);
+            for (int j = 0; j < blend->count; j++) {
+                left += p[1].used[j] < s.limits[j];
+            }
+        }
+    }
+    blend->period = blend->phases->period;
+    return ND_OK;
+}
+
+static nd_status take_parts(nd_dataset *dataset, nd_dataset_part *parts, int count)
+{
+    nd_blend *blend = dataset->blend;
+    bool mixed = false;
+    dataset->vocab = parts[0].data->vocab;
+    dataset->sequence = parts[0].data->sequence;
+    dataset->format = parts[0].data->format;
+    for (; blend->count < count; blend->count++) {
+        nd_dataset_part *from = &parts[blend->count], *part = &blend->parts[blend->count];
+        char *name;
+        ND_ASSERT(from->data->sequence == dataset->sequence);
+        ND_TRY(nd_fs_format(&name, "%s", from->name));
+        *part = *from;
+        part->name = name;
+        from->data = NULL;
+        blend->named = blend->named || name[0];
+        mixed = mixed || part->weight > 0 || part->epochs > 0;
+        blend->firsts[blend->count] = dataset->blocks;
+        dataset->blocks += part->data->blocks;
+        dataset->tokens += nd_dataset_tokens(part->data);
+    }
+    blend->samples = INT64_MAX;
+    ND_TRY(nd_fs_format(&dataset->path, "%s and %d more", blend->parts[0].data->path,
+                        blend->count - 1)); /* for messages */
+    return mixed ? mix(blend) : ND_OK;
+}
+
+nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
+{
+    ND_ASSERT(count >= 1);
+    nd_status status = ND_OK;
+    nd_dataset *dataset = NULL;
+    ND_TRY_OUT(ND_ALLOC(1, &dataset));
+    ND_TRY_OUT(ND_ALLOC(1, &dataset->blend));
+    ND_TRY_OUT(ND_ALLOC(count, &dataset->blend->parts));
+    ND_TRY_OUT(ND_ALLOC(count, &dataset->blend->firsts));
+    ND_TRY_OUT(take_parts(dataset, parts, count));
+    *out = dataset;
+    dataset = NULL;
 out:
-    free(s.places);
-    nd_mix_destroy(mix);
+    nd_dataset_close(dataset);
+    for (int j = 0; j < count; j++) {
+        nd_dataset_close(parts[j].data);
+        parts[j].data = NULL;
+    }
     return status;
 }
 
-void nd_mix_destroy(nd_mix *mix)
+/* Sources. */
+
+int64_t nd_dataset_blocks(const nd_dataset *dataset)
 {
-    if (!mix) {
-        return;
-    }
-    for (int i = 0; i < mix->phase_count; i++) {
-        free(mix->phases[i].places);
-    }
-    free(mix->phases);
-    free(mix);
+    return dataset->blocks;
 }
 
-nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i)
+int64_t nd_dataset_tokens(const nd_dataset *dataset)
 {
-    const phase *p = mix->phases;
-    ND_ASSERT(i >= 0 && i < mix->samples);
+    return nd_dataset_is_packed(dataset) ? dataset->documents->kept : dataset->tokens;
+}
+
+int nd_blend_part_of(const nd_blend *blend, int64_t block)
+{
+    int low = 0, high = blend->count;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (blend->firsts[middle] <= block) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+int nd_dataset_sources(const nd_dataset *dataset)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->count : 1;
+}
+
+const char *nd_dataset_source_name(const nd_dataset *dataset, int index)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->parts[index].name : "";
+}
+
+const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int index)
+{
+    return dataset->blend && dataset->blend->named ? dataset->blend->parts[index].data : dataset;
+}
+
+int nd_dataset_source_of(const nd_dataset *dataset, int64_t block)
+{
+    return dataset->blend && dataset->blend->named ? nd_blend_part_of(dataset->blend, block) : 0;
+}
+
+/* Samples. */
+
+nd_sample_place nd_blend_sample(const nd_blend *blend, int64_t i)
+{
+    const phase *p = blend->phases;
+    ND_ASSERT(i >= 0 && i < blend->samples);
     while (i >= p->end) {
         p++;
     }
     const int64_t whole = (i - p->begin) / p->period;
     const uint32_t place = p->places[(i - p->begin) % p->period];
     const int j = place & SOURCE_MASK;
-    return (nd_mix_place){j, p->used[j] + whole * p->counts[j] + (place >> SOURCE_BITS)};
-}
-
-void nd_mix_counts(const nd_mix *mix, int64_t n, int64_t *counts)
-{
-    const phase *p = mix->phases;
-    n = nd_min(n, mix->samples);
-    while (n > p->end) {
-        p++;
-    }
-    count_samples(p, mix->count, n, counts);
+    return (nd_sample_place){j, p->used[j] + whole * p->counts[j] + (place >> SOURCE_BITS)};
 }
 
 int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
 {
     const nd_blend *blend = dataset->blend;
     const int64_t N = dataset->blocks;
-    if (!blend || !blend->mix) {
+    if (!blend || !blend->phases) {
         return (int64_t)nd_rng_permute((uint64_t)seed, (uint64_t)(i / N), (uint64_t)N,
                                        (uint64_t)(i % N));
     }
-    if (i >= blend->mix->samples) {
+    if (i >= blend->samples) {
         return N;
     }
-    const nd_mix_place at = nd_mix_at(blend->mix, i);
+    const nd_sample_place at = nd_blend_sample(blend, i);
     const int64_t own = blend->parts[at.source].data->blocks;
     /* Sources of equal size must not share their orders. */
     const uint64_t stream = (uint64_t)(at.index / own) + ((uint64_t)at.source << 48);
@@ -324,8 +381,13 @@ bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_
         counts[0] = samples;
         return true;
     }
-    if (blend->mix) {
-        nd_mix_counts(blend->mix, samples, counts);
+    if (blend->phases) {
+        const phase *p = blend->phases;
+        samples = nd_min(samples, blend->samples);
+        while (samples > p->end) {
+            p++;
+        }
+        count_samples(p, blend->count, samples, counts);
         return true;
     }
     for (int j = 0; j < blend->count; j++) {

@@ -45,10 +45,14 @@ static nd_status span_at(const nd_dataset *dataset, uint64_t index, range *out)
 
 static nd_status border_at(const nd_dataset *dataset, uint64_t index, uint64_t *token)
 {
-    if (dataset->cache) {
-        ND_TRY(read_numbers(dataset, dataset->cache->view.ends + 8 * index, 8, token));
-    } else {
-        *token = nd_megatron_border(dataset, index);
+    const nd_index *idx = &dataset->index;
+    const uint8_t *p = dataset->cache ? dataset->cache->view.ends : idx->documents;
+    ND_TRY(read_numbers(dataset, p + 8 * index, 8, token));
+    if (!dataset->cache && *token < idx->sequences) { /* an index counts sequences */
+        ND_TRY(read_numbers(dataset, idx->pointers + 8 * *token, 8, token));
+        *token /= idx->type.width;
+    } else if (!dataset->cache) {
+        *token = (uint64_t)dataset->tokens;
     }
     return *token <= (uint64_t)dataset->tokens
                ? ND_OK
@@ -101,7 +105,14 @@ static nd_status border_after(const nd_dataset *dataset, int64_t token, int64_t 
 
 /* Marks of a block. */
 
-static nd_status mark_spans(const nd_dataset *dataset, const nd_piece *piece, int32_t *labels)
+/* Tokens that stand together both in the file and in a block. */
+typedef struct block_piece {
+    int64_t first, count; /* tokens of the dataset; 2 to S + 1 */
+    int64_t place;        /* of the first one in the block */
+    int64_t number;       /* pieces of the block up to this one */
+} block_piece;
+
+static nd_status mark_spans(const nd_dataset *dataset, const block_piece *piece, int32_t *labels)
 {
     const uint64_t first = (uint64_t)piece->first, end = first + (uint64_t)piece->count;
     uint64_t i;
@@ -130,7 +141,10 @@ static void mark_document(const nd_block *block, int64_t sequence, int64_t place
     }
 }
 
-nd_status nd_piece_mark(const nd_dataset *dataset, const nd_piece *piece, const nd_block *block)
+/* Ignores labels of a piece that was read: those that lie in spans, and the first tokens of other
+ * documents; and marks these among the first keys, which are wanted unless they are NULL. */
+static nd_status mark_piece(const nd_dataset *dataset, const block_piece *piece,
+                            const nd_block *block)
 {
     const nd_documents *d = dataset->documents;
     const int64_t S = dataset->sequence, end = piece->place + piece->count;
@@ -308,7 +322,7 @@ out:
 
 /* Blocks are numbered in a drawn order: of a validation that reads a part of them, the first ones
  * are not those of the longest rows. */
-static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, nd_piece *piece)
+static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, block_piece *piece)
 {
     const nd_documents *d = dataset->documents;
     const uint64_t block =
@@ -325,12 +339,11 @@ static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, nd_piece
     return piece->count > 1 ? ND_OK : fail_changed(dataset);
 }
 
-int64_t nd_dataset_tokens(const nd_dataset *dataset)
-{
-    return nd_dataset_is_packed(dataset) ? dataset->documents->kept : dataset->tokens;
-}
+/* Blocks. */
 
-nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece)
+/* The next piece of a block, or its first one where *piece is all zeros. A count of 0: there are no
+ * more, and `place` is the number of the block's tokens. */
+static nd_status next_piece(const nd_dataset *dataset, int64_t index, block_piece *piece)
 {
     const int64_t length = dataset->sequence + 1;
     piece->place += piece->count;
@@ -339,6 +352,108 @@ nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piec
     }
     piece->first = index * length;
     piece->count = piece->number++ > 0 ? 0 : nd_min(dataset->tokens - piece->first, length);
+    return ND_OK;
+}
+
+static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
+{
+    size_t byte = dataset->first_byte + (size_t)token * dataset->type.width;
+    if (id < 0) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\": token %lld (byte %zu) has the negative id %lld: the file is damaged "
+            "or has another token type",
+            dataset->path, (long long)token, byte, (long long)id);
+    }
+    return nd_fail(
+        ND_ERR_DATA,
+        "\"%s\": token %lld (byte %zu) has id %lld, but the model's vocabulary ends at %lld; "
+        "tokenize the data for this model, or use a model whose vocab_size is above %lld",
+        dataset->path, (long long)token, byte, (long long)id, (long long)dataset->vocab - 1,
+        (long long)id);
+}
+
+/* Puts the ids of a piece, with their marks, at its place into the inputs and labels of a block, or
+ * sends for them only. The label of its last token, and what lies behind, are not written. */
+static nd_status read_piece(const nd_dataset *dataset, const block_piece *piece, bool prefetch,
+                            const nd_block *block)
+{
+    const size_t width = dataset->type.width, bytes = (size_t)piece->count * width;
+    const size_t begin = dataset->first_byte + (size_t)piece->first * width;
+    const uint8_t *p = dataset->map.data + begin;
+    if (prefetch) {
+        dataset->cache ? nd_token_cache_prefetch(dataset->cache, begin, bytes)
+                       : nd_fs_map_prefetch(&dataset->map, begin, bytes);
+        return ND_OK;
+    }
+    ND_TRY(dataset->cache ? nd_token_cache_check(dataset->cache, begin, bytes) : ND_OK);
+    for (int64_t i = 0; i < piece->count; i++, p += width) {
+        const int64_t id = nd_id_at(p, dataset->type), place = piece->place + i;
+        if (id < 0 || id >= dataset->vocab) {
+            return bad_id(dataset, piece->first + i, id);
+        }
+        if (place < dataset->sequence) {
+            block->inputs[place] = (int32_t)id;
+        }
+        if (i > 0) {
+            block->labels[place - 1] = (int32_t)id;
+        }
+    }
+    return mark_piece(dataset, piece, block);
+}
+
+typedef struct block_read {
+    const nd_dataset *dataset;
+    int64_t index;
+    nd_block *block;
+    int64_t tokens; /* of the block */
+} block_read;
+
+static nd_status read_block(void *context)
+{
+    block_read *r = context;
+    /* All pieces, which may lie anywhere in the file, are on their way before the first one is
+     * waited for. */
+    for (int pass = 0; pass < 2; pass++) {
+        block_piece piece = {0};
+        ND_TRY(next_piece(r->dataset, r->index, &piece));
+        while (piece.count > 0) {
+            ND_TRY(read_piece(r->dataset, &piece, pass == 0, r->block));
+            ND_TRY(next_piece(r->dataset, r->index, &piece));
+        }
+        r->tokens = piece.place;
+    }
+    return ND_OK;
+}
+
+nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, nd_block *block)
+{
+    const int64_t S = dataset->sequence;
+    block_read read = {.dataset = dataset, .index = index, .block = block};
+    ND_ASSERT(index >= 0 && index <= dataset->blocks);
+    if (dataset->blend && index < dataset->blocks) {
+        const int j = nd_blend_part_of(dataset->blend, index);
+        return nd_dataset_block(dataset->blend->parts[j].data, index - dataset->blend->firsts[j],
+                                block);
+    }
+    for (int64_t i = 0; block->first_keys && i < S; i++) {
+        block->first_keys[i] = 0;
+    }
+    if (index < dataset->blocks) {
+        ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, read_block, &read));
+    }
+    for (int64_t i = nd_max(read.tokens, 1) - 1; i < S; i++) {
+        block->labels[i] = ND_LABEL_IGNORED;
+    }
+    for (int64_t i = read.tokens; i < S; i++) {
+        block->inputs[i] = 0;
+    }
+    /* Joined documents fill their blocks. */
+    block->filled = dataset->documents || read.tokens == 0 ? nd_min(read.tokens, S) : S;
+    for (int64_t i = 1; block->first_keys && i < S; i++) {
+        int32_t *key = &block->first_keys[i];
+        *key = i >= block->filled ? (int32_t)i : *key == 0 ? key[-1] : *key;
+    }
     return ND_OK;
 }
 
@@ -397,27 +512,9 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
 
 /* Which data are separate, and how. */
 
-/* Where the data list documents, an id may end none within them. */
-static nd_status check_end_of_text(const nd_dataset *dataset, int32_t id)
-{
-    const int64_t listed = nd_documents_listed(dataset);
-    bool found;
-    ND_TRY(nd_dataset_find_id(dataset, id, SEARCH_BYTES, &found));
-    if (!found && listed > 1) {
-        nd_log_warning("id %d (data.end_of_text) does not occur in the first %d MiB of \"%s\"; "
-                       "only its %lld documents are separate",
-                       id, SEARCH_BYTES >> 20, dataset->path, (long long)listed);
-    }
-    return found || listed > 1
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "data.documents is separate, but id %d, which should end a "
-                         "document, does not occur in the first %d MiB of \"%s\"; give "
-                         "another one as data.end_of_text, or set data.documents: join",
-                         id, SEARCH_BYTES >> 20, dataset->path);
-}
-
-int64_t nd_documents_listed(const nd_dataset *dataset)
+/* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
+ * not known. */
+static int64_t count_listed(const nd_dataset *dataset)
 {
     const nd_documents *d = dataset->documents;
     if (nd_dataset_is_packed(dataset)) {
@@ -430,6 +527,46 @@ int64_t nd_documents_listed(const nd_dataset *dataset)
         return (int64_t)d->borders - 1;
     }
     return d && d->end_of_text < 0 ? 1 : -1; /* a file of bytes */
+}
+
+typedef struct id_search {
+    const nd_dataset *dataset;
+    int64_t id, count;
+    bool found;
+} id_search;
+
+static nd_status find_id(void *context)
+{
+    id_search *s = context;
+    const nd_dataset *dataset = s->dataset;
+    const uint8_t *p = dataset->map.data + dataset->first_byte;
+    for (int64_t i = 0; i < s->count && !s->found; i++) {
+        s->found = nd_id_at(p + i * dataset->type.width, dataset->type) == s->id;
+    }
+    return ND_OK;
+}
+
+/* Where the data list documents, an id may end none within them. */
+static nd_status check_end_of_text(const nd_dataset *dataset, int32_t id)
+{
+    const int64_t listed = count_listed(dataset);
+    id_search search = {.dataset = dataset,
+                        .id = id,
+                        .count =
+                            nd_min(dataset->tokens, SEARCH_BYTES / (int64_t)dataset->type.width)};
+    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, find_id, &search));
+    if (!search.found && listed > 1) {
+        nd_log_warning("id %d (data.end_of_text) does not occur in the first %d MiB of \"%s\"; "
+                       "only its %lld documents are separate",
+                       id, SEARCH_BYTES >> 20, dataset->path, (long long)listed);
+    }
+    return search.found || listed > 1
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "data.documents is separate, but id %d, which should end a "
+                         "document, does not occur in the first %d MiB of \"%s\"; give "
+                         "another one as data.end_of_text, or set data.documents: join",
+                         id, SEARCH_BYTES >> 20, dataset->path);
 }
 
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules)
@@ -489,4 +626,31 @@ nd_documents_rule nd_dataset_documents(const nd_dataset *dataset)
 bool nd_dataset_is_separate(const nd_dataset *dataset)
 {
     return nd_dataset_documents(dataset) != ND_DOCUMENTS_JOIN;
+}
+
+nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
+{
+    const nd_blend *blend = dataset->blend;
+    const bool mixed = blend && blend->phases;
+    const nd_documents *rows = nd_dataset_is_packed(dataset) ? dataset->documents : NULL;
+    const double inputs = (double)dataset->blocks * (double)dataset->sequence;
+    nd_dataset_facts facts = {
+        .path = dataset->path,
+        .format = dataset->format->name,
+        .cache = dataset->cache ? dataset->cache->path : NULL,
+        .documents = blend ? -1 : count_listed(dataset),
+        .long_rows = rows ? rows->long_rows : 0,
+        .drops = rows && rows->drops,
+        .padding = rows ? 1 - (double)rows->inputs / inputs : 0,
+        .lists = rows ? sizeof *rows->firsts * (size_t)rows->begins[dataset->blocks] +
+                            sizeof *rows->begins * (size_t)(dataset->blocks + 1)
+                      : 0,
+        .samples = blend ? blend->samples : INT64_MAX,
+        .epoch = mixed && blend->parts[0].weight == 0 ? blend->samples : dataset->blocks,
+        .period = blend ? blend->period : 0,
+    };
+    for (int j = 0; blend && j < blend->count; j++) {
+        facts.lists += nd_dataset_facts_of(blend->parts[j].data).lists;
+    }
+    return facts;
 }
