@@ -217,7 +217,7 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
         status = confirm(trainer, folder, out->stats.suspect);
     }
     for (int a = 0; a < r.arrays && status == ND_OK; a++) { /* to the others that hold it */
-        status = nd_shared_pass_on(trainer->rank, trainer->model->layout, r.live[a]);
+        status = nd_shared_pass_on(trainer->rank, trainer->model->layout, r.live[a], NULL);
     }
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, manifest->position);

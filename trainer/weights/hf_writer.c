@@ -58,22 +58,6 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const tensor_entry *)a)->tensor->name, ((const tensor_entry *)b)->tensor->name);
 }
 
-static tensor_entry *find_entry(const nd_hf_writer *writer, const char *name)
-{
-    nd_safetensors_tensor wanted = {.name = (char *)name};
-    tensor_entry key = {.tensor = &wanted};
-    return bsearch(&key, writer->entries, (size_t)writer->entry_count, sizeof key, by_name);
-}
-
-static uint64_t bytes_of(const nd_hf_writer *writer, const nd_hf_tensor *tensor)
-{
-    uint64_t n = nd_dtype_size(writer->options.dtype);
-    for (int a = 0; a < tensor->axes; a++) {
-        n *= (uint64_t)tensor->shape[a];
-    }
-    return n;
-}
-
 nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out, int *count)
 {
     nd_hf_tensor *tensors = NULL;
@@ -103,7 +87,10 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
     ND_TRY(ND_ALLOC(count, &writer->files));
     weight_file *file = NULL;
     for (int i = 0; i < count; i++) {
-        uint64_t bytes = bytes_of(writer, &tensors[i]);
+        uint64_t bytes = nd_dtype_size(writer->options.dtype);
+        for (int a = 0; a < tensors[i].axes; a++) {
+            bytes *= (uint64_t)tensors[i].shape[a];
+        }
         if (!file || used + bytes > room) {
             file = &writer->files[writer->file_count++];
             file->fd = -1;
@@ -200,20 +187,15 @@ static nd_status is_free(const char *path, bool takes_empty, bool *out)
     return ND_OK;
 }
 
-static nd_status use_folder_itself(nd_hf_writer *writer)
-{
-    ND_TRY(nd_fs_check_space(writer->folder, writer->tensor_bytes + SMALL_FILES_BYTES,
-                             "the exported model"));
-    return nd_fs_format(&writer->temporary, "%s", writer->folder);
-}
-
 static nd_status make_temporary(nd_hf_writer *writer)
 {
     nd_status status = ND_OK;
     char *parent = NULL, *name = NULL;
     const char *folder = writer->folder;
+    const uint64_t bytes = writer->tensor_bytes + SMALL_FILES_BYTES;
     if (writer->options.inside) {
-        return use_folder_itself(writer);
+        ND_TRY(nd_fs_check_space(folder, bytes, "the exported model"));
+        return nd_fs_format(&writer->temporary, "%s", folder);
     }
     ND_TRY_OUT(nd_fs_parent(folder, &parent));
     bool free_name = false;
@@ -226,8 +208,7 @@ static nd_status make_temporary(nd_hf_writer *writer)
                     folder);
         goto out;
     }
-    ND_TRY_OUT(
-        nd_fs_check_space(parent, writer->tensor_bytes + SMALL_FILES_BYTES, "the trained model"));
+    ND_TRY_OUT(nd_fs_check_space(parent, bytes, "the trained model"));
     ND_TRY_OUT(nd_fs_temporary(folder, &name));
     if (mkdir(name, 0777) != 0) {
         status =
@@ -245,28 +226,22 @@ out:
     return status;
 }
 
-/* Without trailing slashes, since the temporary name is made by appending to it. */
-static nd_status copy_folder_name(const char *folder, char **out)
-{
-    size_t n = strlen(folder);
-    while (n > 1 && folder[n - 1] == '/') {
-        n--;
-    }
-    return nd_fs_format(out, "%.*s", (int)n, folder);
-}
-
 nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
                             const nd_hf_tensor *tensors, int count, nd_hf_writer **out)
 {
     ND_ASSERT(count > 0 && (options->dtype == ND_DTYPE_F32 || options->dtype == ND_DTYPE_BF16));
     nd_status status = ND_OK;
     nd_hf_writer *writer = NULL;
+    size_t length = strlen(folder);
+    while (length > 1 && folder[length - 1] == '/') { /* to its name that of a temporary is added */
+        length--;
+    }
     ND_TRY_OUT(ND_ALLOC(1, &writer));
     writer->options = *options;
     if (writer->options.max_file_bytes <= 0) {
         writer->options.max_file_bytes = (int64_t)ND_HF_FILE_BYTES;
     }
-    ND_TRY_OUT(copy_folder_name(folder, &writer->folder));
+    ND_TRY_OUT(nd_fs_format(&writer->folder, "%.*s", (int)length, folder));
     ND_TRY_OUT(ND_ALLOC(CONVERT_ELEMENTS, &writer->converted));
     ND_TRY_OUT(split_files(writer, tensors, count));
     ND_TRY_OUT(make_temporary(writer));
@@ -330,7 +305,10 @@ static nd_status write_bf16(nd_hf_writer *writer, const weight_file *file, int64
 nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
                              const float *values)
 {
-    tensor_entry *e = find_entry(writer, name);
+    const nd_safetensors_tensor wanted = {.name = (char *)name};
+    const tensor_entry key = {.tensor = &wanted};
+    tensor_entry *e =
+        bsearch(&key, writer->entries, (size_t)writer->entry_count, sizeof key, by_name);
     ND_ASSERT(e && begin >= 0 && count >= 0 &&
               begin <= nd_safetensors_tensor_count(e->tensor) - count);
     if (writer->options.dtype == ND_DTYPE_BF16) {
@@ -368,30 +346,16 @@ static nd_status check_coverage(const nd_hf_writer *writer)
     return ND_OK;
 }
 
-static const char *base_name(const char *path)
-{
-    return strrchr(path, '/') + 1;
-}
-
-static json_t *index_json(const nd_hf_writer *writer)
-{
-    json_t *map = json_object();
-    for (int64_t i = 0; i < writer->entry_count; i++) {
-        const tensor_entry *e = &writer->entries[i];
-        json_t *file = json_string(base_name(e->file->path));
-        if (json_object_set_new(map, e->tensor->name, file) != 0) {
-            json_decref(map);
-            return NULL;
-        }
-    }
-    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)writer->tensor_bytes,
-                     "weight_map", map);
-}
-
 static nd_status write_index(const nd_hf_writer *writer)
 {
     char *path = NULL;
-    json_t *root = index_json(writer);
+    json_t *map = json_object();
+    for (int64_t i = 0; i < writer->entry_count; i++) {
+        const tensor_entry *e = &writer->entries[i];
+        nd_json_set(&map, e->tensor->name, json_string(strrchr(e->file->path, '/') + 1));
+    }
+    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                             (json_int_t)writer->tensor_bytes, "weight_map", map);
     char *text = nd_json_text(root, JSON_INDENT(2));
     json_decref(root);
     nd_status status =
@@ -417,15 +381,6 @@ static nd_status write_config(const nd_hf_writer *writer)
     nd_status status = nd_shape_write(&shape, dtype, path);
     free(path);
     return status;
-}
-
-static nd_status copy_files(const nd_hf_writer *writer)
-{
-    const nd_hf_writer_options *o = &writer->options;
-    ND_TRY(o->tokenizer ? nd_hf_tokenizer_copy(o->tokenizer, writer->temporary) : ND_OK);
-    return o->source ? nd_hf_side_files_copy(o->source, writer->temporary,
-                                             !o->byte_tokenizer && !o->tokenizer)
-                     : ND_OK;
 }
 
 /* The token that ends a turn; -1: none. It is no reason to lose a model. */
@@ -493,6 +448,7 @@ out:
 
 static nd_status finish_files(nd_hf_writer *writer)
 {
+    const nd_hf_writer_options *o = &writer->options;
     for (int64_t f = 0; f < writer->file_count; f++) {
         int fd = writer->files[f].fd;
         writer->files[f].fd = -1;
@@ -502,10 +458,12 @@ static nd_status finish_files(nd_hf_writer *writer)
         ND_TRY(write_index(writer));
     }
     ND_TRY(write_config(writer));
-    if (writer->options.byte_tokenizer) {
-        ND_TRY(nd_hf_byte_tokenizer_write(writer->temporary));
+    ND_TRY(o->byte_tokenizer ? nd_hf_byte_tokenizer_write(writer->temporary) : ND_OK);
+    nd_status status = o->tokenizer ? nd_hf_tokenizer_copy(o->tokenizer, writer->temporary) : ND_OK;
+    if (status == ND_OK && o->source) {
+        status = nd_hf_side_files_copy(o->source, writer->temporary,
+                                       !o->byte_tokenizer && !o->tokenizer);
     }
-    nd_status status = copy_files(writer);
     status = status == ND_OK ? name_end_of_turn(writer) : status;
     if (status == ND_ERR_IO) {
         nd_log_warning("the model in %s lacks a file: %s", writer->folder,

@@ -282,32 +282,22 @@ out:
     return status;
 }
 
-static uint64_t u64_of(const uint8_t *p)
-{
-    uint64_t x = 0;
-    for (int i = 0; i < 8; i++) {
-        x |= (uint64_t)p[i] << (8 * i);
-    }
-    return x;
-}
-
 nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_list *out)
 {
     struct stat st;
-    uint8_t length[8];
+    uint64_t n; /* bytes of the header; this program runs on little-endian machines alone */
     if (fstat(fd, &st) != 0) {
         return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
     }
     uint64_t bytes = (uint64_t)st.st_size;
-    if (!S_ISREG(st.st_mode) || bytes < sizeof length) {
+    if (!S_ISREG(st.st_mode) || bytes < sizeof n) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has %llu bytes: too short for a safetensors file; copy or "
                        "download it again",
                        path, (unsigned long long)bytes);
     }
-    ND_TRY(nd_fs_pread(fd, path, length, sizeof length, 0));
-    uint64_t n = u64_of(length);
-    if (n > ND_SAFETENSORS_HEADER_MAX || n > bytes - sizeof length) {
+    ND_TRY(nd_fs_pread(fd, path, &n, sizeof n, 0));
+    if (n > ND_SAFETENSORS_HEADER_MAX || n > bytes - sizeof n) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has %llu bytes, but announces a header of %llu (at most %d "
                        "are allowed): it is truncated, or not a safetensors file",
@@ -316,10 +306,8 @@ nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_li
     }
     char *header = NULL;
     ND_TRY(nd_alloc((size_t)n, 1, (void **)&header));
-    nd_status status = nd_fs_pread(fd, path, header, (size_t)n, sizeof length);
-    if (status == ND_OK) {
-        status = nd_safetensors_parse(header, (size_t)n, bytes, path, out);
-    }
+    nd_status status = nd_fs_pread(fd, path, header, (size_t)n, sizeof n);
+    status = status == ND_OK ? nd_safetensors_parse(header, (size_t)n, bytes, path, out) : status;
     free(header);
     return status;
 }
@@ -335,10 +323,7 @@ static json_t *entry_json(const nd_safetensors_tensor *t)
 {
     json_t *shape = json_array();
     for (int a = 0; a < t->axes; a++) {
-        if (json_array_append_new(shape, json_integer(t->shape[a])) != 0) {
-            json_decref(shape);
-            return NULL;
-        }
+        nd_json_append(&shape, json_integer(t->shape[a]));
     }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[t->dtype].name, "shape", shape,
                      "data_offsets", (json_int_t)t->begin, (json_int_t)t->end);
@@ -348,21 +333,23 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
                                 size_t *head_bytes)
 {
     qsort(tensors, (size_t)count, sizeof *tensors, by_size_then_name);
-    json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    json_t *notes = json_pack("{s:s}", "format", "pt"), *root = json_object();
     uint64_t at = 0;
-    int bad = root ? 0 : 1;
+    for (int64_t i = 0; i < count; i++) {
+        if (tensors[i].note) {
+            nd_json_set(&notes, tensors[i].name, json_string(tensors[i].note));
+        }
+    }
+    nd_json_set(&root, "__metadata__", notes);
     for (int64_t i = 0; i < count; i++) {
         nd_safetensors_tensor *t = &tensors[i];
         uint64_t bytes =
             (uint64_t)nd_safetensors_tensor_count(t) * (uint64_t)dtypes[t->dtype].bits / 8;
         t->begin = at;
         at = t->end = at + bytes;
-        bad |= json_object_set_new(root, t->name, entry_json(t));
-        bad |= t->note ? json_object_set_new(json_object_get(root, "__metadata__"), t->name,
-                                             json_string(t->note))
-                       : 0;
+        nd_json_set(&root, t->name, entry_json(t));
     }
-    char *text = bad ? NULL : nd_json_text(root, JSON_COMPACT);
+    char *text = nd_json_text(root, JSON_COMPACT);
     json_decref(root);
     size_t length = text ? strlen(text) : 0, padded = (length + 7) / 8 * 8;
     char *buffer = NULL;
@@ -370,9 +357,7 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
         text ? nd_alloc(8 + padded, 1, (void **)&buffer)
              : nd_fail_memory("a safetensors header of %lld tensors", (long long)count);
     if (status == ND_OK) {
-        for (int i = 0; i < 8; i++) {
-            buffer[i] = (char)((uint64_t)padded >> (8 * i));
-        }
+        memcpy(buffer, &padded, 8);
         memcpy(buffer + 8, text, length);
         memset(buffer + 8 + length, ' ', padded - length);
         for (int64_t i = 0; i < count; i++) {

@@ -25,78 +25,41 @@ bool nd_shared_reads(const nd_rank *rank, const nd_param *param)
            (param->split != ND_SPLIT_NONE || rank->coord.at[ND_AXIS_TP] == tp_rank_of(rank, unit));
 }
 
-/* In the replica that reads the unit: the tensors that tp does not split. */
-static nd_status pass_on_unsplit(nd_rank *rank, const nd_layout *layout, const nd_unit *unit,
-                                 float *array)
+/* A segment of a unit: in the replica that reads it the tensors that tp does not split, then all of
+ * it, padding included. */
+static nd_status pass_on(nd_rank *rank, const nd_layout *layout, const nd_unit *unit,
+                         nd_segment_kind kind, char *state, nd_dtype dtype)
 {
+    const nd_segment *segment = &unit->segments[kind];
     nd_comm *tp = rank->groups.by_kind[ND_GROUP_TP];
-    int root = tp_rank_of(rank, unit);
-    if (tp->size == 1 || rank->coord.at[ND_AXIS_DP_REPLICATE] != replica_of(rank, unit)) {
-        return ND_OK;
-    }
-    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
-        const nd_param *p = &layout->params[i];
+    nd_comm *replicas = rank->groups.by_kind[ND_GROUP_DP_REPLICATE];
+    const bool here =
+        tp->size > 1 && rank->coord.at[ND_AXIS_DP_REPLICATE] == replica_of(rank, unit);
+    for (int i = 0; here && i < unit->param_count; i++) {
+        const nd_param *p = &layout->params[unit->first_param + i];
         const nd_flat_range held = nd_layout_shard_range(layout, p);
-        if (p->split == ND_SPLIT_NONE && held.begin < held.end) {
-            ND_TRY(nd_comm_broadcast(tp, &rank->stream, array + held.begin, held.end - held.begin,
-                                     ND_DTYPE_F32, root, NULL));
+        const size_t at = (size_t)(held.begin - segment->shard_offset) * nd_dtype_size(dtype);
+        if (p->segment == kind && p->split == ND_SPLIT_NONE && held.begin < held.end) {
+            ND_TRY(nd_comm_broadcast(tp, &rank->stream, state + at, held.end - held.begin, dtype,
+                                     tp_rank_of(rank, unit), NULL));
         }
     }
-    return ND_OK;
+    return replicas->size > 1 && segment->shard_count > 0
+               ? nd_comm_broadcast(replicas, &rank->stream, state, segment->shard_count, dtype,
+                                   replica_of(rank, unit), NULL)
+               : ND_OK;
 }
 
-nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array)
+nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array, nd_fsdp *kept)
 {
-    nd_comm *replicas = rank->groups.by_kind[ND_GROUP_DP_REPLICATE];
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
-        ND_TRY(pass_on_unsplit(rank, layout, unit, array));
-        if (replicas->size > 1) { /* padding included */
-            ND_TRY(nd_comm_broadcast(replicas, &rank->stream, array + unit->shard_offset,
-                                     unit->shard_count, ND_DTYPE_F32, replica_of(rank, unit),
-                                     NULL));
-        }
-    }
-    return nd_stream_sync(&rank->stream);
-}
-
-/* The tensors that tp does not split, in the replica that has read the unit. */
-static nd_status pass_on_kept_unsplit(nd_fsdp *fsdp, const nd_unit *unit)
-{
-    nd_rank *rank = fsdp->rank;
-    nd_comm *tp = rank->groups.by_kind[ND_GROUP_TP];
-    if (tp->size == 1 || rank->coord.at[ND_AXIS_DP_REPLICATE] != replica_of(rank, unit)) {
-        return ND_OK;
-    }
-    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
-        const nd_param *p = &fsdp->layout->params[i];
-        const nd_flat_range held = nd_layout_shard_range(fsdp->layout, p);
-        const nd_dtype dtype = nd_fsdp_gathered_dtype(fsdp, p->segment);
-        const int64_t at = held.begin - unit->segments[p->segment].shard_offset;
-        if (p->split == ND_SPLIT_NONE && held.begin < held.end) {
-            char *kept = nd_fsdp_kept(fsdp, unit, p->segment);
-            ND_TRY(nd_comm_broadcast(tp, &rank->stream, kept + (size_t)at * nd_dtype_size(dtype),
-                                     held.end - held.begin, dtype, tp_rank_of(rank, unit), NULL));
-        }
-    }
-    return ND_OK;
-}
-
-nd_status nd_shared_pass_on_kept(nd_fsdp *fsdp)
-{
-    nd_rank *rank = fsdp->rank;
-    const nd_layout *layout = fsdp->layout;
-    nd_comm *replicas = rank->groups.by_kind[ND_GROUP_DP_REPLICATE];
-    for (int u = 0; u < layout->unit_count; u++) {
-        const nd_unit *unit = &layout->units[u];
-        ND_TRY(pass_on_kept_unsplit(fsdp, unit));
-        for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT && replicas->size > 1; kind++) {
-            if (unit->segments[kind].shard_count > 0) { /* padding included */
-                ND_TRY(nd_comm_broadcast(replicas, &rank->stream, nd_fsdp_kept(fsdp, unit, kind),
-                                         unit->segments[kind].shard_count,
-                                         nd_fsdp_gathered_dtype(fsdp, kind), replica_of(rank, unit),
-                                         NULL));
-            }
+        for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+            ND_TRY(kept ? pass_on(rank, layout, unit, kind, nd_fsdp_kept(kept, unit, kind),
+                                  nd_fsdp_gathered_dtype(kept, kind))
+                        : pass_on(rank, layout, unit, kind,
+                                  (char *)(array + unit->segments[kind].shard_offset),
+                                  ND_DTYPE_F32));
         }
     }
     return nd_stream_sync(&rank->stream);

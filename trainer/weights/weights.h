@@ -165,10 +165,9 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
  */
 /* Whether this rank reads its part of the parameter. */
 bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
-/* Collective: passes on a flat state array, padding included, in device memory. */
-nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array);
-/* The same for weights that were converted as they were read. */
-nd_status nd_shared_pass_on_kept(nd_fsdp *fsdp);
+/* Collective: passes on a flat state array, padding included, in device memory; with `kept` in its
+ * place what that keeps, weights that were converted as they were read. */
+nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array, nd_fsdp *kept);
 /* Collective: the worst status of all ranks. The reason stays with the rank that has it, and is
  * surely this rank's own (nd_fail_local) where `status`, which is of no collective, is ND_ERR_IO.
  * The others have the error "another rank could not read WHAT", which lies elsewhere, and

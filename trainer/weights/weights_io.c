@@ -17,16 +17,11 @@ typedef struct filling {
     int64_t capacity;   /* elements that are read at a time */
     int64_t begin, end; /* of the flat state arrays: these elements */
     nd_segment_kind kind;
-    /* What becomes of them: nd_fsdp_measure or nd_fsdp_put. */
+    bool wants; /* they are asked for; then, when they are there: */
+    /* what becomes of them: nd_fsdp_measure or nd_fsdp_put. */
     nd_status (*use)(nd_fsdp *, const nd_param *, int64_t begin, int64_t count, const float *);
     nd_status status; /* of this rank's reading so far */
 } filling;
-
-static bool is_read(const filling *f, const nd_span *span)
-{
-    return span->param->segment == f->kind &&
-           (!f->shared || nd_shared_reads(f->fsdp->rank, span->param));
-}
 
 /* Where a part is read to. */
 static float *place_of(const filling *f, const nd_span *part)
@@ -37,28 +32,21 @@ static float *place_of(const filling *f, const nd_span *part)
                : (f->host ? f->host : fsdp->landing) + part->begin - f->begin;
 }
 
-static nd_status want_part(void *context, const nd_span *part)
+static nd_status visit_part(void *context, const nd_span *part)
 {
     const filling *f = context;
-    return f->values->want(f->values->context, part, place_of(f, part));
+    float *const place = place_of(f, part);
+    return f->wants ? f->values->want(f->values->context, part, place)
+                    : f->use(f->fsdp, part->param, part->begin, part->rows * part->cols, place);
 }
 
-static nd_status want_span(void *context, const nd_span *span)
+static nd_status visit_span(void *context, const nd_span *span)
 {
     const filling *f = context;
-    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, want_part, context) : ND_OK;
-}
-
-static nd_status use_part(void *context, const nd_span *part)
-{
-    const filling *f = context;
-    return f->use(f->fsdp, part->param, part->begin, part->rows * part->cols, place_of(f, part));
-}
-
-static nd_status use_span(void *context, const nd_span *span)
-{
-    const filling *f = context;
-    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, use_part, context) : ND_OK;
+    return span->param->segment == f->kind &&
+                   (!f->shared || nd_shared_reads(f->fsdp->rank, span->param))
+               ? nd_span_each_part(span, f->begin, f->end, visit_part, context)
+               : ND_OK;
 }
 
 /* Reads a segment of a unit in pieces. */
@@ -69,9 +57,11 @@ static nd_status fill_segment(filling *f, const nd_unit *unit)
     const int64_t end = segment->shard_offset + segment->shard_count;
     for (f->begin = segment->shard_offset; f->begin < end; f->begin = f->end) {
         f->end = f->begin + nd_min(f->capacity, end - f->begin);
-        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, want_span, f));
+        f->wants = true;
+        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, visit_span, f));
         ND_TRY(f->values->run ? f->values->run(f->values->context) : ND_OK);
-        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, use_span, f));
+        f->wants = false;
+        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, visit_span, f));
     }
     return ND_OK;
 }
@@ -134,8 +124,8 @@ nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
 {
     nd_status status = fill(fsdp, values, shared);
     if (status == ND_OK && shared) {
-        status = fsdp->converts ? nd_shared_pass_on_kept(fsdp)
-                                : nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master);
+        status =
+            nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master, fsdp->converts ? fsdp : NULL);
     }
     nd_fsdp_weights_changed(fsdp);
     return status;
