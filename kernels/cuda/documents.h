@@ -33,6 +33,7 @@
 #include "kernels/cuda/kernels.h"
 
 struct nd_cuda_context; /* context.h */
+struct nd_sdpa_call;    /* sdpa_parts.h */
 
 enum {
     ND_DOCUMENT_TIERS = 10,
@@ -40,34 +41,29 @@ enum {
 };
 
 typedef struct nd_document_tier {
-    int64_t least, most; /* rows and keys of a segment, added up */
-    int64_t rows, keys;  /* the most of either */
-    int64_t slots;       /* of all sequences of the batch */
+    int64_t least;      /* rows and keys of a segment, added up */
+    int64_t rows, keys; /* the most of either */
+    int64_t slots;      /* of all sequences of the batch */
+    size_t lengths;     /* I32 (2, slots): rows, keys */
+    size_t starts;      /* I64 (kinds, slots + 1) */
 } nd_document_tier;
 
-typedef struct nd_document_tiers {
-    nd_document_tier of[ND_DOCUMENT_TIERS]; /* the longest segments first */
-    int count;                              /* 0: sequences are too short */
-    int64_t batch, rows, keys;              /* B, Sq, Sk */
-} nd_document_tiers;
-
-/* A call of some KV heads. Its scratch holds these parts behind the workspace, each aligned to 256
- * bytes. */
-typedef struct nd_documents_layout {
-    int64_t kvs;                       /* KV heads of a call: divides all */
-    size_t owners;                     /* I32 (2, B, Sq): kernels.h */
-    size_t key_owners;                 /* I32 (B, Sk): of the round, -1 for none */
-    size_t lengths[ND_DOCUMENT_TIERS]; /* I32 (2, slots): rows, keys */
-    size_t starts[ND_DOCUMENT_TIERS];  /* I64 (kinds, slots + 1) */
-    size_t stats;                      /* F32 (B Sq, heads) */
-    size_t rows;                       /* BF16 (B Sq, heads D): out, or dq */
-    size_t keys[2];                    /* BF16 (B Sk, kvs D): dk, dv */
+/* Calls of some KV heads. Their scratch has the parts whose places are here behind the workspace,
+ * each aligned to 256 bytes. */
+typedef struct nd_documents {
+    int64_t batch, rows, keys; /* B, Sq, Sk */
+    int64_t kvs;               /* KV heads of a call: divides all */
+    int count;
+    nd_document_tier tiers[ND_DOCUMENT_TIERS]; /* the longest segments first */
+    size_t owners;                             /* I32 (2, B, Sq): kernels.h */
+    size_t stats;                              /* F32 (B Sq, heads) */
+    size_t results;                            /* BF16 (B Sq, heads D): out, or dq */
+    size_t dk, dv;                             /* BF16 (B Sk, kvs D) */
     size_t end;
-} nd_documents_layout;
+} nd_documents;
 
-/* Pure arithmetic, in every build. */
-nd_document_tiers nd_document_tiers_of(const nd_attention *);
-nd_documents_layout nd_documents_layout_of(const nd_attention *, size_t workspace, bool backward);
+/* sdpa_cut.c: pure arithmetic, in every build. */
+nd_documents nd_documents_of(const nd_attention *, size_t workspace, bool backward);
 /* True where cuDNN can make such a call on Hopper; its heads are of those that cuDNN takes
  * (nd_cuda_sdpa_is_cudnn). The plan of a job knows all that this asks. ordered: gradients are added
  * in a fixed order, for which cuDNN would take too much memory. */
@@ -75,17 +71,15 @@ bool nd_documents_fit(const nd_attention *, bool ordered);
 /* Bytes by formula, where nd_documents_fit. */
 size_t nd_documents_scratch_by_formula(const nd_attention *, bool backward);
 
-/* sdpa_documents.c. Where cuDNN turns out to have no plan, no such call is taken any more, and the
- * plain kernels compute it. */
+/* sdpa_documents.c */
 
-/* Make the plans of a call and record its scratch, as nd_cuda_sdpa_prepare_*; false: it is not
- * taken. */
-bool nd_documents_prepare_fwd(struct nd_cuda_context *, const nd_attention_fwd_args *);
-bool nd_documents_prepare_bwd(struct nd_cuda_context *, const nd_attention_bwd_args *);
-/* Without *taken nothing was enqueued. The backward reads delta, for the short segments; its dk and
- * dv are added to unless documents are whole. */
-nd_status nd_documents_fwd(nd_stream *, const nd_attention_fwd_args *, bool *taken);
-nd_status nd_documents_bwd(nd_stream *, const nd_attention_bwd_args *, bool *taken);
+/* Whether cuDNN computes the call's segments; makes the plans, and call->documents. Where cuDNN
+ * turns out to have no plan, no such call is taken any more, and the plain kernels compute it. */
+bool nd_documents_take(struct nd_sdpa_call *call);
+/* What is taken, all but rows that are left to the plain kernels: *owners. The call's dk and dv are
+ * added to unless documents are whole. */
+nd_status nd_documents_run(nd_stream *, struct nd_sdpa_call *call, void *scratch,
+                           const int32_t **owners);
 
 /* documents_check.c: on the device of the context. Allocates, waits, and logs what is wrong. */
 bool nd_documents_are_right(struct nd_cuda_context *, const nd_attention *like);
@@ -97,38 +91,30 @@ extern "C" {
 #endif
 
 typedef struct nd_documents_find_args {
-    nd_document_tiers tiers;
+    nd_documents of;
+    char *scratch;
     nd_segments form;
-    int32_t round, rounds;
+    int64_t round, rounds;
     const int32_t *first_key, *end_key; /* (B, Sq) */
-    int32_t *owners, *key_owners;
-    int32_t *lengths[ND_DOCUMENT_TIERS];
-    int64_t *starts[ND_DOCUMENT_TIERS];
-    int64_t widths[ND_RAGGED_KINDS]; /* elements from one token to the next */
+    int64_t widths[ND_RAGGED_KINDS];    /* elements from one token to the next */
 } nd_documents_find_args;
 
-/* Writes owners, and of a round key_owners, and lengths and starts of each tier. */
+/* Writes owners, and of a round lengths and starts of each tier. */
 int nd_cuda_documents_find(nd_cuda_queue, const nd_documents_find_args *);
 
 typedef struct nd_documents_take_args {
-    nd_tensor out, x; /* (B, S, heads, D): x is BF16 and contiguous */
-    const int32_t *owners;
-    int32_t owner;
-    bool add; /* out is F32 */
+    nd_tensor out;          /* (B, S, heads, D) of whole packs of 8 */
+    const void *x;          /* BF16, contiguous, of the same shape */
+    nd_tensor lse;          /* F32 (B, heads, S), with free strides on the first axis, or none */
+    const float *stats;     /* F32 (B S, heads) */
+    int64_t slots, most;    /* of a tier; the most tokens of one */
+    const int32_t *lengths; /* (slots): tokens of each */
+    const int64_t *starts;  /* (slots): their elements in x */
+    bool add;               /* out is F32 */
 } nd_documents_take_args;
 
-/* out (+)= x in the rows, or keys, of an owner. */
+/* out (+)= x, and lse = stats, in the tokens of the segments of a tier. */
 int nd_cuda_documents_take(nd_cuda_queue, const nd_documents_take_args *);
-
-typedef struct nd_documents_stats_args {
-    nd_tensor lse; /* F32 (B, heads, Sq), with free strides on the first axis */
-    float *stats;  /* F32 (B Sq, heads) */
-    const int32_t *owners;
-    int32_t owner;
-    bool to_lse; /* lse = stats in the rows of the owner; else stats = lse in all rows */
-} nd_documents_stats_args;
-
-int nd_cuda_documents_stats(nd_cuda_queue, const nd_documents_stats_args *);
 
 #ifdef __cplusplus
 }

@@ -9,8 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/cuda/context.h"
-#include "kernels/cuda/documents.h"
+#include "kernels/cuda/sdpa_parts.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/device/cuda_check.h"
@@ -27,13 +26,12 @@ typedef struct check {
     size_t used, bytes;
     nd_tensor q, k, v, dout, first_key, end_key, delta;
     nd_tensor results[2][RESULTS]; /* of cuDNN, of the plain kernels */
-    void *scratch;
 } check;
 
 static nd_tensor take(check *c, nd_tensor t)
 {
     t.data = c->memory + c->used;
-    c->used += (nd_tensor_bytes(t) + 255) / 256 * 256;
+    c->used += nd_round_up_bytes(nd_tensor_bytes(t), 256);
     ND_ASSERT(c->used <= c->bytes);
     return t;
 }
@@ -41,19 +39,6 @@ static nd_tensor take(check *c, nd_tensor t)
 static nd_tensor of_heads(check *c, nd_dtype dtype, int64_t rows, int64_t heads)
 {
     return take(c, nd_tensor_4d(NULL, dtype, 1, rows, heads, c->a.head_dim));
-}
-
-static nd_status draw(check *c, nd_tensor to, uint64_t seed, nd_tensor draws)
-{
-    const int64_t count = nd_tensor_count(to);
-    const nd_random_normal_args normal = {
-        .out = draws.data, .count = count, .deviation = 1.0f, .seed = seed};
-    const nd_cast_args cast = {.out = nd_tensor_1d(to.data, ND_DTYPE_BF16, count),
-                               .x = nd_tensor_1d(draws.data, ND_DTYPE_F32, count)};
-    nd_cuda_queue queue = nd_cuda_stream(&c->stream);
-    int launched = nd_cuda_random_normal(queue, &normal, NULL);
-    launched = launched ? launched : nd_cuda_cast(queue, &cast, NULL);
-    return nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched);
 }
 
 /* How many keys are before a token. */
@@ -76,16 +61,23 @@ static void make_bounds(const check *c, int32_t *starts, int32_t *ends)
     }
 }
 
+/* All BF16 operands are drawn at once: they are heads of one tensor. */
 static nd_status make_operands(check *c)
 {
     const nd_attention *a = &c->a;
     const nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, a->heads, a->sq);
+    const nd_tensor bounds = nd_tensor_2d(NULL, ND_DTYPE_I32, 1, a->sq);
+    const nd_tensor drawn = of_heads(c, ND_DTYPE_BF16, TOKENS, 2 * a->heads + 2);
+    const nd_tensor draws = of_heads(c, ND_DTYPE_F32, TOKENS, 2 * a->heads + 2);
+    const nd_random_normal_args normal = {
+        .out = draws.data, .count = nd_tensor_count(draws), .deviation = 1.0f, .seed = 1};
+    const nd_cast_args cast = {.out = drawn, .x = draws};
     int32_t starts[TOKENS], ends[TOKENS];
     make_bounds(c, starts, ends);
-    c->q = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
-    c->k = of_heads(c, ND_DTYPE_BF16, a->sk, a->kv_heads);
-    c->v = of_heads(c, ND_DTYPE_BF16, a->sk, a->kv_heads);
-    c->dout = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
+    c->q = nd_sdpa_part(drawn, 0, a->sq, 0, a->heads);
+    c->dout = nd_sdpa_part(drawn, 0, a->sq, a->heads, a->heads);
+    c->k = nd_sdpa_part(drawn, 0, a->sk, 2 * a->heads, 1);
+    c->v = nd_sdpa_part(drawn, 0, a->sk, 2 * a->heads + 1, 1);
     c->delta = take(c, lse);
     for (int side = 0; side < 2; side++) {
         nd_tensor *r = c->results[side];
@@ -93,25 +85,21 @@ static nd_status make_operands(check *c)
         r[1] = take(c, lse);
         r[2] = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
         for (int i = 3; i < RESULTS; i++) {
-            r[i] = of_heads(c, ND_DTYPE_F32, a->sk, a->kv_heads);
+            r[i] = of_heads(c, ND_DTYPE_F32, a->sk, 1);
             ND_TRY(nd_zero(&c->stream, r[i].data, nd_tensor_bytes(r[i])));
         }
     }
-    c->first_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, a->sq));
-    c->end_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, a->sq));
-    const int64_t most = nd_max(nd_tensor_count(c->q), nd_tensor_count(c->k));
-    const nd_tensor draws = take(c, nd_tensor_1d(NULL, ND_DTYPE_F32, most));
-    c->scratch = c->memory + c->used;
-    ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, nd_tensor_bytes(c->first_key)));
-    ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, nd_tensor_bytes(c->end_key)));
-    ND_TRY(draw(c, c->q, 1, draws));
-    ND_TRY(draw(c, c->k, 2, draws));
-    ND_TRY(draw(c, c->v, 3, draws));
-    ND_TRY(draw(c, c->dout, 4, draws));
-    return nd_stream_sync(&c->stream);
+    c->first_key = take(c, bounds);
+    c->end_key = take(c, bounds);
+    ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, nd_tensor_bytes(bounds)));
+    ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, nd_tensor_bytes(bounds)));
+    nd_cuda_queue queue = nd_cuda_stream(&c->stream);
+    int launched = nd_cuda_random_normal(queue, &normal, NULL);
+    launched = launched ? launched : nd_cuda_cast(queue, &cast, NULL);
+    return nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched);
 }
 
-/* False in *taken where cuDNN has no plan. */
+/* By cuDNN (side 0) or the plain kernels alone. False in *taken where cuDNN has no plan. */
 static nd_status compute(check *c, int side, bool *taken)
 {
     const nd_tensor *r = c->results[side];
@@ -122,8 +110,7 @@ static nd_status compute(check *c, int side, bool *taken)
                                            .k = c->k,
                                            .v = c->v,
                                            .first_key = c->first_key,
-                                           .end_key = c->end_key,
-                                           .scratch = c->scratch};
+                                           .end_key = c->end_key};
     const nd_attention_delta_args delta = {
         .attention = c->a, .delta = c->delta, .out = r[0], .dout = c->dout};
     const nd_attention_bwd_args backward = {.attention = c->a,
@@ -139,20 +126,20 @@ static nd_status compute(check *c, int side, bool *taken)
                                             .delta = c->delta,
                                             .first_key = c->first_key,
                                             .end_key = c->end_key,
-                                            .add_kv = true,
-                                            .scratch = c->scratch};
+                                            .add_kv = true};
+    nd_sdpa_call calls[] = {nd_sdpa_forward_call(c->context, &forward),
+                            nd_sdpa_backward_call(c->context, &backward)};
     nd_cuda_queue queue = nd_cuda_stream(&c->stream);
+    const int32_t *owners = NULL;
     int launched = 0;
-    if (side == 0) {
-        ND_TRY(nd_documents_fwd(&c->stream, &forward, taken));
-    } else {
-        launched = nd_cuda_attention_plain_fwd(queue, &forward, NULL);
-    }
-    launched = launched ? launched : nd_cuda_attention_delta(queue, &delta, NULL);
-    if (side == 0 && *taken) {
-        ND_TRY(nd_documents_bwd(&c->stream, &backward, taken));
-    } else if (side == 1) {
-        launched = launched ? launched : nd_cuda_attention_plain_bwd(queue, &backward, NULL);
+    for (int i = 0; i < 2 && *taken && !launched; i++) {
+        *taken = side == 1 || nd_documents_take(&calls[i]);
+        if (*taken && side == 0) {
+            ND_TRY(nd_documents_run(&c->stream, &calls[i], c->memory + c->used, &owners));
+        }
+        launched = i == 0 ? nd_cuda_attention_plain_fwd(queue, &forward, owners)
+                          : nd_cuda_attention_plain_bwd(queue, &backward, owners);
+        launched = launched || i == 1 ? launched : nd_cuda_attention_delta(queue, &delta, NULL);
     }
     ND_TRY(nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched));
     return nd_stream_sync(&c->stream);
@@ -202,11 +189,10 @@ static nd_status run(check *c, bool *right)
 {
     bool taken = true;
     ND_TRY(make_operands(c));
-    ND_TRY(compute(c, 0, &taken));
-    *right = taken;
-    if (taken) {
-        ND_TRY(compute(c, 1, &taken));
+    for (int side = 0; side < 2 && taken; side++) {
+        ND_TRY(compute(c, side, &taken));
     }
+    *right = taken;
     for (int i = 0; i < RESULTS && *right; i++) {
         ND_TRY(compare(c, i, right));
     }

@@ -13,11 +13,11 @@ static bool has_form(const nd_cuda_context *context, const nd_attention *a, nd_d
     return nd_cuda_sdpa_is_cudnn(a, act) && nd_sdpa_fits(a, ordered);
 }
 
-static bool cudnn_takes(const nd_cuda_context *context, const nd_sdpa_call *c, nd_tensor first_key)
+static bool cudnn_takes(const nd_sdpa_call *c)
 {
-    return has_form(context, c->a, c->q.dtype, c->backward) && !first_key.data &&
+    return has_form(c->context, c->a, c->q.dtype, c->backward) && !c->first_key.data &&
            nd_sdpa_is_aligned(c->q) && nd_sdpa_is_aligned(c->k) && nd_sdpa_is_aligned(c->v) &&
-           nd_sdpa_is_aligned(c->out);
+           nd_sdpa_is_aligned(c->out) && (!c->backward || nd_sdpa_is_aligned(c->dout));
 }
 
 static void note_scratch(nd_cuda_context *context, size_t bytes)
@@ -27,9 +27,10 @@ static void note_scratch(nd_cuda_context *context, size_t bytes)
     }
 }
 
-static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
+static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args,
+                           const int32_t *owners)
 {
-    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args, NULL);
+    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args, owners);
     return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
 }
 
@@ -49,32 +50,24 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
     return nd_sdpa_move_stats(stream, c, p);
 }
 
-static nd_sdpa_call forward_call(const nd_attention_fwd_args *x)
-{
-    return (nd_sdpa_call){
-        .a = &x->attention, .q = x->q, .k = x->k, .v = x->v, .out = x->out, .lse = x->lse};
-}
-
 nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
-    nd_sdpa_call c = forward_call(args);
+    nd_sdpa_call c = nd_sdpa_forward_call(nd_cuda_context_of(stream->device), args);
+    const bool documents = nd_documents_take(&c);
+    const int32_t *owners = NULL;
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
-    bool documents = false;
-    ND_TRY(nd_documents_fwd(stream, args, &documents));
-    if (documents) {
-        return ND_OK;
+    if (documents || !cudnn_takes(&c)) {
+        ND_TRY(documents ? nd_documents_run(stream, &c, args->scratch, &owners) : ND_OK);
+        return plain_fwd(stream, args, owners);
     }
-    if (!cudnn_takes(nd_cuda_context_of(stream->device), &c, args->first_key)) {
-        return plain_fwd(stream, args);
-    }
-    ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
+    ND_TRY(nd_sdpa_plan(&c));
     ND_TRY(nd_sdpa_place(&c, args->scratch));
     if (c.cut.blind > 0) {
         nd_attention_fwd_args blind = *args;
         blind.attention.sq = c.cut.blind;
         blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
-        ND_TRY(plain_fwd(stream, &blind));
+        ND_TRY(plain_fwd(stream, &blind, NULL));
     }
     while (nd_sdpa_next(&c.cut, &walk, &p)) {
         ND_TRY(forward_piece(stream, &c, &p));
@@ -82,9 +75,10 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
     return ND_OK;
 }
 
-static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
+static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args,
+                           const int32_t *owners)
 {
-    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args, NULL);
+    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args, owners);
     return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
 }
 
@@ -164,29 +158,9 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
     return ND_OK;
 }
 
-static nd_sdpa_call backward_call(const nd_attention_bwd_args *x)
+static nd_status check_delta(const nd_sdpa_call *c, const nd_attention_bwd_args *args)
 {
-    return (nd_sdpa_call){.a = &x->attention,
-                          .backward = true,
-                          .q = x->q,
-                          .k = x->k,
-                          .v = x->v,
-                          .out = x->out,
-                          .lse = x->lse,
-                          .dout = x->dout,
-                          .dq = x->dq,
-                          .dk = x->dk,
-                          .dv = x->dv,
-                          .add_q = x->add_q,
-                          .add_kv = x->add_kv};
-}
-
-/* Whether cuDNN computes this call, or the plain kernel. */
-static nd_status choose_backward(const nd_cuda_context *context, const nd_sdpa_call *c,
-                                 const nd_attention_bwd_args *args, bool *cudnn)
-{
-    *cudnn = cudnn_takes(context, c, args->first_key) && nd_sdpa_is_aligned(c->dout);
-    return *cudnn || args->delta.data
+    return args->delta.data || cudnn_takes(c)
                ? ND_OK
                : nd_fail(ND_ERR_INTERNAL,
                          "attention's backward without delta needs tensors at multiples of 16 "
@@ -195,17 +169,15 @@ static nd_status choose_backward(const nd_cuda_context *context, const nd_sdpa_c
 
 nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = backward_call(args);
-    bool cudnn = false, documents = false;
-    ND_TRY(choose_backward(nd_cuda_context_of(stream->device), &c, args, &cudnn));
-    ND_TRY(nd_documents_bwd(stream, args, &documents));
-    if (documents) {
-        return ND_OK;
+    nd_sdpa_call c = nd_sdpa_backward_call(nd_cuda_context_of(stream->device), args);
+    const bool documents = nd_documents_take(&c);
+    const int32_t *owners = NULL;
+    ND_TRY(check_delta(&c, args));
+    if (documents || !cudnn_takes(&c)) {
+        ND_TRY(documents ? nd_documents_run(stream, &c, args->scratch, &owners) : ND_OK);
+        return plain_bwd(stream, args, owners);
     }
-    if (!cudnn) {
-        return plain_bwd(stream, args);
-    }
-    ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
+    ND_TRY(nd_sdpa_plan(&c));
     ND_TRY(nd_sdpa_place(&c, args->scratch));
     if (c.cut.blind > 0) {
         nd_attention_bwd_args blind = *args;
@@ -213,59 +185,54 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
         blind.dk = blind.delta = (nd_tensor){0};
         blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
         blind.add_kv = false;
-        ND_TRY(plain_bwd(stream, &blind));
+        ND_TRY(plain_bwd(stream, &blind, NULL));
     }
     return backward_pieces(stream, &c);
 }
 
-/* A call that cuDNN takes, or one of the plain kernels, which need nothing. */
-static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor first_key, bool cudnn)
+/* Whether documents stay cuDNN's. A context without a device only plans. */
+static bool keeps_documents(nd_cuda_context *context, const nd_attention *a)
 {
-    if (!cudnn) {
-        context->plain_documents |= first_key.data != NULL;
+    const int bit = 1 << (2 * (int)a->documents + (a->window > 0));
+    if (context->device && !(context->documents_checked & bit)) {
+        context->documents_checked |= bit;
+        context->no_documents |= !nd_documents_are_right(context, a);
+    }
+    return !context->no_documents;
+}
+
+/* A call that cuDNN takes, or one of the plain kernels, which need nothing. */
+static nd_status prepare(nd_sdpa_call *c)
+{
+    nd_cuda_context *context = c->context;
+    if (nd_documents_take(c) && keeps_documents(context, c->a)) {
+        note_scratch(context, c->documents.end);
+    } else if (cudnn_takes(c)) {
+        ND_TRY(nd_sdpa_plan(c));
+        note_scratch(context, c->layout.end);
+    } else {
+        context->plain_documents |= c->first_key.data != NULL;
         nd_sdpa_call open = *c;
         nd_attention a = *c->a;
         a.window = 0, open.a = &a;
-        context->plain_windows |= c->a->window > 0 && cudnn_takes(context, &open, first_key);
+        context->plain_windows |= c->a->window > 0 && cudnn_takes(&open);
         return ND_OK;
     }
-    ND_TRY(nd_sdpa_plan(c, context));
-    note_scratch(context, c->layout.end);
     context->attention_prepared = true;
     return ND_OK;
 }
 
-/* Whether documents stay cuDNN's. A context without a device only plans. */
-static bool keeps_documents(nd_cuda_context *context, const nd_attention *a, bool taken)
-{
-    const int bit = 1 << (2 * (int)a->documents + (a->window > 0));
-    if (taken && context->device && !(context->documents_checked & bit)) {
-        context->documents_checked |= bit;
-        context->no_documents |= !nd_documents_are_right(context, a);
-    }
-    taken = taken && !context->no_documents;
-    context->attention_prepared |= taken;
-    return taken;
-}
-
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
-    nd_sdpa_call c = forward_call(args);
-    if (keeps_documents(context, &args->attention, nd_documents_prepare_fwd(context, args))) {
-        return ND_OK;
-    }
-    return prepare(context, &c, args->first_key, cudnn_takes(context, &c, args->first_key));
+    nd_sdpa_call c = nd_sdpa_forward_call(context, args);
+    return prepare(&c);
 }
 
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = backward_call(args);
-    bool cudnn = false;
-    ND_TRY(choose_backward(context, &c, args, &cudnn));
-    if (keeps_documents(context, &args->attention, nd_documents_prepare_bwd(context, args))) {
-        return ND_OK;
-    }
-    return prepare(context, &c, args->first_key, cudnn);
+    nd_sdpa_call c = nd_sdpa_backward_call(context, args);
+    ND_TRY(check_delta(&c, args));
+    return prepare(&c);
 }
 
 /* Scratch of a block of contiguous tensors, by its plans; 0 when they cannot be made: the call
@@ -275,12 +242,19 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     nd_tensor q = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sq, a->heads, a->head_dim);
     nd_tensor k = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sk, a->kv_heads, a->head_dim);
     nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, a->batch, a->heads, a->sq);
-    nd_sdpa_call c = {.a = a, .backward = backward, .q = q, .k = k, .v = k, .out = q, .lse = lse};
+    nd_sdpa_call c = {.context = context,
+                      .a = a,
+                      .backward = backward,
+                      .q = q,
+                      .k = k,
+                      .v = k,
+                      .out = q,
+                      .lse = lse};
     if (backward) {
         c.dout = c.dq = q;
         c.dk = c.dv = k;
     }
-    if (nd_sdpa_plan(&c, context) != ND_OK) {
+    if (nd_sdpa_plan(&c) != ND_OK) {
         nd_error_clear();
         return 0;
     }

@@ -6,6 +6,39 @@
 #include "kernels/cuda/kernels.h"
 #include "runtime/device/cuda_check.h"
 
+nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x)
+{
+    return (nd_sdpa_call){.context = context,
+                          .a = &x->attention,
+                          .q = x->q,
+                          .k = x->k,
+                          .v = x->v,
+                          .out = x->out,
+                          .lse = x->lse,
+                          .first_key = x->first_key,
+                          .end_key = x->end_key};
+}
+
+nd_sdpa_call nd_sdpa_backward_call(nd_cuda_context *context, const nd_attention_bwd_args *x)
+{
+    return (nd_sdpa_call){.context = context,
+                          .a = &x->attention,
+                          .backward = true,
+                          .q = x->q,
+                          .k = x->k,
+                          .v = x->v,
+                          .out = x->out,
+                          .lse = x->lse,
+                          .first_key = x->first_key,
+                          .end_key = x->end_key,
+                          .dout = x->dout,
+                          .dq = x->dq,
+                          .dk = x->dk,
+                          .dv = x->dv,
+                          .add_q = x->add_q,
+                          .add_kv = x->add_kv};
+}
+
 bool nd_sdpa_is_aligned(nd_tensor t)
 {
     return (uintptr_t)t.data % 16 == 0 && t.stride[0] % 8 == 0 && t.stride[1] % 8 == 0 &&
@@ -92,13 +125,13 @@ static void choose_results(nd_sdpa_call *c)
     c->sum_k = c->sum_v = room(c, ND_DTYPE_F32, c->a->sk, c->a->kv_heads);
 }
 
-nd_status nd_sdpa_plan(nd_sdpa_call *c, nd_cuda_context *context)
+nd_status nd_sdpa_plan(nd_sdpa_call *c)
 {
+    const nd_cuda_context *context = c->context;
     bool ordered = c->backward && context->deterministic;
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     size_t workspace = 0, bytes = 0;
-    c->context = context;
     bool hopper = context->capability / 10 == 9;
     c->cut = nd_sdpa_cut_block(c->a, ordered ? context->ordered_bytes : 0, c->backward && hopper);
     if (c->backward) {
@@ -115,16 +148,21 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c, nd_cuda_context *context)
     return ND_OK;
 }
 
+nd_status nd_sdpa_check_scratch(const nd_sdpa_call *c, size_t bytes)
+{
+    return bytes <= c->context->attention_scratch
+               ? ND_OK
+               : nd_fail(ND_ERR_INTERNAL,
+                         "attention's %s of %lld rows and %lld keys needs %zu bytes of scratch; "
+                         "%zu were planned",
+                         c->backward ? "backward" : "forward", (long long)c->a->sq,
+                         (long long)c->a->sk, bytes, c->context->attention_scratch);
+}
+
 nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
 {
     const nd_sdpa_layout *l = &c->layout;
-    if (l->end > c->context->attention_scratch) {
-        return nd_fail(ND_ERR_INTERNAL,
-                       "attention's %s of %lld rows and %lld keys needs %zu bytes of scratch; %zu "
-                       "were planned",
-                       c->backward ? "backward" : "forward", (long long)c->a->sq,
-                       (long long)c->a->sk, l->end, c->context->attention_scratch);
-    }
+    ND_TRY(nd_sdpa_check_scratch(c, l->end));
     c->scratch = scratch;
     if (c->through_q) {
         c->to_q.data = c->scratch + l->dq;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/documents.h"
 #include "kernels/cuda/sdpa_parts.h"
 #include "runtime/base/math.h"
 
@@ -252,4 +253,73 @@ size_t nd_sdpa_workspace_by_formula(const nd_attention *a, const nd_sdpa_piece *
     int64_t bytes = rows * (4 * p->rows * a->head_dim + 4 * p->keys * a->head_dim + 4 * p->rows);
     bytes += ordered ? rows * p->rows * p->keys * 2 : 0;
     return (size_t)bytes + (1 << 20);
+}
+
+/* Documents. */
+
+enum { RATIO = 8, LEAST_MOST = 128 }; /* of tiers: documents.h */
+
+/* The workspace of a backward has, for each KV head, dq, dk and dv in F32 of each of its query
+ * heads, and one statistic. */
+static int64_t bytes_of_kv_head(const nd_attention *a)
+{
+    const int64_t row = 4 * a->head_dim + 4, key = 8 * a->head_dim;
+    return a->batch * (a->heads / a->kv_heads) * (a->sq * row + a->sk * key);
+}
+
+static int64_t kv_heads_of_call(const nd_attention *a)
+{
+    const int64_t most = nd_max(ND_DOCUMENTS_BYTES / nd_max(bytes_of_kv_head(a), 1), 1);
+    int64_t kvs = nd_min(most, a->kv_heads);
+    while (a->kv_heads % kvs != 0) {
+        kvs--;
+    }
+    return kvs;
+}
+
+nd_documents nd_documents_of(const nd_attention *a, size_t workspace, bool backward)
+{
+    const int64_t all = a->sq + a->sk, tokens = a->batch * a->sq;
+    nd_documents d = {.batch = a->batch, .rows = a->sq, .keys = a->sk, .kvs = kv_heads_of_call(a)};
+    const int64_t heads = d.kvs * (a->heads / a->kv_heads);
+    const int64_t keys = backward ? a->batch * a->sk * d.kvs * a->head_dim : 0;
+    size_t at = nd_round_up_bytes(workspace, 256);
+    for (int64_t most = all; most >= LEAST_MOST && d.count < ND_DOCUMENT_TIERS; most /= RATIO) {
+        nd_document_tier *t = &d.tiers[d.count++];
+        /* Under a diagonal there are at least as many keys as rows, and in whole documents as
+         * many. */
+        t->rows = nd_min(a->documents == ND_SEGMENTS_FLAT ? most : most / 2, a->sq);
+        t->keys = nd_min(a->documents == ND_SEGMENTS_WHOLE ? most / 2 : most, a->sk);
+        t->least = most / RATIO + 1;
+        t->slots = a->batch * nd_ceil_div(all, t->least);
+        t->lengths = take(&at, 2 * t->slots, sizeof(int32_t));
+        t->starts = take(&at, ND_RAGGED_KINDS * (t->slots + 1), sizeof(int64_t));
+    }
+    d.owners = take(&at, 2 * tokens, sizeof(int32_t));
+    d.stats = take(&at, tokens * heads, sizeof(float));
+    d.results = take(&at, tokens * heads * a->head_dim, sizeof(nd_bf16));
+    d.dk = take(&at, keys, sizeof(nd_bf16));
+    d.dv = take(&at, keys, sizeof(nd_bf16));
+    d.end = at;
+    return d;
+}
+
+/* Heads that are no multiple of 16 are left out: cuDNN's backward needs a workspace for them as if
+ * each slot had the longest segment of its tier. */
+bool nd_documents_fit(const nd_attention *a, bool ordered)
+{
+    return a->documents && !ordered && a->head_dim % 16 == 0 && a->sq + a->sk >= LEAST_MOST &&
+           (a->documents != ND_SEGMENTS_WHOLE || a->sq == a->sk) &&
+           (a->documents != ND_SEGMENTS_FLAT || a->window == 0);
+}
+
+/* cuDNN 9.19 takes on Hopper 256 bytes for each slot (at least 64 of them) in the forward, and in
+ * the backward those of its KV heads and below 512 bytes for each slot. The shortest segments have
+ * the most slots. */
+size_t nd_documents_scratch_by_formula(const nd_attention *a, bool backward)
+{
+    const nd_documents d = nd_documents_of(a, 0, backward);
+    const int64_t slots = nd_max(64, d.tiers[d.count - 1].slots);
+    const int64_t sums = backward ? d.kvs * bytes_of_kv_head(a) : 0;
+    return nd_documents_of(a, (size_t)((1 << 16) + slots * 512 + sums), backward).end;
 }

@@ -5,39 +5,12 @@
 #include "kernels/cuda/documents.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
+#include "runtime/base/math.h"
 #include "runtime/device/cuda_check.h"
 
 /* Older ones may make NaN on Hopper where there is something between documents
  * (NVIDIA/TransformerEngine, issue 2186). */
 enum { OLDEST = 91800 };
-
-/* One op as calls of cuDNN, one for each round, tier and group of KV heads. */
-typedef struct documents_call {
-    nd_cuda_context *context;
-    const nd_attention *a;
-    bool backward, add_q, add_kv;
-    nd_tensor q, k, v, out, dout, dq, dk, dv;
-    nd_tensor lse, first_key, end_key;
-    nd_document_tiers tiers;
-    nd_documents_layout layout;
-    char *scratch;
-} documents_call;
-
-/* Results of a group of heads in the scratch. */
-static nd_tensor results_of(const documents_call *c, size_t at, int64_t rows, int64_t heads)
-{
-    return nd_tensor_4d(c->scratch + at, ND_DTYPE_BF16, c->a->batch, rows, heads, c->a->head_dim);
-}
-
-static int64_t heads_of(const documents_call *c)
-{
-    return c->layout.kvs * (c->a->heads / c->a->kv_heads);
-}
-
-static int32_t rounds_of(const nd_attention *a)
-{
-    return a->rounds > 0 ? (int32_t)a->rounds : 1;
-}
 
 /* Whether the tokens of all sequences lie at equal distances. */
 static bool is_even(const nd_attention *a, nd_tensor t)
@@ -45,22 +18,39 @@ static bool is_even(const nd_attention *a, nd_tensor t)
     return nd_sdpa_is_aligned(t) && (a->batch == 1 || t.stride[0] == t.shape[1] * t.stride[1]);
 }
 
-static bool fits(const nd_cuda_context *context, const nd_attention *a, nd_dtype act)
+static bool fits(const nd_sdpa_call *c)
 {
-    return !context->no_documents && nd_cudnn_version(context->cudnn) >= OLDEST &&
+    const nd_cuda_context *context = c->context;
+    return c->end_key.data && !context->no_documents &&
+           nd_cudnn_version(context->cudnn) >= OLDEST &&
            (context->capability / 10 == 9 || context->capability / 10 == 10) &&
-           nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, context->deterministic);
+           nd_cuda_sdpa_is_cudnn(c->a, c->q.dtype) &&
+           nd_documents_fit(c->a, context->deterministic) && is_even(c->a, c->q) &&
+           is_even(c->a, c->k) && is_even(c->a, c->v) && c->k.stride[1] == c->v.stride[1];
 }
 
-static nd_sdpa_strides strides_of(nd_tensor t, int64_t rows)
+static bool fits_backward(const nd_sdpa_call *c)
 {
-    return (nd_sdpa_strides){rows * t.stride[1], t.stride[1], t.stride[2]};
+    return (c->add_kv || c->a->documents == ND_SEGMENTS_WHOLE) && is_even(c->a, c->out) &&
+           is_even(c->a, c->dout) && nd_sdpa_is_aligned(c->dq) && nd_sdpa_is_aligned(c->dk) &&
+           nd_sdpa_is_aligned(c->dv);
 }
 
-static nd_sdpa_form form_of(const documents_call *c, const nd_document_tier *tier)
+static int64_t heads_of(const nd_sdpa_call *c)
+{
+    return c->documents.kvs * (c->a->heads / c->a->kv_heads);
+}
+
+/* Of segments; strides of the batch mean nothing. */
+static nd_sdpa_strides strides_of(nd_tensor t)
+{
+    return (nd_sdpa_strides){t.shape[1] * t.stride[1], t.stride[1], t.stride[2]};
+}
+
+static nd_sdpa_form form_of(const nd_sdpa_call *c, const nd_document_tier *tier)
 {
     const nd_attention *a = c->a;
-    const int64_t D = a->head_dim, heads = heads_of(c), kvs = c->layout.kvs;
+    const int64_t D = a->head_dim, heads = heads_of(c), kvs = c->documents.kvs;
     const nd_sdpa_strides of_heads = {tier->rows * heads * D, heads * D, D};
     const nd_sdpa_strides of_kv = {tier->keys * kvs * D, kvs * D, D};
     nd_sdpa_form form;
@@ -71,10 +61,10 @@ static nd_sdpa_form form_of(const documents_call *c, const nd_document_tier *tie
     form.heads = heads;
     form.kv_heads = kvs;
     form.head_dim = D;
-    form.q = strides_of(c->q, tier->rows);
-    form.k = strides_of(c->k, tier->keys);
-    form.v = strides_of(c->v, tier->keys);
-    form.out = c->backward ? strides_of(c->out, tier->rows) : of_heads;
+    form.q = strides_of(c->q);
+    form.k = strides_of(c->k);
+    form.v = strides_of(c->v);
+    form.out = c->backward ? strides_of(c->out) : of_heads;
     form.window = a->window;
     form.scale = a->scale;
     form.mask = a->documents == ND_SEGMENTS_WHOLE      ? ND_SDPA_TOP_LEFT
@@ -84,7 +74,7 @@ static nd_sdpa_form form_of(const documents_call *c, const nd_document_tier *tie
     form.key_tokens = a->batch * a->sk;
     if (c->backward) {
         form.backward = true;
-        form.dout = strides_of(c->dout, tier->rows);
+        form.dout = strides_of(c->dout);
         form.dq = of_heads;
         form.dk = form.dv = of_kv;
     }
@@ -92,28 +82,22 @@ static nd_sdpa_form form_of(const documents_call *c, const nd_document_tier *tie
 }
 
 /* Makes the plans of all tiers that do not exist yet. */
-static nd_status plan(documents_call *c)
+static nd_status plan(nd_sdpa_call *c)
 {
     size_t workspace = 0, bytes = 0;
-    c->tiers = nd_document_tiers_of(c->a);
-    c->layout = nd_documents_layout_of(c->a, 0, c->backward);
-    for (int t = 0; t < c->tiers.count; t++) {
-        const nd_sdpa_form form = form_of(c, &c->tiers.of[t]);
+    c->documents = nd_documents_of(c->a, 0, c->backward);
+    for (int t = 0; t < c->documents.count; t++) {
+        const nd_sdpa_form form = form_of(c, &c->documents.tiers[t]);
         ND_TRY(nd_cudnn_workspace(c->context->cudnn, &form, &bytes));
-        workspace = bytes > workspace ? bytes : workspace;
+        workspace = nd_max_bytes(workspace, bytes);
     }
-    c->layout = nd_documents_layout_of(c->a, workspace, c->backward);
+    c->documents = nd_documents_of(c->a, workspace, c->backward);
     return ND_OK;
 }
 
-/* The plain kernels compute what cuDNN has no plan for. */
-static bool takes(documents_call *c)
+bool nd_documents_take(nd_sdpa_call *c)
 {
-    const bool adds = c->add_kv || c->a->documents == ND_SEGMENTS_WHOLE;
-    const bool taken = c->end_key.data && fits(c->context, c->a, c->q.dtype) &&
-                       is_even(c->a, c->q) && is_even(c->a, c->k) && is_even(c->a, c->v) &&
-                       c->k.stride[1] == c->v.stride[1] &&
-                       (!c->backward || (adds && is_even(c->a, c->out) && is_even(c->a, c->dout)));
+    const bool taken = fits(c) && (c->backward ? fits_backward(c) : nd_sdpa_is_aligned(c->out));
     if (taken && plan(c) != ND_OK) {
         nd_error_clear();
         c->context->no_documents = true;
@@ -122,221 +106,132 @@ static bool takes(documents_call *c)
     return taken;
 }
 
-static documents_call forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x)
+static void *at(const nd_sdpa_call *c, size_t place)
 {
-    return (documents_call){.context = context,
-                            .a = &x->attention,
-                            .q = x->q,
-                            .k = x->k,
-                            .v = x->v,
-                            .out = x->out,
-                            .lse = x->lse,
-                            .first_key = x->first_key,
-                            .end_key = x->end_key};
+    return c->scratch + place;
 }
 
-static documents_call backward_call(nd_cuda_context *context, const nd_attention_bwd_args *x)
+static const int64_t *starts_of(const nd_sdpa_call *c, const nd_document_tier *tier, int kind)
 {
-    return (documents_call){.context = context,
-                            .a = &x->attention,
-                            .backward = true,
-                            .add_q = x->add_q,
-                            .add_kv = x->add_kv,
-                            .q = x->q,
-                            .k = x->k,
-                            .v = x->v,
-                            .out = x->out,
-                            .dout = x->dout,
-                            .dq = x->dq,
-                            .dk = x->dk,
-                            .dv = x->dv,
-                            .lse = x->lse,
-                            .first_key = x->first_key,
-                            .end_key = x->end_key};
-}
-
-static bool note(documents_call *c)
-{
-    const bool taken = takes(c);
-    if (taken && c->layout.end > c->context->attention_scratch) {
-        c->context->attention_scratch = c->layout.end;
-    }
-    return taken;
-}
-
-bool nd_documents_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
-{
-    documents_call c = forward_call(context, args);
-    return note(&c);
-}
-
-bool nd_documents_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
-{
-    documents_call c = backward_call(context, args);
-    return note(&c);
-}
-
-static int32_t *numbers_at(const documents_call *c, size_t at)
-{
-    return (int32_t *)(void *)(c->scratch + at);
-}
-
-static float *stats_of(const documents_call *c)
-{
-    return (float *)(void *)(c->scratch + c->layout.stats);
-}
-
-static int64_t *starts_of(const documents_call *c, int tier)
-{
-    return (int64_t *)(void *)(c->scratch + c->layout.starts[tier]);
-}
-
-static nd_status place(documents_call *c, void *scratch)
-{
-    c->scratch = scratch;
-    return c->layout.end <= c->context->attention_scratch
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL,
-                         "attention of documents needs %zu bytes of scratch; %zu were planned",
-                         c->layout.end, c->context->attention_scratch);
+    return (int64_t *)at(c, tier->starts) + kind * (tier->slots + 1);
 }
 
 /* Finds the segments of a round on the GPU. */
-static nd_status find(nd_stream *stream, const documents_call *c, int round)
+static nd_status find(nd_stream *stream, const nd_sdpa_call *c, int64_t round, int64_t rounds)
 {
-    const nd_attention *a = c->a;
-    nd_documents_find_args find = {.tiers = c->tiers,
-                                   .form = a->documents,
-                                   .round = round,
-                                   .rounds = rounds_of(c->a),
-                                   .first_key = c->first_key.data,
-                                   .end_key = c->end_key.data,
-                                   .owners = numbers_at(c, c->layout.owners),
-                                   .key_owners = numbers_at(c, c->layout.key_owners)};
-    for (int t = 0; t < c->tiers.count; t++) {
-        find.lengths[t] = numbers_at(c, c->layout.lengths[t]);
-        find.starts[t] = starts_of(c, t);
-    }
-    const int64_t heads = heads_of(c);
-    find.widths[ND_RAGGED_Q] = c->q.stride[1];
-    find.widths[ND_RAGGED_KV] = c->k.stride[1];
-    find.widths[ND_RAGGED_OUT] = c->backward ? c->out.stride[1] : heads * a->head_dim;
-    find.widths[ND_RAGGED_STATS] = heads;
-    find.widths[ND_RAGGED_DOUT] = c->backward ? c->dout.stride[1] : 0;
-    find.widths[ND_RAGGED_DQ] = heads * a->head_dim;
-    find.widths[ND_RAGGED_DKV] = c->layout.kvs * a->head_dim;
+    const int64_t D = c->a->head_dim, heads = heads_of(c);
+    const nd_documents_find_args find = {
+        .of = c->documents,
+        .scratch = c->scratch,
+        .form = c->a->documents,
+        .round = round,
+        .rounds = rounds,
+        .first_key = c->first_key.data,
+        .end_key = c->end_key.data,
+        .widths = {[ND_RAGGED_Q] = c->q.stride[1],
+                   [ND_RAGGED_KV] = c->k.stride[1],
+                   [ND_RAGGED_OUT] = c->backward ? c->out.stride[1] : heads * D,
+                   [ND_RAGGED_STATS] = heads,
+                   [ND_RAGGED_DOUT] = c->dout.stride[1],
+                   [ND_RAGGED_DQ] = heads * D,
+                   [ND_RAGGED_DKV] = c->documents.kvs * D},
+    };
     return nd_cuda_op_done(stream, "attention: documents",
                            (cudaError_t)nd_cuda_documents_find(nd_cuda_stream(stream), &find));
 }
 
-static nd_status run_tier(nd_stream *stream, const documents_call *c, int t, int64_t head,
-                          int64_t kv)
+/* Takes heads of a result, from `head` on, out of the scratch; with lse also the statistics. */
+static nd_status take(nd_stream *stream, const nd_sdpa_call *c, const nd_document_tier *tier,
+                      nd_documents_take_args args, int64_t head)
 {
-    const nd_document_tier *tier = &c->tiers.of[t];
-    const nd_sdpa_form form = form_of(c, tier);
-    char *rows = c->scratch + c->layout.rows;
-    nd_sdpa_tensors at = {.q = nd_sdpa_at(c->q, 0, head).data,
-                          .k = nd_sdpa_at(c->k, 0, kv).data,
-                          .v = nd_sdpa_at(c->v, 0, kv).data,
-                          .out = c->backward ? nd_sdpa_at(c->out, 0, head).data : rows,
-                          .stats = stats_of(c),
-                          .dout = c->backward ? nd_sdpa_at(c->dout, 0, head).data : NULL,
-                          .dq = rows,
-                          .dk = c->scratch + c->layout.keys[0],
-                          .dv = c->scratch + c->layout.keys[1],
-                          .workspace = c->scratch,
-                          .rows = numbers_at(c, c->layout.lengths[t])};
-    at.keys = at.rows + tier->slots;
-    for (int k = 0; k < ND_RAGGED_KINDS; k++) {
-        at.starts[k] = starts_of(c, t) + k * (tier->slots + 1);
-    }
-    ND_TRY(nd_cudnn_run(c->context->cudnn, stream, &form, &at));
-    return nd_cuda_op_done(stream, c->backward ? "attention_bwd" : "attention_fwd", cudaSuccess);
-}
-
-/* Takes the rows of one owner, in some heads from `head` on, out of the scratch. */
-static nd_status take(nd_stream *stream, nd_tensor out, int64_t head, nd_tensor from,
-                      const int32_t *owners, int owner, bool add)
-{
-    nd_documents_take_args args = {.out = nd_sdpa_part(out, 0, out.shape[1], head, from.shape[2]),
-                                   .x = from,
-                                   .owners = owners,
-                                   .owner = owner,
-                                   .add = add};
+    const bool keys = args.x != at(c, c->documents.results);
+    args.out =
+        nd_sdpa_part(args.out, 0, args.out.shape[1], head, keys ? c->documents.kvs : heads_of(c));
+    args.slots = tier->slots;
+    args.most = keys ? tier->keys : tier->rows;
+    args.lengths = (int32_t *)at(c, tier->lengths) + (keys ? tier->slots : 0);
+    args.starts = starts_of(c, tier, keys ? ND_RAGGED_DKV : ND_RAGGED_DQ);
     int launched = nd_cuda_documents_take(nd_cuda_stream(stream), &args);
     return nd_cuda_op_done(stream, "attention: rows of documents", (cudaError_t)launched);
 }
 
-static nd_status move_stats(nd_stream *stream, const documents_call *c, int64_t head, int owner)
+/* The statistics of a group's heads. */
+static nd_tensor lse_of(const nd_sdpa_call *c, int64_t head)
 {
-    nd_documents_stats_args args = {.lse = c->lse,
-                                    .stats = stats_of(c),
-                                    .owners = numbers_at(c, c->layout.owners),
-                                    .owner = owner,
-                                    .to_lse = !c->backward};
-    args.lse.data = (float *)c->lse.data + head * c->a->sq;
-    args.lse.shape[1] = heads_of(c);
-    int launched = nd_cuda_documents_stats(nd_cuda_stream(stream), &args);
+    nd_tensor lse = c->lse;
+    lse.data = (float *)lse.data + head * c->a->sq;
+    lse.shape[1] = heads_of(c);
+    return lse;
+}
+
+/* As cuDNN's backward reads them. */
+static nd_status pack_stats(nd_stream *stream, const nd_sdpa_call *c, int64_t head)
+{
+    const nd_tensor lse = lse_of(c, head);
+    const nd_attention *a = c->a;
+    nd_cast_args copy = {.out = nd_tensor_4d(at(c, c->documents.stats), ND_DTYPE_F32, a->batch,
+                                             a->sq, heads_of(c), 1)};
+    copy.x = copy.out;
+    copy.x.data = lse.data;
+    copy.x.stride[0] = lse.stride[0];
+    copy.x.stride[1] = 1;
+    copy.x.stride[2] = a->sq;
+    int launched = nd_cuda_cast(nd_cuda_stream(stream), &copy, NULL);
     return nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched);
 }
 
-static nd_status take_results(nd_stream *stream, const documents_call *c, int owner, int64_t head,
-                              int64_t kv)
+static nd_status run_tier(nd_stream *stream, const nd_sdpa_call *c, const nd_document_tier *tier,
+                          int64_t head, int64_t kv)
 {
-    const nd_documents_layout *l = &c->layout;
-    const int32_t *owners = numbers_at(c, l->owners), *of_keys = numbers_at(c, l->key_owners);
-    const nd_tensor rows = results_of(c, l->rows, c->a->sq, heads_of(c));
-    const nd_tensor dk = results_of(c, l->keys[0], c->a->sk, l->kvs);
-    const nd_tensor dv = results_of(c, l->keys[1], c->a->sk, l->kvs);
-    if (!c->backward) {
-        ND_TRY(take(stream, c->out, head, rows, owners, owner, false));
-        return move_stats(stream, c, head, owner);
+    const nd_documents *d = &c->documents;
+    const nd_sdpa_form form = form_of(c, tier);
+    void *results = at(c, d->results), *dk = at(c, d->dk), *dv = at(c, d->dv);
+    nd_sdpa_tensors t = {.q = nd_sdpa_at(c->q, 0, head).data,
+                         .k = nd_sdpa_at(c->k, 0, kv).data,
+                         .v = nd_sdpa_at(c->v, 0, kv).data,
+                         .out = c->backward ? nd_sdpa_at(c->out, 0, head).data : results,
+                         .stats = at(c, d->stats),
+                         .dout = c->backward ? nd_sdpa_at(c->dout, 0, head).data : NULL,
+                         .dq = results,
+                         .dk = dk,
+                         .dv = dv,
+                         .workspace = c->scratch,
+                         .rows = at(c, tier->lengths)};
+    t.keys = t.rows + tier->slots;
+    for (int kind = 0; kind < ND_RAGGED_KINDS; kind++) {
+        t.starts[kind] = starts_of(c, tier, kind);
     }
-    ND_TRY(take(stream, c->dq, head, rows, owners, owner, c->add_q));
-    ND_TRY(take(stream, c->dk, kv, dk, of_keys, owner, c->add_kv));
-    return take(stream, c->dv, kv, dv, of_keys, owner, c->add_kv);
+    ND_TRY(nd_cudnn_run(c->context->cudnn, stream, &form, &t));
+    ND_TRY(nd_cuda_op_done(stream, c->backward ? "attention_bwd" : "attention_fwd", cudaSuccess));
+    if (!c->backward) {
+        const nd_documents_take_args out = {
+            .out = c->out, .x = results, .lse = lse_of(c, head), .stats = t.stats};
+        return take(stream, c, tier, out, head);
+    }
+    const nd_documents_take_args of_queries = {.out = c->dq, .x = results, .add = c->add_q};
+    const nd_documents_take_args of_keys = {.out = c->dk, .x = dk, .add = c->add_kv};
+    const nd_documents_take_args of_values = {.out = c->dv, .x = dv, .add = c->add_kv};
+    ND_TRY(take(stream, c, tier, of_queries, head));
+    ND_TRY(take(stream, c, tier, of_keys, kv));
+    return take(stream, c, tier, of_values, kv);
 }
 
-static nd_status run(nd_stream *stream, const documents_call *c)
+nd_status nd_documents_run(nd_stream *stream, nd_sdpa_call *c, void *scratch,
+                           const int32_t **owners)
 {
-    const int64_t group = c->a->heads / c->a->kv_heads;
-    for (int round = 0; round < rounds_of(c->a); round++) {
-        ND_TRY(find(stream, c, round));
-        for (int64_t kv = 0; kv < c->a->kv_heads; kv += c->layout.kvs) {
-            ND_TRY(c->backward ? move_stats(stream, c, kv * group, 0) : ND_OK);
-            for (int t = 0; t < c->tiers.count; t++) {
-                ND_TRY(run_tier(stream, c, t, kv * group, kv));
-                ND_TRY(take_results(stream, c, round * ND_DOCUMENT_TIERS + t, kv * group, kv));
+    const nd_attention *a = c->a;
+    const int64_t group = a->heads / a->kv_heads, rounds = nd_max(a->rounds, 1);
+    ND_TRY(nd_sdpa_check_scratch(c, c->documents.end));
+    c->scratch = scratch;
+    *owners = at(c, c->documents.owners);
+    for (int64_t round = 0; round < rounds; round++) {
+        ND_TRY(find(stream, c, round, rounds));
+        for (int64_t kv = 0; kv < a->kv_heads; kv += c->documents.kvs) {
+            ND_TRY(c->backward ? pack_stats(stream, c, kv * group) : ND_OK);
+            for (int t = 0; t < c->documents.count; t++) {
+                ND_TRY(run_tier(stream, c, &c->documents.tiers[t], kv * group, kv));
             }
         }
     }
     return ND_OK;
-}
-
-nd_status nd_documents_fwd(nd_stream *stream, const nd_attention_fwd_args *args, bool *taken)
-{
-    documents_call c = forward_call(nd_cuda_context_of(stream->device), args);
-    *taken = takes(&c);
-    if (!*taken) {
-        return ND_OK;
-    }
-    ND_TRY(place(&c, args->scratch));
-    ND_TRY(run(stream, &c));
-    int launched =
-        nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args, numbers_at(&c, c.layout.owners));
-    return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
-}
-
-nd_status nd_documents_bwd(nd_stream *stream, const nd_attention_bwd_args *args, bool *taken)
-{
-    documents_call c = backward_call(nd_cuda_context_of(stream->device), args);
-    *taken = takes(&c);
-    if (!*taken) {
-        return ND_OK;
-    }
-    ND_TRY(place(&c, args->scratch));
-    ND_TRY(run(stream, &c));
-    int launched =
-        nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args, numbers_at(&c, c.layout.owners));
-    return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
 }

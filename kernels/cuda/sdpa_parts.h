@@ -20,7 +20,7 @@
  * kernels.
  */
 #include "kernels/cuda/context.h"
-#include "kernels/ops.h"
+#include "kernels/cuda/documents.h"
 
 /* Most bytes of scores of one call of a deterministic backward. */
 enum { ND_SDPA_ORDERED_BYTES = 1 << 30 };
@@ -95,10 +95,11 @@ typedef struct nd_sdpa_call {
     nd_cuda_context *context;
     const nd_attention *a;
     bool backward;
-    nd_sdpa_cut cut;
-    nd_tensor q, k, v, out, lse;
+    nd_tensor q, k, v, out, lse, first_key, end_key;
     nd_tensor dout, dq, dk, dv; /* backward */
     bool add_q, add_kv;
+    nd_documents documents; /* where nd_documents_take does, and nothing below but the scratch */
+    nd_sdpa_cut cut;
     /* What cuDNN writes: the results themselves, or the scratch, which has room for one piece. */
     nd_tensor to_q, to_k, to_v;
     bool through_q, through_kv;
@@ -107,6 +108,9 @@ typedef struct nd_sdpa_call {
     nd_sdpa_layout layout;
     char *scratch;
 } nd_sdpa_call;
+
+nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x);
+nd_sdpa_call nd_sdpa_backward_call(nd_cuda_context *context, const nd_attention_bwd_args *x);
 
 /* Whether the tensor lies at a multiple of 16 bytes and has strides of multiples of 8 elements:
  * what the vector accesses of cuDNN need. */
@@ -120,8 +124,10 @@ nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows);
 
 /* Computes the cut, and what goes through the scratch, of a call whose operands are set. Makes the
  * plans of all its forms that do not exist yet. */
-nd_status nd_sdpa_plan(nd_sdpa_call *call, nd_cuda_context *context);
-/* Assigns the scratch. ND_ERR_INTERNAL when less was planned. */
+nd_status nd_sdpa_plan(nd_sdpa_call *call);
+/* ND_ERR_INTERNAL when less than `bytes` of scratch were planned. */
+nd_status nd_sdpa_check_scratch(const nd_sdpa_call *call, size_t bytes);
+/* Assigns the scratch, as above. */
 nd_status nd_sdpa_place(nd_sdpa_call *call, void *scratch);
 
 nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *call, const nd_sdpa_piece *p);

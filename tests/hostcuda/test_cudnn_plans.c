@@ -75,7 +75,8 @@ static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, i
                                .deterministic = deterministic,
                                .ordered_bytes = ND_SDPA_ORDERED_BYTES};
     nd_tensor q = heads(sq, H, D, row), k = heads(sk, K, D, row), out = heads(sq, H, D, H * D);
-    nd_sdpa_call c = {.a = &a,
+    nd_sdpa_call c = {.context = &context,
+                      .a = &a,
                       .backward = backward,
                       .q = q,
                       .k = k,
@@ -89,7 +90,7 @@ static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, i
     int64_t before = nd_cudnn_plan_count(cudnn);
     size_t planned = nd_cuda_sdpa_scratch_by_formula(&a, ND_DTYPE_BF16, backward,
                                                      deterministic ? ND_SDPA_ORDERED_BYTES : 0);
-    cr_assert_eq(nd_sdpa_plan(&c, &context), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_sdpa_plan(&c), ND_OK, "%s", nd_error_last()->message);
     cr_expect_leq(c.layout.end, planned, "%zu bytes of scratch, %zu planned", c.layout.end,
                   planned);
     bool pieces = c.cut.adds_queries || c.cut.adds_keys;
@@ -220,15 +221,17 @@ static void expect_segments(nd_attention a, int tiers)
                                             .end_key = some,
                                             .add_kv = true};
     cr_expect(nd_documents_fit(&a, false));
-    cr_expect(nd_documents_prepare_fwd(&context, &forward));
-    cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, false));
-    cr_expect(nd_documents_prepare_bwd(&context, &backward));
-    cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, true));
+    nd_sdpa_call calls[] = {nd_sdpa_forward_call(&context, &forward),
+                            nd_sdpa_backward_call(&context, &backward)};
+    for (int i = 0; i < 2; i++) {
+        cr_expect(nd_documents_take(&calls[i]));
+        cr_expect_leq(calls[i].documents.end, nd_documents_scratch_by_formula(&a, i == 1));
+    }
     cr_expect_eq(nd_cudnn_plan_count(cudnn) - before, 2 * tiers);
     printf("documents (%d) in %lld x %lld, %lld keys, window %lld, heads of %lld: %zu bytes, by "
            "formula %zu\n",
            (int)a.documents, (long long)batch, (long long)S, (long long)a.sk, (long long)a.window,
-           (long long)D, context.attention_scratch, nd_documents_scratch_by_formula(&a, true));
+           (long long)D, calls[1].documents.end, nd_documents_scratch_by_formula(&a, true));
 }
 
 static void expect_documents(int64_t batch, int64_t S, int64_t D, int64_t H, int64_t K, int tiers)
@@ -266,6 +269,7 @@ Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
     nd_tensor x = heads(512, 4, 64, 256);
     const nd_attention_fwd_args forward = {
         .attention = a, .out = x, .q = x, .k = x, .v = x, .end_key = x};
-    cr_expect_not(nd_documents_prepare_fwd(&context, &forward));
+    nd_sdpa_call call = nd_sdpa_forward_call(&context, &forward);
+    cr_expect_not(nd_documents_take(&call));
     cr_expect_eq(nd_cudnn_plan_count(cudnn), 0);
 }
