@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multiple choice as the real lm-evaluation-harness scores it: its HFLM on the CPU in F32, on a small model of transformers.
 
-The golden folder holds the model (config.json, model.safetensors, tokenizer.json, tokenizer_config.json) and
+The golden folder holds the model (config.json, weights.json, from which its weights are drawn, tokenizer.json, tokenizer_config.json) and
   plain.jsonl, special.jsonl   rows of tasks as `ndtrain eval --requests` reads them: "context", "choices", "gold", "delimiter"
   plain.json, special.json     for each row what lm_eval gives: "log_likelihoods" and "is_greedy" of its choices, "acc", "acc_norm"; and
                                "bounds" and "deviations", how far each log-likelihood may be, and is as a rule, from that of another
@@ -23,6 +23,7 @@ import tempfile
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from goldens import draw
 
 U = 2.0**-24
 ROWS = 40
@@ -135,12 +136,7 @@ class Bound:
 
 def build():
     model = LlamaForCausalLM(LlamaConfig(use_cache=False, **CONFIG))
-    generator = torch.Generator().manual_seed(4000)
-    with torch.no_grad():
-        for key, p in sorted(model.named_parameters()):
-            values = torch.randn(p.shape, generator=generator)
-            p.copy_(1 + 0.2 * values if p.dim() == 1 else values / p.shape[1] ** 0.5)
-    return model.eval()
+    return draw.fill(model, 4009, lambda _, p: (1.0, 0.2) if p.dim() == 1 else (0.0, p.shape[1] ** -0.5)).eval()
 
 
 def encode_pair(tokenizer, context, continuation, special):
@@ -232,9 +228,9 @@ def score_by_lm_eval(folder, rows, delimiter, special):
                "acc": int(sample["acc"]), "acc_norm": int(sample["acc_norm"])}
 
 
-def make_set(folder, model, name, delimiter, special):
-    rows, exact = make_rows(model, AutoTokenizer.from_pretrained(folder), delimiter, special)
-    theirs, farthest, spread = list(score_by_lm_eval(folder, rows, delimiter, special)), 0.0, 0.0
+def make_set(folder, saved, model, name, delimiter, special):
+    rows, exact = make_rows(model, AutoTokenizer.from_pretrained(saved), delimiter, special)
+    theirs, farthest, spread = list(score_by_lm_eval(saved, rows, delimiter, special)), 0.0, 0.0
     for row, own, other in zip(rows, exact, theirs, strict=True):
         _, other["bounds"], other["deviations"], greedy = map(list, zip(*own))
         assert other["is_greedy"] == greedy, (row, own, other)
@@ -252,13 +248,15 @@ def make_set(folder, model, name, delimiter, special):
 def make(folder):
     torch.set_grad_enabled(False)
     model = build()
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    draw.save(model, folder)
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>", "eos_token": "<|eot|>"}) + "\n")
     with tempfile.TemporaryDirectory() as caches:  # nothing is fetched, and nothing is left in the user's caches
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=caches, TOKENIZERS_PARALLELISM="false")
-        make_set(folder, model, "plain", "", False)
-        make_set(folder, model, "special", " ", True)
+        saved = pathlib.Path(caches) / "model"
+        model.save_pretrained(saved)
+        shutil.copytree(folder, saved, dirs_exist_ok=True)
+        make_set(folder, saved, model, "plain", "", False)
+        make_set(folder, saved, model, "special", " ", True)
     torch.set_grad_enabled(True)

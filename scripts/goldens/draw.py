@@ -8,6 +8,8 @@ import json
 import numpy
 import torch
 
+from goldens import write_json
+
 SKETCH, SKETCH_SEED = 128, 77
 MASK = numpy.uint64(0xFFFFFFFF)
 
@@ -49,8 +51,9 @@ def fill(model, seed, rule):
 
 
 def save(model, folder):
-    """config.json as transformers writes it, and weights.json, from which model.safetensors can be drawn."""
+    """config.json with the keys that transformers writes, and weights.json, from which model.safetensors can be drawn."""
     model.save_pretrained(folder)
+    write_json(folder / "config.json", json.loads((folder / "config.json").read_text()))
     for name in ("generation_config.json", "model.safetensors"):
         (folder / name).unlink(missing_ok=True)
     (folder / "weights.json").write_text(json.dumps(model.drawn) + "\n")

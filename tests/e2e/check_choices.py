@@ -6,13 +6,18 @@ scripts/goldens/choices.py has made GOLDENS with it, in F32. Example by example,
 each log-likelihood must be within the bound of all roundings, and within as many deviations of independent roundings as none of
 so many scores should pass. On one thread, on two, and by --serve-stdin.
 """
+import array
 import json
 import pathlib
+import shutil
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
 
 NDTRAIN, GOLDENS = sys.argv[1], pathlib.Path(sys.argv[2])
+MODEL = tempfile.TemporaryDirectory()
 FALSE_ALARM = 1e-4  # how likely a right program fails by chance
 
 
@@ -21,8 +26,32 @@ def check(holds, words):
         sys.exit(f"check_choices: {words}")
 
 
+def normal(seed, stream, i):
+    """nd_rng_normal of runtime/base/rng.h."""
+    c, k0, k1 = (i, 0, stream, 0), seed, 0
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = (p1 >> 32) ^ c[1] ^ k0, p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ k1, p0 & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    (scale,) = struct.unpack("f", struct.pack("f", 1 / struct.unpack("f", struct.pack("f", 53509.92))[0]))
+    return array.array("f", [(sum((word & 0xFFFF) + (word >> 16) for word in c) - 4 * 65535) * scale])[0]
+
+
+def draw_model():
+    """The golden with its weights, which weights.json says how to draw."""
+    drawn, head, values = json.loads((GOLDENS / "weights.json").read_text()), {}, array.array("f")
+    for name, t in drawn["tensors"].items():
+        begin, count = 4 * len(values), t["shape"][0] * (t["shape"] + [1])[1]
+        values.extend(t["mean"] + t["deviation"] * normal(drawn["seed"], t["stream"], i) for i in range(count))
+        head[name] = {"dtype": "F32", "shape": t["shape"], "data_offsets": [begin, 4 * len(values)]}
+    text = json.dumps(head).encode()
+    (pathlib.Path(MODEL.name) / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + values.tobytes())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDENS / name, MODEL.name)
+
+
 def evaluate(*arguments, given=None):
-    done = subprocess.run([NDTRAIN, "eval", "--model", GOLDENS, "--precision", "fp32", *arguments], input=given, capture_output=True,
+    done = subprocess.run([NDTRAIN, "eval", "--model", MODEL.name, "--precision", "fp32", *arguments], input=given, capture_output=True,
                           stdin=None if given else subprocess.DEVNULL, text=True, timeout=120)
     check(done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}")
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -48,6 +77,7 @@ def compare(name, rows, goldens):
 
 
 def main():
+    draw_model()
     greedy, kinds = 0, set()
     for name, flags in (("plain", ()), ("special", ("--add-special-tokens",))):
         requests, goldens = GOLDENS / f"{name}.jsonl", json.loads((GOLDENS / f"{name}.json").read_text())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A manifest of a checkpoint, whose digest is made right here so that the fuzzer reaches what lies
- * behind it: what the reader accepts can be written, read again, and laid out. */
+/* A manifest of a checkpoint, whose digest is made right here, in place of one that it has, so that
+ * the fuzzer reaches what lies behind it: what the reader accepts can be written, read again, and
+ * laid out. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -50,6 +51,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > sizeof text - 256) {
         return 0;
     }
+    const uint8_t *had =
+        memmem(data, size, ND_MANIFEST_DIGEST_HEAD, strlen(ND_MANIFEST_DIGEST_HEAD));
+    size = had ? (size_t)(had - data) : size;
     memcpy(text, data, size);
     bool sha = memmem(data, size, "\"sha256\"", 8) != NULL;
     ND_ASSERT(nd_digest_text(sha ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3, text, size, digest) ==
