@@ -111,15 +111,10 @@ static void check_each(const nd_side *ref, const nd_backend *backend, const nd_a
     }
 }
 
-static void check_tiles(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(attention_tiles, tiles_of_a_deterministic_backward_add_up)
 {
     nd_cuda_context_of(backend->side.device)->ordered_bytes = 1 << 16; /* 128 x 128 */
     check_each(ref, backend, tiled, sizeof tiled / sizeof *tiled, false);
-}
-
-Test(attention_tiles, tiles_of_a_deterministic_backward_add_up)
-{
-    nd_best_backend(check_tiles);
 }
 
 /* Unmasked keys that end inside of a tile of Hopper's kernel (sdpa_parts.h), and queries that do so
@@ -131,12 +126,7 @@ static const nd_attention half_tiles[] = {
     {1, 65, 128, 4, 2, 16, 128, 0.25f}, {1, 129, 256, 4, 2, 16, 256, 0.25f},
 };
 
-static void check_half_tiles(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(attention_tiles, parts_of_tiles_add_up_where_statistics_are_very_negative)
 {
     check_each(ref, backend, half_tiles, sizeof half_tiles / sizeof *half_tiles, true);
-}
-
-Test(attention_tiles, parts_of_tiles_add_up_where_statistics_are_very_negative)
-{
-    nd_best_backend(check_half_tiles);
 }

@@ -117,7 +117,7 @@ Test(matmul_fp8_cuda, a_library_that_refuses_vectors_at_the_product)
     nd_best_backend(check_all);
 }
 
-static void check_refusal(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul_fp8_cuda, extents_that_are_no_multiples_of_16_are_said)
 {
     nd_stream stream = backend->side.stream;
     nd_matrix a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
@@ -128,9 +128,4 @@ static void check_refusal(const nd_side *ref, const nd_backend *backend)
         ND_ERR_INTERNAL);
     cr_expect(strstr(nd_error_last()->message, "multiples of 16"), "%s", nd_error_last()->message);
     nd_case_free();
-}
-
-Test(matmul_fp8_cuda, extents_that_are_no_multiples_of_16_are_said)
-{
-    nd_best_backend(check_refusal);
 }

@@ -77,7 +77,7 @@ static void expect_within(const char *what, nd_tensor got, nd_tensor want, nd_te
     cr_expect_gt(most, 0.2, "%s: blocks are rounded at all (%g of the bound)", what, most);
 }
 
-static void check_blocks(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(attention_blocks, gradients_of_blocks_are_rounded_once_and_added_in_f32)
 {
     gradients in = {tensor(ND_DTYPE_BF16, ROWS, H, 0.5f),
                     tensor(ND_DTYPE_BF16, BLOCKS * KEYS, K, 0.5f),
@@ -113,9 +113,4 @@ static void check_blocks(const nd_side *ref, const nd_backend *backend)
                       (double)nd_get(got.dk, i), (double)nd_get(want.dk, i));
     }
     nd_case_free();
-}
-
-Test(attention_blocks, gradients_of_blocks_are_rounded_once_and_added_in_f32)
-{
-    nd_best_backend(check_blocks);
 }

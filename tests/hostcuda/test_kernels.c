@@ -11,7 +11,7 @@
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 /* More ranges than one launch takes, some empty, ending anywhere; the copy is the updated
  * parameter, rounded. */
-static void check_resident(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(optimizer, ranges_and_the_resident_copy)
 {
     enum { COUNT = 40000, RANGES = 150 };
     static const nd_adamw o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.7f, 0.19f, 0.0975f};
@@ -59,11 +59,6 @@ static void check_resident(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(optimizer, ranges_and_the_resident_copy)
-{
-    nd_each_backend(check_resident);
-}
-
 static void rescale_once(const nd_backend *backend, nd_dtype dtype, int64_t m, int64_t n,
                          int64_t gap, int choice)
 {
@@ -95,7 +90,7 @@ static void rescale_once(const nd_backend *backend, nd_dtype dtype, int64_t m, i
     nd_case_free();
 }
 
-static void check_rescale(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, scales_after_a_product)
 {
     for (int choice = 0; choice < 8; choice++) {
         for (int d = 0; d < 2; d++) {
@@ -104,9 +99,4 @@ static void check_rescale(const nd_side *ref, const nd_backend *backend)
             rescale_once(backend, dtypes[d], 17, 1040, 16, choice);
         }
     }
-}
-
-Test(fp8, scales_after_a_product)
-{
-    nd_each_backend(check_rescale);
 }

@@ -46,6 +46,25 @@ void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend
 typedef void nd_drawn_check(nd_draw *d, const nd_side *ref, const nd_backend *backend);
 void nd_each_draw(nd_drawn_check *check);
 
+/* A test whose body, which follows, is called with `ref` and `backend` by one of these. */
+#define TEST_EACH_BACKEND(suite, name) ND_BACKEND_TEST(suite, name, nd_each_backend)
+#define TEST_BEST_BACKEND(suite, name) ND_BACKEND_TEST(suite, name, nd_best_backend)
+#define ND_BACKEND_TEST(suite, name, call)                                                         \
+    static void check_##suite##_##name(const nd_side *ref, const nd_backend *backend);             \
+    Test(suite, name)                                                                              \
+    {                                                                                              \
+        call(check_##suite##_##name);                                                              \
+    }                                                                                              \
+    static void check_##suite##_##name(const nd_side *ref, const nd_backend *backend)
+/* The same with `d`, for nd_each_draw. */
+#define TEST_EACH_DRAW(suite, name)                                                                \
+    static nd_drawn_check check_##suite##_##name;                                                  \
+    Test(suite, name)                                                                              \
+    {                                                                                              \
+        nd_each_draw(check_##suite##_##name);                                                      \
+    }                                                                                              \
+    static void check_##suite##_##name(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+
 /* Opens the reference, or the CPU backend with `threads`; nd_side_close ends it. */
 void nd_side_open_ref(nd_side *side);
 void nd_side_open_cpu(nd_side *side, int threads);

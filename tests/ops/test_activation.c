@@ -74,7 +74,7 @@ static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype 
     nd_case_free();
 }
 
-static void check_swiglu(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(swiglu, forward_and_backward)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < SHAPES; i++) {
@@ -85,12 +85,7 @@ static void check_swiglu(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(swiglu, forward_and_backward)
-{
-    nd_each_backend(check_swiglu);
-}
-
-static void check_nan(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(swiglu, a_nan_stays_where_it_is)
 {
     nd_tensor gate = nd_random_2d(ND_DTYPE_BF16, 2, 70, 0, 1.0f), up = nd_clone(gate);
     nd_tensor out = nd_clone(gate);
@@ -103,11 +98,6 @@ static void check_nan(const nd_side *ref, const nd_backend *backend)
         cr_assert(isnan(nd_get(out, i)) == (i == 3 || i == 139), "%s: element %d", backend->name,
                   (int)i);
     }
-}
-
-Test(swiglu, a_nan_stays_where_it_is)
-{
-    nd_each_backend(check_nan);
 }
 
 enum { POSITIONS = 96 };
@@ -144,7 +134,7 @@ static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_case_free();
 }
 
-static void check_rope(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(rope, both_directions)
 {
     for (int d = 0; d < 2; d++) {
         for (int in_place = 0; in_place < 2; in_place++) {
@@ -154,11 +144,6 @@ static void check_rope(const nd_side *ref, const nd_backend *backend)
             rope_once(ref, backend, dtypes[d], 33, 2, 128, 32, in_place);
         }
     }
-}
-
-Test(rope, both_directions)
-{
-    nd_each_backend(check_rope);
 }
 
 static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
@@ -185,7 +170,7 @@ static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dty
     nd_case_free();
 }
 
-static void check_embedding(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(embedding, forward_and_backward)
 {
     for (int d = 0; d < 2; d++) {
         embedding_once(ref, backend, dtypes[d], 1, 1, 1, 0);
@@ -198,12 +183,7 @@ static void check_embedding(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(embedding, forward_and_backward)
-{
-    nd_each_backend(check_embedding);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(activation, drawn)
 {
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
@@ -212,9 +192,4 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
               2 * draw_extent(d, 64), draw_range(d, 0, 20), draw_once_in(d, 2));
     embedding_once(ref, backend, dtype, draw_range(d, 0, 200), draw_extent(d, 100),
                    draw_extent(d, 200), draw_range(d, 0, 20));
-}
-
-Test(activation, drawn)
-{
-    nd_each_draw(check_drawn);
 }

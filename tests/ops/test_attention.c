@@ -108,7 +108,7 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, const nd
     forward_masked(ref, backend, a, (bounds){0}, dtype, gap, few);
 }
 
-static void check_forward(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, forward)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
@@ -122,11 +122,6 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention, forward)
-{
-    nd_each_backend(check_forward);
-}
-
 /* One query against keys of one span and of several, at its borders; blind ones, and keys that are
  * not seen; a head size that leaves a part of a vector; groups of one, of some and of many. */
 static const nd_attention one_query[] = {
@@ -136,7 +131,7 @@ static const nd_attention one_query[] = {
     {2, 1, 40, 4, 4, 10, -2, 0.3f},      {1, 1, 700, 16, 2, 72, 520, 0.1f},
     {1, 1, 17000, 2, 2, 8, 16999, 0.35f}};
 
-static void check_one_query(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, one_query_at_each_instruction_set)
 {
     for (int d = 0; d < 2; d++) {
         for (size_t c = 0; c < sizeof one_query / sizeof *one_query; c++) {
@@ -146,13 +141,8 @@ static void check_one_query(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention, one_query_at_each_instruction_set)
-{
-    nd_each_backend(check_one_query);
-}
-
 /* The one key that counts is in the second span, far above all scores of the first one. */
-static void check_largest_behind(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, one_query_whose_largest_score_is_in_a_later_span)
 {
     enum { KEYS = 700, LARGEST = 600, D = 2 };
     static const nd_attention a = {1, 1, KEYS, 1, 1, D, KEYS - 1, 1.0f};
@@ -171,11 +161,6 @@ static void check_largest_behind(const nd_side *ref, const nd_backend *backend)
                  backend->name);
     cr_expect_float_eq(*(float *)lse.data, 200.0, 200.0 * 4 * nd_eps_f32, "%s", backend->name);
     nd_case_free();
-}
-
-Test(attention, one_query_whose_largest_score_is_in_a_later_span)
-{
-    nd_each_backend(check_largest_behind);
 }
 
 /* Score j of query i is j or -j steps: the maximum of the even queries grows by `step`, in units of
@@ -210,7 +195,7 @@ static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype
     nd_case_free();
 }
 
-static void check_growing(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, forward_whose_maxima_grow)
 {
     /* All keys together grow by less than one growth of the maximum, several pieces by more than
      * one, a single piece by more than one. */
@@ -220,11 +205,6 @@ static void check_growing(const nd_side *ref, const nd_backend *backend)
             growing_once(ref, backend, dtypes[d], steps[i]);
         }
     }
-}
-
-Test(attention, forward_whose_maxima_grow)
-{
-    nd_each_backend(check_growing);
 }
 
 static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wide)
@@ -297,7 +277,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
     backward_masked(ref, backend, a, (bounds){0}, dtype, flags, even);
 }
 
-static void check_backward(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, backward)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
@@ -317,13 +297,8 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention, backward)
-{
-    nd_each_backend(check_backward);
-}
-
 /* Where a backend does not read delta, delta may be absent; the bits are the same. */
-static void check_without_delta(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, backward_without_delta)
 {
     static const nd_attention blocks[] = {{1, 24, 24, 4, 2, 16, 0, 0.25f},
                                           {2, 8, 24, 4, 2, 16, 16, 0.25f},
@@ -366,11 +341,6 @@ static void check_without_delta(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention, backward_without_delta)
-{
-    nd_each_backend(check_without_delta);
-}
-
 /* Partial results absorbed one after the other; -inf on either side, on both, and lse far apart. */
 static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_attention *of,
                        nd_dtype dtype, int64_t gap)
@@ -406,16 +376,11 @@ static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_a
     nd_case_free();
 }
 
-static void check_merge(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, merge)
 {
     static const nd_attention a = {2, 37, 1, 3, 1, 20, 0, 1.0f};
     merge_once(ref, backend, &a, dtypes[0], 2);
     merge_once(ref, backend, &a, dtypes[1], 2);
-}
-
-Test(attention, merge)
-{
-    nd_each_backend(check_merge);
 }
 
 /* From no key that is seen to all of them, often causal. */
@@ -470,7 +435,7 @@ static bounds draw_bounds(nd_draw *d, const nd_attention *a)
 
 /* A window of one key, one that crosses tiles, one larger than a block of keys; with keys before
  * the first query, and with rows that see nothing. */
-static void check_windows(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention, windows)
 {
     static const nd_attention windows[] = {
         {1, 70, 70, 2, 1, 16, 0, 0.25f, 1},    {2, 130, 130, 4, 2, 8, 0, 0.35f, 65},
@@ -486,12 +451,7 @@ static void check_windows(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention, windows)
-{
-    nd_each_backend(check_windows);
-}
-
-static void check_drawn_masks(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(attention, drawn_masks)
 {
     nd_attention a = draw_attention(d);
     a.sq = draw_once_in(d, 6) ? 1 : a.sq;
@@ -503,11 +463,6 @@ static void check_drawn_masks(nd_draw *d, const nd_side *ref, const nd_backend *
     *d = same;
     backward_masked(ref, backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4),
                     draw_once_in(d, 2));
-}
-
-Test(attention, drawn_masks)
-{
-    nd_each_draw(check_drawn_masks);
 }
 
 /* Documents of drawn lengths, which fill each sequence. */
@@ -527,7 +482,7 @@ static bounds draw_documents(nd_draw *d, const nd_attention *a)
 }
 
 /* Few shapes, for which cuDNN makes plans, of many documents. */
-static void check_documents(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(attention, drawn_documents)
 {
     static const nd_attention shapes[] = {
         {1, 70, 70, 4, 2, 16, 0, 0.25f, 0, true},   {2, 200, 200, 2, 2, 32, 0, 0.18f, 0, true},
@@ -543,21 +498,11 @@ static void check_documents(nd_draw *d, const nd_side *ref, const nd_backend *ba
                     !draw_once_in(d, 4));
 }
 
-Test(attention, drawn_documents)
-{
-    nd_each_draw(check_documents);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(attention, drawn)
 {
     const nd_attention a = draw_attention(d);
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     forward_once(ref, backend, &a, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
     backward_once(ref, backend, &a, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
     merge_once(ref, backend, &a, dtype, draw_range(d, 0, 9));
-}
-
-Test(attention, drawn)
-{
-    nd_each_draw(check_drawn);
 }

@@ -97,7 +97,7 @@ static void once(const nd_side *ref, const nd_backend *backend, const cached_cas
     nd_case_free();
 }
 
-static void check_cases(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention_cached, segments_see_their_slots)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < CASES; i++) {
@@ -110,13 +110,8 @@ static void check_cases(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention_cached, segments_see_their_slots)
-{
-    nd_each_backend(check_cases);
-}
-
 /* A token beside others, and a prompt in pieces, have the bits that they have alone. */
-static void check_alone(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(attention_cached, rows_do_not_depend_on_those_beside_them)
 {
     enum { ROWS = 9, D = 16, WIDTH = 2 * D, Q = 3 * D };
     const cached_case whole = {3, 1, D, 2, 12, {{1, 0, ROWS}}, 1, 0};
@@ -135,12 +130,7 @@ static void check_alone(const nd_side *ref, const nd_backend *backend)
     nd_case_free();
 }
 
-Test(attention_cached, rows_do_not_depend_on_those_beside_them)
-{
-    nd_best_backend(check_alone);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(attention_cached, drawn)
 {
     const int64_t kv_heads = draw_range(d, 1, 3), capacity = draw_extent(d, 90) + 4;
     cached_case c = {.heads = kv_heads * draw_range(d, 1, 3),
@@ -154,9 +144,4 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
         c.segments[i] = (nd_kv_segment){3 - i, draw_range(d, 0, capacity - rows), rows};
     }
     once(ref, backend, &c, dtypes[draw_range(d, 0, 1)], draw_range(d, 0, 12));
-}
-
-Test(attention_cached, drawn)
-{
-    nd_each_draw(check_drawn);
 }

@@ -98,7 +98,7 @@ Test(attention_masks, tiles_that_nothing_sees_are_not_multiplied)
 
 /* Queries of the second document have the bits that they have with any first document, and keys of
  * the first one those with any second one. */
-static void expect_no_leak(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention_masks, documents_do_not_leak)
 {
     enum { BORDER = 75 };
     static const nd_attention a = {1, 200, 200, 4, 2, 16, 0, 0.25f};
@@ -132,13 +132,8 @@ static void expect_no_leak(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(attention_masks, documents_do_not_leak)
-{
-    nd_each_backend(expect_no_leak);
-}
-
 /* A window has the bits of the first keys that it means; first keys of 0 have those of none. */
-static void expect_same_masks(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(attention_masks, a_window_is_a_first_key)
 {
     static const nd_attention plain = {2, 150, 220, 4, 2, 16, 70, 0.25f};
     for (int d = 0; d < 2 * 2; d++) {
@@ -159,11 +154,6 @@ static void expect_same_masks(const nd_side *ref, const nd_backend *backend)
         }
         nd_case_free();
     }
-}
-
-Test(attention_masks, a_window_is_a_first_key)
-{
-    nd_each_backend(expect_same_masks);
 }
 
 Test(attention_masks, same_bits_with_any_number_of_threads)

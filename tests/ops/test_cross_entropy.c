@@ -90,7 +90,7 @@ static void check_case(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_case_free();
 }
 
-static void check_all(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, every_op)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
@@ -99,13 +99,8 @@ static void check_all(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(cross_entropy, every_op)
-{
-    nd_each_backend(check_all);
-}
-
 /* Two slices with their statistics combined give the loss and gradients of the whole row. */
-static void check_slices(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, slices_combine)
 {
     enum { N = 5, V = 60, CUT = 23 };
     const nd_ops *ops = backend->side.ops;
@@ -143,11 +138,6 @@ static void check_slices(const nd_side *ref, const nd_backend *backend)
                     (nd_tolerance){.relative = 40 * nd_eps_f32});
 }
 
-Test(cross_entropy, slices_combine)
-{
-    nd_each_backend(check_slices);
-}
-
 /* Statistics of tiles of columns, merged one after the other. */
 static ce_result merged(const nd_side *side, nd_tensor logits, nd_tensor labels, int64_t columns,
                         int64_t valid)
@@ -170,7 +160,7 @@ static ce_result merged(const nd_side *side, nd_tensor logits, nd_tensor labels,
     return r;
 }
 
-static void check_tiles(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, tiles_merge)
 {
     static const struct {
         int64_t n, V, valid, columns;
@@ -199,13 +189,8 @@ static void check_tiles(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(cross_entropy, tiles_merge)
-{
-    nd_each_backend(check_tiles);
-}
-
 /* Not a number in one tile stays in the sum, whichever the tile. */
-static void check_nan_of_a_tile(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, a_nan_of_a_tile_reaches_the_sum)
 {
     for (int64_t at = 0; at < 50; at += 7) {
         nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
@@ -215,11 +200,6 @@ static void check_nan_of_a_tile(const nd_side *ref, const nd_backend *backend)
         cr_assert(isnan(nd_get(got.sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
         nd_case_free();
     }
-}
-
-Test(cross_entropy, a_nan_of_a_tile_reaches_the_sum)
-{
-    nd_each_backend(check_nan_of_a_tile);
 }
 
 /* Rows in whose tile t of 10 columns every logit is -inf where bit t of the row's number is set. */
@@ -238,7 +218,7 @@ static nd_tensor rows_with_masked_tiles(nd_dtype dtype)
 static void check_masked_tiles(const nd_side *side, const char *name, const ce_result *whole,
                                nd_tensor logits, nd_tensor labels)
 {
-    /* Five tiles: five roundings of a factor and of its difference, as in check_tiles. */
+    /* Five tiles: five roundings of a factor and of its difference, as in tiles_merge. */
     const nd_tolerance sum = {.relative = (50.0 / 8.0 + 5 * 260.0) * nd_eps_f32};
     for (int64_t columns = 10; columns <= 50; columns += 40) {
         ce_result got = merged(side, logits, labels, columns, 50);
@@ -248,7 +228,7 @@ static void check_masked_tiles(const nd_side *side, const char *name, const ce_r
     }
 }
 
-static void check_minus_infinity(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, tiles_of_minus_infinity_add_nothing)
 {
     for (int d = 0; d < 2; d++) {
         nd_tensor logits = rows_with_masked_tiles(dtypes[d]), labels = random_labels(32, 50);
@@ -272,13 +252,8 @@ static void check_minus_infinity(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(cross_entropy, tiles_of_minus_infinity_add_nothing)
-{
-    nd_each_backend(check_minus_infinity);
-}
-
 /* Masks of the most negative number are numbers, also where there is no other logit. */
-static void check_lowest(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, a_row_of_the_lowest_number_has_statistics)
 {
     nd_tensor logits = nd_random_2d(ND_DTYPE_F32, 1, 50, 0, 1.0f), labels = nd_random_ids(1, 0, 50);
     for (int64_t i = 0; i < 50; i++) {
@@ -291,13 +266,8 @@ static void check_lowest(const nd_side *ref, const nd_backend *backend)
     nd_case_free();
 }
 
-Test(cross_entropy, a_row_of_the_lowest_number_has_statistics)
-{
-    nd_each_backend(check_lowest);
-}
-
 /* A slice of -inf takes part with the sum 0, and one of NaN with NaN. */
-static void check_rescaled_infinity(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, slices_of_minus_infinity_rescale)
 {
     nd_tensor max = nd_random_1d(ND_DTYPE_F32, 4, 0.0f), sum = nd_clone(max),
               global = nd_clone(max);
@@ -316,12 +286,7 @@ static void check_rescaled_infinity(const nd_side *ref, const nd_backend *backen
     nd_case_free();
 }
 
-Test(cross_entropy, slices_of_minus_infinity_rescale)
-{
-    nd_each_backend(check_rescaled_infinity);
-}
-
-static void check_nan(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, a_nan_reaches_the_sum)
 {
     for (int64_t at = 0; at < 50; at += 7) {
         nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
@@ -338,17 +303,12 @@ static void check_nan(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(cross_entropy, a_nan_reaches_the_sum)
-{
-    nd_each_backend(check_nan);
-}
-
 /*
  * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it
  * is within 2 ulp of the correctly rounded value, as CUDA documents its own, so within 2.5 of the
  * exact one (5 2^-24 of the value), as long as the result is a normal number, and 0 below.
  */
-static void check_exponential(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(cross_entropy, the_exponential_is_within_two_ulp)
 {
     enum { COUNT = 100000 };
     nd_tensor logits = nd_random_2d(ND_DTYPE_F32, 1, COUNT, 0, 1.0f),
@@ -373,20 +333,10 @@ static void check_exponential(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(cross_entropy, the_exponential_is_within_two_ulp)
-{
-    nd_each_backend(check_exponential);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(cross_entropy, drawn)
 {
     const int64_t V = draw_extent(d, 1100);
     const ce_case drawn = {draw_range(d, 0, 40), V, draw_range(d, 0, V), draw_range(d, 0, 20),
                            (float)draw_range(d, 1, 30)};
     check_case(ref, backend, dtypes[draw_range(d, 0, 1)], &drawn);
-}
-
-Test(cross_entropy, drawn)
-{
-    nd_each_draw(check_drawn);
 }

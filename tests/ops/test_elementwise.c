@@ -45,7 +45,7 @@ static void add_once(const nd_side *ref, const nd_backend *backend, int types, l
     nd_case_free();
 }
 
-static void check_add(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, accumulate_and_cast)
 {
     for (int types = 0; types < 4; types++) {
         for (int how = 0; how < LAYOUTS; how++) {
@@ -55,11 +55,6 @@ static void check_add(const nd_side *ref, const nd_backend *backend)
         add_once(ref, backend, types, FLAT, 1, 1);
         add_once(ref, backend, types, FLAT, 0, 8);
     }
-}
-
-Test(elementwise, accumulate_and_cast)
-{
-    nd_each_backend(check_add);
 }
 
 /* Gaps between rows, without a second tensor, in place of either. */
@@ -84,7 +79,7 @@ static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_case_free();
 }
 
-static void check_scaled(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, axpy)
 {
     for (int d = 0; d < 2; d++) {
         for (int what = 0; what < 5; what++) {
@@ -94,14 +89,9 @@ static void check_scaled(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(elementwise, axpy)
-{
-    nd_each_backend(check_scaled);
-}
-
 /* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent,
  * narrowed. */
-static void check_cast(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, casts_of_every_bf16_and_of_every_rounding_boundary)
 {
     enum { CODES = 65536, PATTERNS = 6 };
     static const uint32_t lower[PATTERNS] = {0x0000, 0x7fff, 0x8000, 0x8001, 0xffff, 0x0001};
@@ -124,11 +114,6 @@ static void check_cast(const nd_side *ref, const nd_backend *backend)
     nd_expect_same(backend->name, "cast to f32", up[1], up[0]);
 }
 
-Test(elementwise, casts_of_every_bf16_and_of_every_rounding_boundary)
-{
-    nd_each_backend(check_cast);
-}
-
 static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t count)
 {
     nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
@@ -146,17 +131,12 @@ static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t 
     nd_case_free();
 }
 
-static void check_sum_squares(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, sum_squares)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 17, 16384, 16385, 100003};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
         squares_once(ref, backend, counts[c]);
     }
-}
-
-Test(elementwise, sum_squares)
-{
-    nd_each_backend(check_sum_squares);
 }
 
 /* A copy, and a sum of n terms each of whose roundings is one of the running sum: Higham's
@@ -190,7 +170,7 @@ static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_case_free();
 }
 
-static void check_bias(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, bias)
 {
     for (int type = 0; type < 2; type++) {
         bias_once(ref, backend, dtypes[type], 1, 1);
@@ -198,11 +178,6 @@ static void check_bias(const nd_side *ref, const nd_backend *backend)
         bias_once(ref, backend, dtypes[type], 70, 257);
         bias_once(ref, backend, dtypes[type], 33, 600);
     }
-}
-
-Test(elementwise, bias)
-{
-    nd_each_backend(check_bias);
 }
 
 /* Sums of integers are exact in any order. */
@@ -228,17 +203,12 @@ static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_case_free();
 }
 
-static void check_digest(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, digest)
 {
     static const int64_t counts[] = {0, 1, 15, 255, 257, 100003};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
         digest_once(ref, backend, counts[c]);
     }
-}
-
-Test(elementwise, digest)
-{
-    nd_each_backend(check_digest);
 }
 
 static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t count,
@@ -260,18 +230,13 @@ static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_case_free();
 }
 
-static void check_random_normal(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(elementwise, random_normal)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 33, 100003};
     static const uint64_t firsts[] = {0, 0xfffffff9u, 1ull << 40};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0] * 3; c++) {
         normal_once(ref, backend, counts[c / 3], firsts[c % 3]);
     }
-}
-
-Test(elementwise, random_normal)
-{
-    nd_each_backend(check_random_normal);
 }
 
 static const nd_adamw settings = {.lr = 1e-2f,
@@ -398,19 +363,14 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
     nd_case_free();
 }
 
-static void check_optimizers(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(optimizer, adamw_and_sgd)
 {
     optimizers_once(ref, backend, 8);
     optimizers_once(ref, backend, 1001);
     optimizers_once(ref, backend, 200003); /* more than one thread for a range */
 }
 
-Test(optimizer, adamw_and_sgd)
-{
-    nd_each_backend(check_optimizers);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(elementwise, drawn)
 {
     add_once(ref, backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
              draw_range(d, 0, 40), 2 * draw_extent(d, 200));
@@ -418,9 +378,4 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
     digest_once(ref, backend, draw_extent(d, 2000));
     normal_once(ref, backend, draw_extent(d, 2000), (uint64_t)draw_range(d, 0, 1 << 20));
     optimizers_once(ref, backend, draw_range(d, 8, 5000));
-}
-
-Test(elementwise, drawn)
-{
-    nd_each_draw(check_drawn);
 }

@@ -76,7 +76,7 @@ static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
     expect_same_numbers(backend->name, "amax", result[1], result[0]);
 }
 
-static void check_amax(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, amax)
 {
     for (int flags = 0; flags < 8 * SHAPES; flags++) {
         int64_t rows = shapes[flags / 8].rows, columns = shapes[flags / 8].columns;
@@ -92,13 +92,8 @@ static void check_amax(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(fp8, amax)
-{
-    nd_each_backend(check_amax);
-}
-
 /* A NaN is the amax wherever it lies, and the amax of nothing is 0. */
-static void check_amax_rules(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, amax_of_not_a_number_and_of_nothing)
 {
     nd_stream stream = backend->side.stream;
     const nd_ops *ops = backend->side.ops;
@@ -123,11 +118,6 @@ static void check_amax_rules(const nd_side *ref, const nd_backend *backend)
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = nothing));
     cr_assert(amax == 0.0f);
     nd_case_free();
-}
-
-Test(fp8, amax_of_not_a_number_and_of_nothing)
-{
-    nd_each_backend(check_amax_rules);
 }
 
 /* scales */
@@ -157,14 +147,9 @@ static void scales_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_case_free();
 }
 
-static void check_scale(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(fp8, scales)
 {
     scales_once(ref, backend, 400);
-}
-
-Test(fp8, scales)
-{
-    nd_best_backend(check_scale);
 }
 
 typedef struct delayed {
@@ -220,18 +205,13 @@ static void delayed_once(const nd_side *ref, const nd_backend *backend, int64_t 
     nd_case_free();
 }
 
-static void check_delayed(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(fp8, delayed_scales)
 {
     static const int64_t lengths[] = {1, 2, 3, 5, 40}, counts[] = {1, 15, 16, 17, 50};
     for (int i = 0; i < 25; i++) {
         delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MAX);
         delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MOST_RECENT);
     }
-}
-
-Test(fp8, delayed_scales)
-{
-    nd_best_backend(check_delayed);
 }
 
 /* codes */
@@ -320,7 +300,7 @@ static nd_tensor f32_near_subnormal_ties(nd_dtype format)
     return x;
 }
 
-static void check_cast_of_everything(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, codes_of_every_bf16_number_and_of_ties)
 {
     for (int f = 0; f < 2; f++) {
         for (int how = 0; how < 5; how++) {
@@ -334,13 +314,8 @@ static void check_cast_of_everything(const nd_side *ref, const nd_backend *backe
     }
 }
 
-Test(fp8, codes_of_every_bf16_number_and_of_ties)
-{
-    nd_each_backend(check_cast_of_everything);
-}
-
 /* One NaN among numbers, at every place of a vector. */
-static void check_cast_of_a_nan(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, casts_of_a_nan_among_numbers)
 {
     for (int64_t at = 0; at < 2 * 67; at++) {
         nd_tensor x = nd_random_2d(dtypes[at / 67], 1, 67, 0, 1.0f);
@@ -352,12 +327,7 @@ static void check_cast_of_a_nan(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(fp8, casts_of_a_nan_among_numbers)
-{
-    nd_each_backend(check_cast_of_a_nan);
-}
-
-static void check_cast(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, casts_of_all_shapes_forms_and_granularities)
 {
     for (int c = 0; c < SHAPES * 12; c++) {
         int shape = c / 12;
@@ -371,12 +341,7 @@ static void check_cast(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(fp8, casts_of_all_shapes_forms_and_granularities)
-{
-    nd_each_backend(check_cast);
-}
-
-static void check_cast_of_vectors(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(fp8, casts_of_flat_shards)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 33, 40000};
     for (int i = 0; i < 12; i++) {
@@ -394,11 +359,6 @@ static void check_cast_of_vectors(const nd_side *ref, const nd_backend *backend)
         nd_expect_same(backend->name, "codes", codes[1], codes[0]);
         nd_case_free();
     }
-}
-
-Test(fp8, casts_of_flat_shards)
-{
-    nd_best_backend(check_cast_of_vectors);
 }
 
 static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_t rows,
@@ -423,16 +383,11 @@ static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_
     nd_case_free();
 }
 
-static void check_transpose(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, transposes)
 {
     for (int shape = 0; shape < SHAPES; shape++) {
         transpose_once(ref, backend, shapes[shape].rows, shapes[shape].columns, shapes[shape].gap);
     }
-}
-
-Test(fp8, transposes)
-{
-    nd_each_backend(check_transpose);
 }
 
 static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
@@ -453,7 +408,7 @@ static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor 
     }
 }
 
-static void check_count(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fp8, counts_of_underflow_and_saturation)
 {
     for (int c = 0; c < SHAPES * 12; c++) {
         int shape = c / 12;
@@ -464,12 +419,7 @@ static void check_count(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(fp8, counts_of_underflow_and_saturation)
-{
-    nd_each_backend(check_count);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(fp8, drawn)
 {
     const int64_t rows = draw_extent(d, 80), columns = draw_extent(d, 300);
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)], format = formats[draw_range(d, 0, 1)];
@@ -482,9 +432,4 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
     scales_once(ref, backend, draw_extent(d, 100));
     delayed_once(ref, backend, draw_range(d, 1, 6), draw_extent(d, 60),
                  draw_once_in(d, 2) ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT);
-}
-
-Test(fp8, drawn)
-{
-    nd_each_draw(check_drawn);
 }

@@ -201,20 +201,15 @@ Test(fuse, codes_and_amax_are_those_of_the_stored_result)
 }
 
 /* The fused results of the reference, compared with its other ops. */
-static void check_reference(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(fuse, of_the_reference)
 {
     nd_backend self = {.name = "ref", .side = *ref};
     check_fused(ref, &self);
 }
 
-Test(fuse, of_the_reference)
-{
-    nd_best_backend(check_reference);
-}
-
 /* In place, with an amax for only one of the two results; the other amax is not touched. A NaN
  * becomes the amax. */
-static void check_alone(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fuse, one_of_two_results_and_nan)
 {
     const nd_ops *ops = backend->side.ops;
     nd_stream stream = backend->side.stream, ref_stream = ref->stream;
@@ -241,13 +236,8 @@ static void check_alone(const nd_side *ref, const nd_backend *backend)
     cr_assert(isnan(amax[1]), "%s: an amax of %.9g", backend->name, amax[1]);
 }
 
-Test(fuse, one_of_two_results_and_nan)
-{
-    nd_each_backend(check_alone);
-}
-
 /* Rows of several pieces, of which up's gradient is left as codes alone and gate's is stored. */
-static void check_codes_of_up(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(fuse, codes_of_one_of_two_results)
 {
     nd_stream stream = backend->side.stream;
     for (int d = 0; d < 2; d++) {
@@ -273,9 +263,4 @@ static void check_codes_of_up(const nd_side *ref, const nd_backend *backend)
         expect_fused(&j, "swiglu_bwd dup", &dup, plain[1], gate);
         nd_case_free();
     }
-}
-
-Test(fuse, codes_of_one_of_two_results)
-{
-    nd_each_backend(check_codes_of_up);
 }

@@ -105,7 +105,7 @@ Test(matmul, small_shapes_by_onednn)
     unsetenv("ND_CPU_PRODUCTS");
 }
 
-static void check_matmul(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul, shapes_transposes_and_types)
 {
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
         for (int flags = 0; flags < 8; flags++) {
@@ -116,47 +116,32 @@ static void check_matmul(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul, shapes_transposes_and_types)
-{
-    nd_best_backend(check_matmul);
-}
-
 /* Beyond two blocks of our own BF16 product at once; more summed rows than are copied at a time. */
 static const int64_t large[][4] = {
     {1060, 130, 4, 0}, {1060, 2, 1030, 0}, {490, 530, 4, 0}, {6, 10, 1037, -4}};
 
-static void check_large(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul, several_blocks_at_once)
 {
     for (int i = 0; i < 4 * 8; i++) {
         matmul_once(ref, backend, pairs[1 + i % 2], large[i / 8], i / 2 % 4);
     }
 }
 
-Test(matmul, several_blocks_at_once)
-{
-    nd_best_backend(check_large);
-}
-
 /* Beyond the tiles in which older instruction sets multiply BF16: rows, columns, k. */
 static const int64_t tiles[][4] = {{520, 3, 5, 0}, {3, 520, 5, 0}, {3, 5, 1030, 0}};
 
-static void check_tiles(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul, several_tiles_at_each_instruction_set)
 {
     for (int i = 0; i < 3 * 16; i++) {
         matmul_once(ref, backend, pairs[1 + i % 2], tiles[i / 16], i / 2 % 8);
     }
 }
 
-Test(matmul, several_tiles_at_each_instruction_set)
-{
-    nd_each_backend(check_tiles);
-}
-
 /* Around the rows, columns and lanes that the products of few rows take at a time. */
 static const int64_t few[][4] = {{1, 1, 1, 0},    {1, 67, 33, 0}, {2, 5, 300, 3},
                                  {8, 131, 70, 1}, {9, 4, 16, 0},  {7, 258, 515, 0}};
 
-static void check_few(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul, few_rows_at_each_instruction_set)
 {
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
         for (int flags = 8; flags < 16; flags++) {
@@ -167,13 +152,8 @@ static void check_few(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul, few_rows_at_each_instruction_set)
-{
-    nd_each_backend(check_few);
-}
-
 /* A text has the same bits beside one other and beside seven. */
-static void check_rows_alone(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul, few_rows_do_not_depend_on_each_other)
 {
     enum { M = 8, N = 37, K = 83 };
     if (strcmp(backend->side.ops->name, "cpu") != 0) {
@@ -207,19 +187,9 @@ static void check_rows_alone(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul, few_rows_do_not_depend_on_each_other)
-{
-    nd_each_backend(check_rows_alone);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(matmul, drawn)
 {
     const int64_t shape[] = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
                              draw_range(d, -8, 8)};
     matmul_once(ref, backend, pairs[draw_range(d, 0, 2)], shape, (int)draw_range(d, 0, 15));
-}
-
-Test(matmul, drawn)
-{
-    nd_each_draw(check_drawn);
 }

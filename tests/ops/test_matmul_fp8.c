@@ -110,7 +110,7 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
     nd_case_free();
 }
 
-static void check_variants(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul_fp8, shapes_forms_formats_and_results)
 {
     for (int variant = 0; variant < 64; variant++) {
         int scalings = variant * 7 % (SCALINGS * SCALINGS);
@@ -119,13 +119,8 @@ static void check_variants(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul_fp8, shapes_forms_formats_and_results)
-{
-    nd_best_backend(check_variants);
-}
-
 /* Every pair of scalings with four of the combinations of transposes, beta and result. */
-static void check_scalings(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul_fp8, granularities)
 {
     for (int c = 0; c < SCALINGS * SCALINGS * 4; c++) {
         int flags = c * 7 % 16, scalings = c / 4;
@@ -135,13 +130,8 @@ static void check_scalings(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul_fp8, granularities)
-{
-    nd_each_backend(check_scalings);
-}
-
 /* Each code times 1: widening is exact, and NaN and infinity arrive. */
-static void check_codes(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul_fp8, every_code)
 {
     float one = 1.0f;
     for (int f = 0; f < 4; f++) {
@@ -167,11 +157,6 @@ static void check_codes(const nd_side *ref, const nd_backend *backend)
         }
         nd_case_free();
     }
-}
-
-Test(matmul_fp8, every_code)
-{
-    nd_each_backend(check_codes);
 }
 
 /* c = a b with a or b uncast, and with the codes that the backend's own make_form makes of it. */
@@ -218,7 +203,7 @@ static bool casts(const nd_backend *backend)
 }
 
 /* Operands that the product casts give the bits that their codes give. */
-static void check_uncast(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul_fp8, operands_cast_by_the_product)
 {
     if (!casts(backend)) {
         return;
@@ -247,13 +232,8 @@ static void check_uncast(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul_fp8, operands_cast_by_the_product)
-{
-    nd_each_backend(check_uncast);
-}
-
 /* Every BF16 number that a scale leaves in the range of codes, times 1. */
-static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul_fp8, every_number_cast_by_the_product)
 {
     static const float scales[] = {1.0f, 3.3f, 0x1p-9f, 0x1p120f, 0x1p-120f, 0.0f, NAN};
     enum { NUMBERS = 1 << 16, SCALES = sizeof scales / sizeof *scales };
@@ -284,11 +264,6 @@ static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
         }
         nd_case_free();
     }
-}
-
-Test(matmul_fp8, every_number_cast_by_the_product)
-{
-    nd_each_backend(check_uncast_numbers);
 }
 
 /* An operand in parts, and the other one, x, which the product casts too. As b of y = x w^T the
@@ -408,21 +383,16 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
     nd_case_free();
 }
 
-static void check_parts(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(matmul_fp8, parts_give_the_bits_of_a_product_for_each)
 {
     for (int i = 0; casts(backend) && i < 40; i++) {
         check_parts_of(ref, backend, i % 2, i / 2);
     }
 }
 
-Test(matmul_fp8, parts_give_the_bits_of_a_product_for_each)
-{
-    nd_each_backend(check_parts);
-}
-
 /* A NaN or infinite scale reaches the result; one that is no small power of two is applied without
  * loss. */
-static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul_fp8, odd_scales)
 {
     static const float inverses[] = {NAN, INFINITY, 0x1p-100f, 0x1p100f, 0x1p-140f, 0.0f, 0x1p64f};
     for (int i = 0; i < 7; i++) {
@@ -446,12 +416,7 @@ static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(matmul_fp8, odd_scales)
-{
-    nd_best_backend(check_odd_scales);
-}
-
-static void check_nothing(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(matmul_fp8, no_rows)
 {
     operand a = cast_operand(ref, 4, 8, true, 0, TENSOR, 0),
             b = cast_operand(ref, 8, 3, false, 0, TENSOR, 0);
@@ -462,11 +427,6 @@ static void check_nothing(const nd_side *ref, const nd_backend *backend)
                           .a = a.fp8, .b = b.fp8));
     nd_expect_same(backend->name, "c", c, before);
     nd_case_free();
-}
-
-Test(matmul_fp8, no_rows)
-{
-    nd_best_backend(check_nothing);
 }
 
 /*
@@ -502,15 +462,10 @@ Test(matmul_fp8, every_product_has_a_quick_implementation)
     nd_dnnl_destroy(dnnl);
 }
 
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(matmul_fp8, drawn)
 {
     const shape drawn = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
                          draw_range(d, 0, 20)};
     multiply_once(ref, backend, &drawn, (int)draw_range(d, 0, 63),
                   (scaling)draw_range(d, 0, SCALINGS - 1), (scaling)draw_range(d, 0, SCALINGS - 1));
-}
-
-Test(matmul_fp8, drawn)
-{
-    nd_each_draw(check_drawn);
 }

@@ -48,7 +48,7 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
     nd_case_free();
 }
 
-static void check_forward(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(rmsnorm, forward)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < SHAPES; i++) {
@@ -58,11 +58,6 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
             }
         }
     }
-}
-
-Test(rmsnorm, forward)
-{
-    nd_each_backend(check_forward);
 }
 
 typedef enum bwd_sharing { BWD_APART, DX_IS_DRES, DX_IS_DY, NO_DRES, BWD_SHARINGS } bwd_sharing;
@@ -105,7 +100,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
     nd_case_free();
 }
 
-static void check_backward(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(rmsnorm, backward)
 {
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < SHAPES; i++) {
@@ -117,23 +112,13 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(rmsnorm, backward)
-{
-    nd_each_backend(check_backward);
-}
-
-static void check_largest(const nd_side *ref, const nd_backend *backend)
+TEST_BEST_BACKEND(rmsnorm, backward_of_the_largest_width)
 {
     int64_t most = backend->side.ops->limits.hidden;
     cr_assert(most == 0 || most >= shapes[LARGEST].C, "%s allows %lld", backend->name,
               (long long)most);
     cr_assert(strcmp(backend->side.ops->name, "cpu") != 0 || most == shapes[LARGEST].C);
     backward_once(ref, backend, ND_DTYPE_BF16, &shapes[LARGEST], BWD_APART, 0.0f);
-}
-
-Test(rmsnorm, backward_of_the_largest_width)
-{
-    nd_best_backend(check_largest);
 }
 
 /* Two parts of the same rows, of unlike widths, give what the whole rows give. */
@@ -197,7 +182,7 @@ static void parts_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_case_free();
 }
 
-static void check_parts(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(rmsnorm, rows_in_parts)
 {
     static const shape parts[] = {{33, 48, 16}, {7, 515, 3}, {5, 3072, 0}, {2, 20480, 8}};
     for (int d = 0; d < 2; d++) {
@@ -207,12 +192,7 @@ static void check_parts(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(rmsnorm, rows_in_parts)
-{
-    nd_each_backend(check_parts);
-}
-
-static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+TEST_EACH_DRAW(rmsnorm, drawn)
 {
     const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
@@ -220,9 +200,4 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
                  (float)draw_range(d, 0, 1));
     backward_once(ref, backend, dtype, &drawn, (bwd_sharing)draw_range(d, 0, BWD_SHARINGS - 1),
                   (float)draw_range(d, 0, 1));
-}
-
-Test(rmsnorm, drawn)
-{
-    nd_each_draw(check_drawn);
 }

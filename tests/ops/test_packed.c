@@ -64,7 +64,7 @@ static const int64_t shapes[][4] = {{1, 1, 2, 0},   {5, 64, 30, 3},    {7, 65, 6
                                     {490, 5, 4, 0}, {1, 513, 34, 1},   {66, 257, 34, 2},
                                     {5, 7, 9, 3},   {6, 10, 1037, 4}};
 
-static void check_packed(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(packed, forms_give_the_same_bits)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int flags = 0; flags < 8; flags++) {
@@ -72,11 +72,6 @@ static void check_packed(const nd_side *ref, const nd_backend *backend)
             packed_once(backend, bf16 ? ND_DTYPE_BF16 : ND_DTYPE_F32, shapes[i], flags);
         }
     }
-}
-
-Test(packed, forms_give_the_same_bits)
-{
-    nd_each_backend(check_packed);
 }
 
 /* Codes without NaN: neither format has one below 0x78. */
@@ -125,20 +120,15 @@ static void packed_codes_once(const nd_backend *backend, nd_dtype format, bool b
     nd_case_free();
 }
 
-static void check_packed_codes(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(packed, codes_give_the_same_bits)
 {
     for (int i = 0; i < 4; i++) {
         packed_codes_once(backend, i & 1 ? ND_DTYPE_F8_E4M3 : ND_DTYPE_F8_E5M2, i & 2);
     }
 }
 
-Test(packed, codes_give_the_same_bits)
-{
-    nd_each_backend(check_packed_codes);
-}
-
 /* Beside many rows the packing of b is not worth its memory, unless it is asked for. */
-static void check_packed_rows(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(packed, forms_are_kept_for_few_rows)
 {
     enum { MANY = 1 << 20 };
     const nd_side *side = &backend->side;
@@ -148,13 +138,8 @@ static void check_packed_rows(const nd_side *ref, const nd_backend *backend)
     cr_expect_eq(kept_bytes(side->ops, side->device, MANY, 64, 64, true, ND_DTYPE_BF16), few);
 }
 
-Test(packed, forms_are_kept_for_few_rows)
-{
-    nd_each_backend(check_packed_rows);
-}
-
 /* A form is of the bytes that are asked for, and there is one wherever our own products are. */
-static void check_packed_bytes(const nd_side *ref, const nd_backend *backend)
+TEST_EACH_BACKEND(packed, forms_have_the_bytes_that_are_asked_for)
 {
     enum { M = 3, N = 70, K = 66 };
     const nd_ops *ops = backend->side.ops;
@@ -183,11 +168,6 @@ static void check_packed_bytes(const nd_side *ref, const nd_backend *backend)
         free(memory);
         nd_case_free();
     }
-}
-
-Test(packed, forms_have_the_bytes_that_are_asked_for)
-{
-    nd_each_backend(check_packed_bytes);
 }
 
 Test(packed, forms_may_be_switched_off)
