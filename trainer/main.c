@@ -194,8 +194,10 @@ static bool has_own_flags(const nd_command *command)
     return command != &nd_command_train && command != &nd_command_check;
 }
 
-static nd_status run_command(const nd_command *command, const nd_command_call *call)
+static nd_status run_command(const nd_command *command, nd_command_call *call, int count,
+                             char **words)
 {
+    nd_command_flags line = {0};
     if (call->cli->help && has_own_flags(command) && !call->cli->help_topic[0]) {
         nd_command_print_help(command->id);
         return ND_OK;
@@ -208,32 +210,11 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
+    call->line = &line;
+    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, &line) : ND_OK);
+    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(&line) : ND_OK);
     ND_TRY(command == &nd_command_plan ? ND_OK : nd_config_check_meeting(call->config));
     return command->run(call);
-}
-
-/* Checks the command's own flags, or with `check` those of the command behind it, which becomes
- * *use. The words are those behind the program's name, and then without "check". */
-static nd_status take_own_flags(const nd_command *command, int *count, char ***words,
-                                const nd_command **use, nd_command_flags *line)
-{
-    const bool checks = command == &nd_command_check;
-    if (checks) {
-        command = *count > 1 ? find_command((*words)[1]) : NULL;
-        command = command && command->trains ? command : NULL;
-    }
-    if (!command || !has_own_flags(command)) {
-        return ND_OK;
-    }
-    *use = command;
-    *count -= checks;
-    *words += checks;
-    ND_TRY(nd_config_check_flags(*count, *words));
-    if (nd_command_wants_help(*count, *words)) {
-        return ND_OK;
-    }
-    ND_TRY(nd_command_flags_read(command->id, *count, *words, line));
-    return command->check_flags ? command->check_flags(line) : ND_OK;
 }
 
 int main(int argc, char **argv)
@@ -244,7 +225,6 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **words = argv + 1;
-    nd_command_flags line = {0};
     int count = argc - 1, code = 0;
     nd_streams_open();
     if (nd_limits_check_stack() != ND_OK) {
@@ -274,16 +254,22 @@ int main(int argc, char **argv)
     if (!command) {
         return usage(name);
     }
-    nd_command_call call = {&config, &cli, &worker, &line, argc, argv, NULL, false};
+    /* With `check`, the command behind it; the words are then without "check". */
+    const bool checks = command == &nd_command_check && count > 1;
+    const nd_command *use = checks ? find_command(words[1]) : command;
+    use = use && has_own_flags(use) && (use->trains || !checks) ? use : NULL;
+    count -= checks && use;
+    words += checks && use;
+    nd_command_call call = {
+        .config = &config, .cli = &cli, .worker = &worker, .argc = argc, .argv = argv, .use = use};
     nd_status status =
         command->begin ? command->begin(&worker) : nd_identity_read(&worker.identity);
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    status = status == ND_OK ? take_own_flags(command, &count, &words, &call.use, &line) : status;
     status =
         status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
-    status = status == ND_OK ? run_command(command, &call) : status;
+    status = status == ND_OK ? run_command(command, &call, count, words) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */
     }

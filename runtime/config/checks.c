@@ -318,37 +318,30 @@ nd_status nd_config_check_log(const nd_config *c)
 
 /* Settings that the run does not read. */
 
-static bool is_delayed_key(int field)
-{
-    return field == ND_FIELD_fp8_format || field == ND_FIELD_fp8_amax_history_length ||
-           field == ND_FIELD_fp8_amax_compute || field == ND_FIELD_fp8_margin;
-}
-
-nd_status nd_config_each_warning(const nd_config *config,
-                                 void (*line)(void *context, const char *text), void *context)
+nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MAX])
 {
     const bool fp8 = config->train.precision == ND_PRECISION_FP8;
-    char text[400] = "";
+    size_t used = 0;
+    text[0] = '\0';
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const bool delayed = i == ND_FIELD_fp8_format || i == ND_FIELD_fp8_amax_history_length ||
+                             i == ND_FIELD_fp8_amax_compute || i == ND_FIELD_fp8_margin;
         char *value = NULL;
         if (strcmp(nd_fields[i].section, "fp8") != 0 ||
-            (fp8 && (config->fp8.recipe == ND_FP8_DELAYED || !is_delayed_key(i)))) {
+            (fp8 && (config->fp8.recipe == ND_FP8_DELAYED || !delayed))) {
             continue;
         }
         ND_TRY(nd_field_format(config, (nd_field_id)i, &value));
         if (strcmp(value, nd_fields[i].initial) != 0) {
-            const size_t used = strlen(text);
-            snprintf(text + used, sizeof text - used, "%sfp8.%s", used ? ", " : "",
-                     nd_fields[i].key);
+            used += (size_t)snprintf(text + used, ND_IDLE_KEYS_MAX - used, "%s%s", used ? ", " : "",
+                                     nd_fields[i].name);
         }
         free(value);
     }
-    if (text[0]) {
-        const size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, ": without effect, because %s",
-                 fp8 ? "only fp8.recipe delayed reads them" : "train.precision is not fp8");
-        line(context, text);
-    }
+    snprintf(text + used, ND_IDLE_KEYS_MAX - used, "%s",
+             used == 0 ? ""
+             : fp8     ? ": without effect, because only fp8.recipe delayed reads them"
+                       : ": without effect, because train.precision is not fp8");
     return ND_OK;
 }
 

@@ -91,16 +91,19 @@ static nd_status derive_model(nd_reader *r, const char *where)
     return ND_OK;
 }
 
-/* Drops the default validation file when the newest layer names other training data. */
+/* Drops the default validation file when the newest layer names other training data, and any when
+ * the strategy is not to validate. */
 static nd_status derive_validation(nd_reader *r)
 {
-    char **path = &r->config->data.validation_path;
-    const bool newer =
-        is_given(r, ND_FIELD_data_path) && !is_given(r, ND_FIELD_data_validation_path);
-    const bool usual = strcmp(*path, nd_fields[ND_FIELD_data_validation_path].initial) == 0;
-    return newer && usual &&
-                   strcmp(r->config->data.path, nd_fields[ND_FIELD_data_path].initial) != 0
-               ? nd_text_replace(path, "")
+    const nd_config *c = r->config;
+    const nd_field *data = &nd_fields[ND_FIELD_data_path];
+    const nd_field *validation = &nd_fields[ND_FIELD_data_validation_path];
+    const bool replaced = is_given(r, ND_FIELD_data_path) &&
+                          !is_given(r, ND_FIELD_data_validation_path) &&
+                          strcmp(c->data.path, data->initial) != 0 &&
+                          strcmp(c->data.validation_path, validation->initial) == 0;
+    return replaced || r->state[ND_STATE_EVAL] == ND_STRATEGY_NO
+               ? nd_reader_put(r, ND_FIELD_data_validation_path, "")
                : ND_OK;
 }
 
@@ -121,18 +124,6 @@ static nd_status derive_strategy(nd_reader *r, nd_state state, nd_field_id field
                     strategy == ND_STRATEGY_NO ? "no" : "epoch", steps_flag, nd_ll(interval));
     }
     return nd_reader_put(r, field, values[strategy]);
-}
-
-static nd_status derive_strategies(nd_reader *r)
-{
-    const nd_config *c = r->config;
-    ND_TRY(derive_strategy(r, ND_STATE_SAVE, ND_FIELD_checkpoint_interval, c->checkpoint.interval,
-                           "--save-strategy", "--save-steps"));
-    ND_TRY(derive_strategy(r, ND_STATE_EVAL, ND_FIELD_train_validation_interval,
-                           c->train.validation_interval, "--eval-strategy", "--eval-steps"));
-    return r->state[ND_STATE_EVAL] == ND_STRATEGY_NO
-               ? nd_reader_put(r, ND_FIELD_data_validation_path, "")
-               : ND_OK;
 }
 
 /* The newest of train.steps and train.epochs counts. Two in one layer must agree, which
@@ -310,14 +301,18 @@ static nd_status derive_fp8(nd_reader *r, const char *where)
 /* `where` is the beginning of messages. */
 static nd_status end_layer(nd_reader *r, const char *where)
 {
+    const nd_config *c = r->config;
     ND_TRY(derive_model(r, where));
     ND_TRY(derive_validation(r));
-    ND_TRY(derive_strategies(r));
+    ND_TRY(derive_strategy(r, ND_STATE_SAVE, ND_FIELD_checkpoint_interval, c->checkpoint.interval,
+                           "--save-strategy", "--save-steps"));
+    ND_TRY(derive_strategy(r, ND_STATE_EVAL, ND_FIELD_train_validation_interval,
+                           c->train.validation_interval, "--eval-strategy", "--eval-steps"));
     derive_steps(r);
     ND_TRY(derive_ulysses(r, where));
     if (r->layer == ND_LAYER_FLAGS) {
         ND_TRY(derive_mesh_of_flags(r));
-    } else if (r->config->from_accelerate) {
+    } else if (c->from_accelerate) {
         ND_TRY(derive_mesh_of_file(r, where));
     }
     ND_TRY(derive_endpoint(r));
@@ -383,19 +378,10 @@ static nd_status read_file(nd_reader *reader, const char *path)
     return status;
 }
 
-/* Drops the default validation file when no layer named it and it does not exist. */
-static nd_status drop_unnamed_validation(nd_reader *reader)
-{
-    char **path = &reader->config->data.validation_path;
-    bool unnamed = reader->set_by[ND_FIELD_data_validation_path] == ND_LAYER_DEFAULT;
-    bool there = true;
-    ND_TRY(unnamed ? nd_fs_exists(*path, &there) : ND_OK);
-    return there ? ND_OK : nd_text_replace(path, "");
-}
-
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
 {
     const char *config_file = NULL;
+    bool there = true;
     nd_reader reader = {.config = config, .notes_origins = true};
     *cli = (nd_cli){.help_topic = ""};
     ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
@@ -407,7 +393,10 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     ND_TRY(nd_flags_apply(&reader, argc, argv));
     ND_TRY(end_layer(&reader, ""));
     ND_TRY(end_layers(&reader));
-    return drop_unnamed_validation(&reader);
+    if (reader.set_by[ND_FIELD_data_validation_path] == ND_LAYER_DEFAULT) {
+        ND_TRY(nd_fs_exists(config->data.validation_path, &there));
+    }
+    return there ? ND_OK : nd_text_replace(&config->data.validation_path, "");
 }
 
 const char *nd_fp8_recipe_name(nd_fp8_recipe recipe)
@@ -429,4 +418,100 @@ bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe)
 #include "runtime/config/fp8_recipes.def"
     };
     return x_of_y[recipe] == TENSOR;
+}
+
+/* The configuration as text: native YAML, the lines that nodes compare, one key or each key for
+ * run.json. */
+
+static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
+{
+    nd_text text = {0};
+    const char *section = "";
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_field *f = &nd_fields[i];
+        if (to_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
+            continue;
+        }
+        if (strcmp(section, f->section) != 0) {
+            nd_text_append(&text, "%s:\n", f->section);
+            section = f->section;
+        }
+        nd_text_append(&text, "  %s: ", f->key);
+        if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
+            nd_text_append_quoted(&text, *(char *const *)((const char *)config + f->offset));
+        } else {
+            nd_field_append(&text, config, (nd_field_id)i);
+        }
+        nd_text_append(&text, "\n");
+    }
+    return nd_text_finish(&text, out);
+}
+
+nd_status nd_config_to_yaml(const nd_config *config, char **out)
+{
+    return to_yaml(config, false, out);
+}
+
+nd_status nd_config_to_worker(const nd_config *config, char **out)
+{
+    return to_yaml(config, true, out);
+}
+
+nd_status nd_config_each(const nd_config *config,
+                         void (*visit)(void *, const char *, const char *, bool), void *context)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        char *value = NULL;
+        ND_TRY(nd_field_format(config, (nd_field_id)i, &value));
+        visit(context, nd_fields[i].name, value, nd_fields[i].job);
+        free(value);
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_job_text(const nd_config *config, char **out)
+{
+    nd_text text = {0};
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_fields[i].job) {
+            nd_text_append(&text, "%s=", nd_fields[i].name);
+            nd_field_append(&text, config, (nd_field_id)i);
+            nd_text_append(&text, "\n");
+        }
+    }
+    return nd_text_finish(&text, out);
+}
+
+nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
+                         const char *name_b)
+{
+    const char *a = text_a, *b = text_b;
+    while (*a || *b) {
+        size_t na = strcspn(a, "\n"), nb = strcspn(b, "\n");
+        if (na == nb && memcmp(a, b, na) == 0) {
+            a += na + (a[na] == '\n');
+            b += nb + (b[nb] == '\n');
+            continue;
+        }
+        size_t ka = strcspn(a, "=\n"), kb = strcspn(b, "=\n");
+        if (ka == kb && memcmp(a, b, ka) == 0 && a[ka] == '=' && b[kb] == '=') {
+            return nd_fail(ND_ERR_CONFIG,
+                           "the nodes have different configurations: %.*s is '%.*s' on %s but "
+                           "'%.*s' on %s; start every node with the same settings",
+                           (int)ka, a, (int)(na - ka - 1), a + ka + 1, name_a, (int)(nb - kb - 1),
+                           b + kb + 1, name_b);
+        }
+        return nd_fail(ND_ERR_CONFIG,
+                       "the nodes have different configurations: %s has '%.*s' where %s has "
+                       "'%.*s'; start every node with the same version and settings",
+                       name_a, (int)na, a, name_b, (int)nb, b);
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_get(const nd_config *config, const char *key, char **out)
+{
+    const int id = nd_field_find(key);
+    *out = NULL;
+    return id >= 0 ? nd_field_format(config, (nd_field_id)id, out) : nd_text_replace(out, "");
 }

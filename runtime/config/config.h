@@ -19,6 +19,14 @@
 #include "runtime/config/commands.h"
 #include "runtime/mesh/mesh.h"
 
+/* Returns ND_ERR_CONFIG with a sentence from the calling function where the condition holds. */
+#define ND_REFUSE(condition, ...)                                                                  \
+    do {                                                                                           \
+        if (condition) {                                                                           \
+            return nd_fail(ND_ERR_CONFIG, __VA_ARGS__);                                            \
+        }                                                                                          \
+    } while (0)
+
 typedef enum nd_device_choice { ND_CHOOSE_AUTO, ND_CHOOSE_CPU, ND_CHOOSE_CUDA } nd_device_choice;
 typedef enum nd_precision { ND_PRECISION_BF16, ND_PRECISION_FP32, ND_PRECISION_FP8 } nd_precision;
 typedef enum nd_data_format {
@@ -162,9 +170,6 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
  * key, what was wrong, nearest known name.
  */
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv);
-/* ND_ERR_CONFIG when a word is a flag that nobody knows, before any value is read: names the
- * nearest one, also of the command that argv[0] names. */
-nd_status nd_config_check_flags(int argc, char **argv);
 
 /*
  * Checks that need no other file: ranges, keys that exclude each other, the mesh against the worker
@@ -203,10 +208,10 @@ nd_status nd_config_check_end(const nd_config *config, const nd_epochs *epochs, 
  */
 nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out);
 
-/* Calls `line` with a sentence for each kind of FP8 setting that differs from its default and that
- * the run does not read. */
-nd_status nd_config_each_warning(const nd_config *config,
-                                 void (*line)(void *context, const char *text), void *context);
+/* A sentence about the FP8 settings that differ from their defaults and that the run does not read;
+ * "": there are none. */
+enum { ND_IDLE_KEYS_MAX = 400 };
+nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MAX]);
 
 /*
  * How long a healthy program may take to encode the data, on a slow disk: 400 s a GB, eight times

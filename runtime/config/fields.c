@@ -66,13 +66,16 @@ static const char *choice_at(const char *choices, unsigned index, size_t *length
     return c;
 }
 
-/* The place of the text among "a|b|c", in upper or lower case; -1: it is none of them. */
-static int find_choice(const char *choices, const char *text)
+int nd_choice_find(const char *choices, const char *text, char ours[ND_CHOICE_MAX])
 {
     size_t length;
     const char *choice;
-    for (unsigned i = 0; (choice = choice_at(choices, i, &length)); i++) {
-        if (length == strlen(text) && strncasecmp(choice, text, length) == 0) {
+    for (unsigned i = 0; choices && (choice = choice_at(choices, i, &length)); i++) {
+        const char *equals = memchr(choice, '=', length);
+        const size_t own = equals ? (size_t)(equals - choice) : length;
+        const size_t from = equals ? own + 1 : 0;
+        if (own == strlen(text) && strncasecmp(choice, text, own) == 0) {
+            snprintf(ours, ND_CHOICE_MAX, "%.*s", (int)(length - from), choice + from);
             return (int)i;
         }
     }
@@ -226,8 +229,9 @@ static bool in_range(const nd_field *f, double value)
 
 nd_fault nd_value_read(const nd_field *f, const char *text, nd_flag_value *out)
 {
+    char ours[ND_CHOICE_MAX];
     if (f->type == ND_FIELD_TYPE_CHOICE) {
-        out->whole = find_choice(f->choices, text);
+        out->whole = nd_choice_find(f->choices, text, ours);
         return out->whole >= 0 ? ND_FAULT_NONE : ND_FAULT_RANGE;
     }
     const bool is_int = f->type == ND_FIELD_TYPE_INT;
@@ -351,7 +355,7 @@ static nd_status set_pair(nd_config *config, nd_field_id id, const nd_setting *s
 /* "a", "a,b" or "[a, b]"; "[]" has none. */
 static nd_status set_choices(const nd_field *f, const nd_setting *setting, unsigned *bits)
 {
-    char list[256];
+    char list[256], ours[ND_CHOICE_MAX];
     *bits = 0;
     if (strlen(setting->text) >= sizeof list || !*setting->text) {
         return out_of_range(f, setting, setting->text);
@@ -363,7 +367,7 @@ static nd_status set_choices(const nd_field *f, const nd_setting *setting, unsig
         if (next) {
             *next++ = '\0';
         }
-        const int index = find_choice(f->choices, item);
+        const int index = nd_choice_find(f->choices, item, ours);
         if (index < 0) {
             return out_of_range(f, setting, item);
         }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
+#include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 
 /* Flags that every run has beside its settings. */
@@ -38,16 +39,6 @@ static int find_key(const char *name)
         }
     }
     return -1;
-}
-
-static int find_field(const char *name)
-{
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (nd_flag_list_holds(nd_fields[i].flags, name)) {
-            return i;
-        }
-    }
-    return find_key(name);
 }
 
 int nd_flag_near_field(const char *name)
@@ -274,7 +265,11 @@ typedef struct target {
 static target find_target(const char *name)
 {
     const nd_name *foreign = nd_name_find(ND_MAP_FLAGS, name);
-    const int field = find_field(name);
+    int field = 0;
+    while (field < ND_FIELD_COUNT && !nd_flag_list_holds(nd_fields[field].flags, name)) {
+        field++;
+    }
+    field = field < ND_FIELD_COUNT ? field : find_key(name);
     const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
     return (target){nd_flag_list_holds(run_flags, name), both ? NULL : foreign, field};
 }
@@ -320,43 +315,10 @@ static nd_status resolve_flag(const part *p, nd_command_id command, target *out)
     return out->of_run || out->foreign || out->field >= 0 ? ND_OK : fail_unknown(p, command);
 }
 
-nd_status nd_config_check_flags(int argc, char **argv)
-{
-    const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
-    part p;
-    target t;
-    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
-        if (p.own == ND_NO_FLAG && p.is_flag) {
-            ND_TRY(resolve_flag(&p, command, &t));
-        }
-    }
-    return ND_OK;
-}
-
-static bool is_script(const char *word)
-{
-    size_t length = strlen(word);
-    return length > 3 && strcmp(word + length - 3, ".py") == 0;
-}
-
-static nd_status fail_positional(const char *word)
-{
-    return is_script(word)
-               ? nd_fail(ND_ERR_CONFIG,
-                         "%.200s is a Python script, and no Python runs here: the training program "
-                         "is built in; leave the script out and give model, data and steps by "
-                         "flags or in the --config-file",
-                         word)
-               : nd_fail(
-                     ND_ERR_CONFIG,
-                     "unexpected argument '%.200s'; flags begin with --, and --help all lists them",
-                     word);
-}
-
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
 static bool is_plain_word(const char *word)
 {
-    return word && word[0] != '-' && !is_script(word);
+    return word && word[0] != '-' && !nd_ends_with(word, ".py");
 }
 
 /* The next word is the value of a flag that has none yet; a switch alone is true. */
@@ -426,18 +388,6 @@ static nd_status apply_set(nd_reader *reader, const char *text)
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
-static nd_status apply_flag(nd_reader *reader, const part *p, const target *t)
-{
-    char shown[ND_FLAG_NAME_MAX + 2];
-    snprintf(shown, sizeof shown, p->name[1] ? "--%s" : "-%s", p->name);
-    nd_setting setting = {"", shown, p->value, false};
-    if (t->of_run) {
-        return strcmp(p->name, "set") == 0 ? apply_set(reader, p->value) : ND_OK;
-    }
-    return t->foreign ? nd_name_apply(reader, t->foreign, &setting)
-                      : nd_reader_set(reader, (nd_field_id)t->field, &setting);
-}
-
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli)
 {
     const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
@@ -467,23 +417,35 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 /* Settings in their order. */
 static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc, char *const *argv)
 {
-    char list[512];
+    char list[512], shown[ND_FLAG_NAME_MAX + 2];
     part p;
     target t;
     for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
         if (p.own != ND_NO_FLAG) {
             continue;
         }
-        if (!p.is_flag) {
-            return fail_positional(p.word);
-        }
+        ND_REFUSE(!p.is_flag && nd_ends_with(p.word, ".py"),
+                  "%.200s is a Python script, and no Python runs here: the training program is "
+                  "built in; leave the script out and give model, data and steps by flags or in "
+                  "the --config-file",
+                  p.word);
+        ND_REFUSE(!p.is_flag,
+                  "unexpected argument '%.200s'; flags begin with --, and --help all lists them",
+                  p.word);
         ND_TRY(resolve_flag(&p, command, &t));
         const bool in_one_word = p.value != NULL;
         ND_TRY(read_value(&w, &p, &t));
         if (t.field >= 0 && nd_fields[t.field].type == ND_FIELD_TYPE_CHOICES && !in_one_word) {
             ND_TRY(read_list(&w, &p, list, sizeof list));
         }
-        ND_TRY(apply_flag(reader, &p, &t));
+        snprintf(shown, sizeof shown, p.name[1] ? "--%s" : "-%s", p.name);
+        const nd_setting setting = {"", shown, p.value, false};
+        if (!t.of_run) {
+            ND_TRY(t.foreign ? nd_name_apply(reader, t.foreign, &setting)
+                             : nd_reader_set(reader, (nd_field_id)t.field, &setting));
+        } else if (strcmp(p.name, "set") == 0) {
+            ND_TRY(apply_set(reader, p.value));
+        }
     }
     return ND_OK;
 }

@@ -26,38 +26,22 @@ static nd_status refuse(const nd_setting *setting, const char *sentence)
                    sentence);
 }
 
-/* Finds the value among "a|b=c" that is the text, in upper or lower case: *ours is what stands
- * behind "=", or the value itself where there is none. Returns its place; -1: none. */
-static int find_value(const char *values, const char *text, char ours[64])
-{
-    for (int i = 0; values; i++) {
-        const size_t n = strcspn(values, "=|"), from = values[n] == '=' ? n + 1 : 0;
-        if (n == strlen(text) && strncasecmp(values, text, n) == 0) {
-            snprintf(ours, 64, "%.*s", (int)strcspn(values + from, "|"), values + from);
-            return i;
-        }
-        const char *next = strchr(values, '|');
-        values = next ? next + 1 : NULL;
-    }
-    return -1;
-}
-
 /* The row lists true or false, which may be written in other words too. */
 static bool lists_switch(const nd_name *row)
 {
-    char ours[64];
-    return find_value(row->values, "true", ours) >= 0 ||
-           find_value(row->values, "false", ours) >= 0;
+    char ours[ND_CHOICE_MAX];
+    return nd_choice_find(row->values, "true", ours) >= 0 ||
+           nd_choice_find(row->values, "false", ours) >= 0;
 }
 
 /* Takes one of the values of the row: "theirs" as it is, "theirs=ours" for its field. */
 static nd_status apply_words(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     bool on = false;
-    char ours[64] = "";
+    char ours[ND_CHOICE_MAX] = "";
     const bool is_switch = lists_switch(row) && nd_bool_parse(setting->text, true, &on);
     const char *text = !is_switch ? setting->text : on ? "true" : "false";
-    if (find_value(row->values, text, ours) < 0) {
+    if (nd_choice_find(row->values, text, ours) < 0) {
         return row->sentence ? refuse(setting, row->sentence)
                              : nd_reader_set(r, row->field, setting);
     }
@@ -67,8 +51,8 @@ static nd_status apply_words(nd_reader *r, const nd_name *row, const nd_setting 
 /* Keeps which value was given. */
 static nd_status apply_state(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
-    char ours[64];
-    const int index = find_value(row->values, setting->text, ours);
+    char ours[ND_CHOICE_MAX];
+    const int index = nd_choice_find(row->values, setting->text, ours);
     if (index < 0) {
         return refuse(setting, row->sentence);
     }
@@ -130,9 +114,9 @@ static nd_status apply_sharding(nd_reader *r, const nd_name *row, const nd_setti
 {
     static const char names[] = "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD|HYBRID_SHARD_ZERO2";
     bool reshard = false;
-    char ours[64];
+    char ours[ND_CHOICE_MAX];
     if (!nd_bool_parse(setting->text, false, &reshard)) {
-        int64_t number = find_value(names, setting->text, ours) + 1;
+        int64_t number = nd_choice_find(names, setting->text, ours) + 1;
         if (number == 0 && (!nd_int_parse(setting->text, &number) || number < 1 ||
                             number > ND_SHARDING_HYBRID_ZERO2)) {
             return refuse(setting, row->sentence);

@@ -21,14 +21,6 @@ static inline long long nd_ll(int64_t value)
     return value;
 }
 
-/* Returns ND_ERR_CONFIG with a sentence where the condition holds. */
-#define ND_REFUSE(condition, ...)                                                                  \
-    do {                                                                                           \
-        if (condition) {                                                                           \
-            return nd_fail(ND_ERR_CONFIG, __VA_ARGS__);                                            \
-        }                                                                                          \
-    } while (0)
-
 /* ---- text.c: owned and growing strings, numbers, lists of flags ---- */
 
 /* Replaces an owned string; NULL is stored as "". */
@@ -138,6 +130,11 @@ int nd_section_find(const char *name);
 /* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(const nd_field *field, char *buffer, size_t size);
 
+/* Finds the text, in upper or lower case, among "a|b=c" (or NULL): *ours is what stands behind "=",
+ * or the choice itself. Returns its place; -1: none. */
+enum { ND_CHOICE_MAX = 64 };
+int nd_choice_find(const char *choices, const char *text, char ours[ND_CHOICE_MAX]);
+
 /* Reads a number or a choice. */
 typedef enum nd_fault { ND_FAULT_NONE = 0, ND_FAULT_TYPE, ND_FAULT_RANGE } nd_fault;
 nd_fault nd_value_read(const nd_field *field, const char *text, nd_flag_value *out);
@@ -185,7 +182,7 @@ nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *set
 /* The same with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
 
-/* ---- commands.c: the tables of commands and of their flags ---- */
+/* ---- help.c: the tables of commands and of their flags ---- */
 
 enum { ND_TAKES_SETTINGS = 4 };
 typedef struct nd_command_row {
@@ -198,9 +195,6 @@ typedef struct nd_command_row {
 extern const nd_command_row nd_command_rows[ND_COMMAND_COUNT];
 extern const nd_field nd_own_flags[ND_OWN_FLAG_COUNT];
 
-const char *nd_program_name(nd_program program);
-/* A command of the program, but for the verbs of ckpt. */
-bool nd_program_has(nd_program program, nd_command_id command);
 /* "ndtrain" or "ndlaunch": the one that has the command's help. */
 const char *nd_program_of(nd_command_id command);
 

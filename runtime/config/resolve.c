@@ -103,14 +103,6 @@ static nd_status resolve_mesh(nd_config *c)
     return ND_OK;
 }
 
-/* transformers' "true" and "false" mean the newest checkpoint and none. */
-static nd_status resolve_resume(char **resume)
-{
-    const bool newest = strcasecmp(*resume, "true") == 0;
-    const bool none = strcasecmp(*resume, "false") == 0 || strcasecmp(*resume, "none") == 0;
-    return newest || none ? nd_text_replace(resume, newest ? "latest" : "") : ND_OK;
-}
-
 /* A user's OMP_NUM_THREADS, of which a list's first number is for the outer level, is the number of
  * threads where the configuration leaves that open. */
 static nd_status resolve_threads(nd_config *c)
@@ -147,24 +139,19 @@ static nd_status resolve_warmup(nd_config *c)
     return ND_OK;
 }
 
-static nd_status check_best(const nd_config *c)
-{
-    const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
-    return !c->checkpoint.load_best || every <= 0 || saves <= 0 || saves % every == 0
-               ? ND_OK /* -1: not known yet */
-               : nd_fail(ND_ERR_CONFIG,
-                         "checkpoint.load_best is true, but checkpoint.interval %lld is not a "
-                         "multiple of train.validation_interval %lld, so some states would be "
-                         "saved without a validation; give --save-steps %lld",
-                         nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
-}
-
 /* Sets what depends on the number of steps, which may be unknown until the data are open. */
 static nd_status resolve_steps(nd_config *c)
 {
+    const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
     ND_TRY(resolve_warmup(c));
     ND_TRY(nd_config_check_log(c));
-    return check_best(c);
+    /* An interval of -1 is not known yet. */
+    ND_REFUSE(c->checkpoint.load_best && every > 0 && saves > 0 && saves % every != 0,
+              "checkpoint.load_best is true, but checkpoint.interval %lld is not a multiple of "
+              "train.validation_interval %lld, so some states would be saved without a "
+              "validation; give --save-steps %lld",
+              nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
+    return ND_OK;
 }
 
 nd_status nd_config_resolve(nd_config *c)
@@ -181,7 +168,12 @@ nd_status nd_config_resolve(nd_config *c)
     c->data_sources = sources.count;
     nd_data_sources_fini(&sources);
     ND_TRY(resolve_steps(c));
-    ND_TRY(resolve_resume(&c->checkpoint.resume));
+    /* transformers' "true" and "false" mean the newest checkpoint and none. */
+    const char *resume = c->checkpoint.resume;
+    const bool none = strcasecmp(resume, "false") == 0 || strcasecmp(resume, "none") == 0;
+    ND_TRY(strcasecmp(resume, "true") == 0 ? nd_text_replace(&c->checkpoint.resume, "latest")
+           : none                          ? nd_text_replace(&c->checkpoint.resume, "")
+                                           : ND_OK);
     c->model.seed = c->model.seed == -1 ? c->train.seed : c->model.seed;
     c->data.shuffle_seed = c->data.shuffle_seed == -1 ? c->train.seed : c->data.shuffle_seed;
     c->resolved = true;

@@ -341,22 +341,9 @@ nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_ya
 
 /* How long a check of the data and of the model may take. */
 
-/* Seconds to encode a file of data, on a slow disk. JSON lines and compressed texts are encoded
- * also where ids are bytes. */
-static double encode_seconds(const nd_config *config, const char *path, double bytes)
-{
-    const bool compressed = nd_ends_with(path, ".gz") || nd_ends_with(path, ".zst");
-    const char *tokenizer = config->data.tokenizer;
-    const bool rows = config->data.format == ND_DATA_JSONL ||
-                      (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(path));
-    const bool encoded =
-        strcmp(tokenizer, "bytes") == 0 ? rows || compressed : strcmp(tokenizer, "file") != 0;
-    return encoded ? 400e-9 * (compressed ? 8.0 : 1.0) * bytes : 0;
-}
-
 /* Seconds to encode, or else to read, the files that a path names: one, those of a folder, or of a
- * pattern. They may be links, as in the Hugging Face cache. What cannot be read counts as nothing:
- * its reader says why. */
+ * pattern. They may be links, as in the Hugging Face cache. JSON lines and compressed texts are
+ * encoded also where ids are bytes. What cannot be read counts as nothing: its reader says why. */
 static double add_up(const nd_config *config, const char *path, bool encode)
 {
     nd_fs_names found = {0};
@@ -366,7 +353,13 @@ static double add_up(const nd_config *config, const char *path, bool encode)
     (void)nd_fs_look(path, &kind, &st);
     if (kind == ND_FS_FILE) {
         const double bytes = (double)st.st_size;
-        return encode ? encode_seconds(config, path, bytes) : 10e-9 * bytes;
+        const bool compressed = nd_ends_with(path, ".gz") || nd_ends_with(path, ".zst");
+        const bool rows = config->data.format == ND_DATA_JSONL ||
+                          (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(path));
+        const bool encoded = strcmp(config->data.tokenizer, "bytes") == 0
+                                 ? rows || compressed
+                                 : strcmp(config->data.tokenizer, "file") != 0;
+        return !encode ? 10e-9 * bytes : encoded ? 400e-9 * (compressed ? 8.0 : 1.0) * bytes : 0;
     }
     const bool folder = kind == ND_FS_FOLDER;
     (void)(folder ? nd_fs_list(path, &found) : nd_fs_glob(path, &found));

@@ -33,9 +33,7 @@ static nd_status add_size(bench *o, nd_linear_extents size)
             return ND_OK;
         }
     }
-    if (o->size_count == SIZES_MAX) {
-        return nd_fail(ND_ERR_CONFIG, "--sizes has more than %d sizes", SIZES_MAX);
-    }
+    ND_REFUSE(o->size_count == SIZES_MAX, "--sizes has more than %d sizes", SIZES_MAX);
     o->sizes[o->size_count++] = size;
     return ND_OK;
 }
@@ -51,13 +49,10 @@ static nd_status read_sizes(bench *o, const char *value)
             extents[i] = digits > 0 && digits <= 8 ? strtoll(at, NULL, 10) : 0;
             at += digits;
             const bool ends = *at == (i < 2 ? 'x' : ',') || (i == 2 && !*at);
-            if (extents[i] < 16 || extents[i] > 1 << 24 || extents[i] % 16 != 0 || !ends) {
-                return nd_fail(
-                    ND_ERR_CONFIG,
-                    "--sizes is \"%.60s\"; it must be MxKxN, or several of them with commas "
-                    "between, each a multiple of 16 up to 16777216: tokens x inputs x outputs",
-                    value);
-            }
+            ND_REFUSE(extents[i] < 16 || extents[i] > 1 << 24 || extents[i] % 16 != 0 || !ends,
+                      "--sizes is \"%.60s\"; it must be MxKxN, or several of them with commas "
+                      "between, each a multiple of 16 up to 16777216: tokens x inputs x outputs",
+                      value);
             at += *at != '\0';
         }
         ND_TRY(add_size(o, (nd_linear_extents){extents[0], extents[1], extents[2]}));
@@ -70,19 +65,15 @@ static nd_status read_flags(const nd_command_flags *line, bench *o)
     const nd_flag_value *v = line->values;
     *o = (bench){.flags = v, .jsonl = v[ND_BENCH_JSONL].given};
     ND_TRY(v[ND_BENCH_SIZES].given ? read_sizes(o, v[ND_BENCH_SIZES].text) : ND_OK);
-    if (v[ND_BENCH_PRODUCTS].given == v[ND_BENCH_LAYER].given) {
-        return nd_fail(ND_ERR_CONFIG, "give --products, which times single linears, or --layer, "
-                                      "which times a layer on a mesh");
-    }
-    if (v[ND_BENCH_LAYER].given && v[ND_BENCH_SIZES].given) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--sizes is for --products; the sizes of a layer are those of "
-                       "the model, --model-config");
-    }
-    return v[ND_BENCH_PRODUCTS].given && v[ND_BENCH_REPEATS].given
-               ? nd_fail(ND_ERR_CONFIG, "--repeats is for --layer; a product's time is the least "
-                                        "of three medians")
-               : ND_OK;
+    ND_REFUSE(v[ND_BENCH_PRODUCTS].given == v[ND_BENCH_LAYER].given,
+              "give --products, which times single linears, or --layer, which times a layer on a "
+              "mesh");
+    ND_REFUSE(v[ND_BENCH_LAYER].given && v[ND_BENCH_SIZES].given,
+              "--sizes is for --products; the sizes of a layer are those of the model, "
+              "--model-config");
+    ND_REFUSE(v[ND_BENCH_PRODUCTS].given && v[ND_BENCH_REPEATS].given,
+              "--repeats is for --layer; a product's time is the least of three medians");
+    return ND_OK;
 }
 
 static nd_status check_flags(const nd_command_flags *line)
@@ -304,12 +295,11 @@ static nd_status check_alone(const nd_command_call *call)
     const nd_identity *id = &call->worker->identity;
     const int64_t workers =
         id->source == ND_IDENTITY_NDLAUNCH ? call->config->launch.workers : id->world_size;
-    return workers == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "--products times one worker, but this job has %lld; start it with "
-                         "`ndtrain bench --products`, which takes any mesh, or use --layer",
-                         (long long)workers);
+    ND_REFUSE(workers != 1,
+              "--products times one worker, but this job has %lld; start it with `ndtrain bench "
+              "--products`, which takes any mesh, or use --layer",
+              (long long)workers);
+    return ND_OK;
 }
 
 static nd_status run(const nd_command_call *call)

@@ -19,9 +19,6 @@ const char *nd_ckpt_place(const nd_command_flags *line, int number);
 nd_status nd_ckpt_folder(const char *argument, char **out);
 /* A checkpoint: the folder itself, or the newest of a run folder. Reads its manifest. */
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest);
-/* The checkpoints of a run folder, at least one, in the order of their steps; owned by the
- * caller. */
-nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count);
 
 /* text */
 

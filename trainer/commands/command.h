@@ -7,6 +7,7 @@
 #include "trainer/run/run.h"
 
 typedef struct nd_command nd_command;
+struct nd_session;
 
 typedef struct nd_command_call {
     nd_config *config; /* resolved, but for nd_config_take_epochs */
@@ -30,6 +31,11 @@ struct nd_command {
      * check. */
     nd_status (*check_flags)(const nd_command_flags *line);
     bool decodes; /* by many short products, between which its threads had better not sleep */
+    /* Of a command that uses a model, by nd_session_run: what it does with it, and its flags for
+     * the model and its tokenizer. `use` calls nd_session_agree before the first other collective.
+     * Where the session only checks, there are no ranks, and mesh and inputs are looked at. */
+    nd_status (*use)(struct nd_session *session);
+    nd_own_flag_id model, tokenizer;
 };
 
 /* runtime/config/commands.def says what they do. */

@@ -18,10 +18,9 @@
 static nd_status check_flags(const nd_command_flags *line)
 {
     const nd_flag_value *v = line->values;
-    return v[ND_EVAL_DATA].given + v[ND_EVAL_REQUESTS].given + v[ND_EVAL_SERVE].given == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "give either files of --data, or a file of --requests, or "
-                                        "--serve-stdin");
+    ND_REFUSE(v[ND_EVAL_DATA].given + v[ND_EVAL_REQUESTS].given + v[ND_EVAL_SERVE].given != 1,
+              "give either files of --data, or a file of --requests, or --serve-stdin");
+    return ND_OK;
 }
 
 /* The loss on data. */
@@ -30,16 +29,13 @@ static nd_status check_settings(const nd_session *s)
 {
     const nd_config *config = &s->config;
     const nd_shape *shape = &s->model.shape;
-    if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
-        return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
-                                      "steps; evaluate with another recipe or precision");
-    }
-    if (config->train.sequence_length > shape->max_positions) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.sequence_length is %lld, but the model's max_position_embeddings is "
-                       "%lld; use a shorter --sequence-length",
-                       (long long)config->train.sequence_length, (long long)shape->max_positions);
-    }
+    ND_REFUSE(config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED,
+              "fp8.recipe is delayed, whose scales follow from training steps; evaluate with "
+              "another recipe or precision");
+    ND_REFUSE(config->train.sequence_length > shape->max_positions,
+              "train.sequence_length is %lld, but the model's max_position_embeddings is %lld; use "
+              "a shorter --sequence-length",
+              (long long)config->train.sequence_length, (long long)shape->max_positions);
     return nd_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
                                config->train.sequence_length);
 }
@@ -294,15 +290,12 @@ static nd_status run(nd_session *s)
     return ND_OK;
 }
 
-static nd_status run_session(const nd_command_call *call)
-{
-    static const nd_session_use use = {ND_EVAL_MODEL, ND_EVAL_TOKENIZER, run};
-    return nd_session_run(call, &use);
-}
-
 const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .trains = true,
                                     .begin = nd_session_begin,
-                                    .run = run_session,
+                                    .run = nd_session_run,
                                     .decodes = true,
-                                    .check_flags = check_flags};
+                                    .check_flags = check_flags,
+                                    .use = run,
+                                    .model = ND_EVAL_MODEL,
+                                    .tokenizer = ND_EVAL_TOKENIZER};

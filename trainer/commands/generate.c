@@ -28,12 +28,11 @@ static nd_status read_sampling(const nd_flag_value *v, nd_sampling *out)
                        : out->min_p > 0 ? "--min-p"
                                         : NULL;
     ND_TRY(nd_sampling_check(out));
-    return out->temperature > 0 || !idle
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "%s has no effect at --temperature 0, the default, which takes the "
-                         "likeliest token; give --temperature 1 as well, or leave %s out",
-                         idle, idle);
+    ND_REFUSE(out->temperature == 0 && idle,
+              "%s has no effect at --temperature 0, the default, which takes the likeliest token; "
+              "give --temperature 1 as well, or leave %s out",
+              idle, idle);
+    return ND_OK;
 }
 
 static nd_status read_flags(const nd_command_flags *line, nd_generation *g)
@@ -44,18 +43,13 @@ static nd_status read_flags(const nd_command_flags *line, nd_generation *g)
     for (int at = 0; (stop = nd_command_flags_next(line, ND_GENERATE_STOP, &at));) {
         ND_TRY(nd_stops_add(&g->stops, stop));
     }
-    if (prompt && file) {
-        return nd_fail(ND_ERR_CONFIG, "--prompt is one text; leave out --prompt-file, or --prompt");
-    }
-    if (v[ND_GENERATE_INTERACTIVE].given && (prompt || file)) {
-        return nd_fail(ND_ERR_CONFIG, "--interactive reads prompts from the terminal; leave out "
-                                      "--prompt and --prompt-file");
-    }
-    if (v[ND_GENERATE_CONTEXT].given && !v[ND_GENERATE_INTERACTIVE].given) {
-        return nd_fail(ND_ERR_CONFIG, "--context is the room of --interactive, and has no effect "
-                                      "without it; the room follows from the prompt and "
-                                      "--max-new-tokens");
-    }
+    ND_REFUSE(prompt && file, "--prompt is one text; leave out --prompt-file, or --prompt");
+    ND_REFUSE(
+        v[ND_GENERATE_INTERACTIVE].given && (prompt || file),
+        "--interactive reads prompts from the terminal; leave out --prompt and --prompt-file");
+    ND_REFUSE(v[ND_GENERATE_CONTEXT].given && !v[ND_GENERATE_INTERACTIVE].given,
+              "--context is the room of --interactive, and has no effect without it; the room "
+              "follows from the prompt and --max-new-tokens");
     g->jsonl = v[ND_GENERATE_JSONL].given || (file && nd_is_name_of_rows(file));
     return read_sampling(v, &g->sampling);
 }
@@ -78,16 +72,6 @@ static const char *prompt_file(const nd_session *s)
 {
     const char *file = s->flags[ND_GENERATE_PROMPT_FILE].text;
     return file && strcmp(file, "-") != 0 ? file : NULL;
-}
-
-static nd_status read_file(const nd_session *s, char **text, size_t *size)
-{
-    const char *prompt = s->flags[ND_GENERATE_PROMPT].text;
-    if (prompt) {
-        *size = strlen(prompt);
-        return nd_fs_format(text, "%s", prompt);
-    }
-    return nd_fs_read(prompt_file(s), ND_STDIN_BYTES_MAX, ND_ERR_DATA, text, size);
 }
 
 /* Whether one of the rows has messages. */
@@ -196,12 +180,18 @@ static nd_status read_requests(nd_generation *g)
 {
     nd_session *s = g->session;
     const bool reads = s->checks || s->worker->rank.rank == 0;
-    const bool prompt = s->flags[ND_GENERATE_PROMPT].given;
+    const char *prompt = s->flags[ND_GENERATE_PROMPT].text, *file = prompt_file(s);
     char *text = NULL;
     size_t size = 0;
-    nd_status status;
-    if (prompt || prompt_file(s)) {
-        status = nd_session_share(s, reads ? read_file(s, &text, &size) : ND_OK, &text, &size);
+    nd_status status = ND_OK;
+    if (prompt || file) {
+        if (reads && prompt) {
+            size = strlen(prompt);
+            status = nd_fs_format(&text, "%s", prompt);
+        } else if (reads) {
+            status = nd_fs_read(file, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size);
+        }
+        status = nd_session_share(s, status, &text, &size);
     } else {
         if (reads && isatty(STDIN_FILENO)) {
             nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
@@ -396,15 +386,12 @@ out:
     return status;
 }
 
-static nd_status run_session(const nd_command_call *call)
-{
-    static const nd_session_use use = {ND_GENERATE_MODEL, ND_GENERATE_TOKENIZER, run};
-    return nd_session_run(call, &use);
-}
-
 const nd_command nd_command_generate = {.id = ND_COMMAND_GENERATE,
                                         .trains = true,
                                         .begin = nd_session_begin,
-                                        .run = run_session,
+                                        .run = nd_session_run,
                                         .decodes = true,
-                                        .check_flags = check_flags};
+                                        .check_flags = check_flags,
+                                        .use = run,
+                                        .model = ND_GENERATE_MODEL,
+                                        .tokenizer = ND_GENERATE_TOKENIZER};

@@ -20,39 +20,6 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-/* Before a run. */
-
-nd_status nd_plan_check_memory(const nd_planner *p)
-{
-    const nd_config *config = p->config;
-    nd_trainer *trainer = NULL;
-    const double local = (double)config->launch.nproc_per_node;
-    ND_TRY(nd_plan_make(p, config, NULL, &trainer));
-    const double planned = nd_plan_bytes(trainer), each = planned / nd_gib, all = each * local;
-    nd_trainer_destroy(trainer);
-    /* The workers will have the limits of this process. */
-    ND_TRY(nd_worker_check_room(p->worker, planned, config->launch.workers,
-                                config->launch.nproc_per_node));
-    const nd_host_memory host = nd_host_memory_read("");
-    const double physical = (double)host.physical / nd_gib;
-    const double available = (double)host.available / nd_gib;
-    if (host.physical > 0 && all > physical) {
-        return nd_fail(ND_ERR_RESOURCE,
-                       "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but this host has "
-                       "%.1f GiB of memory; use a smaller model, a shorter sequence, a smaller "
-                       "micro-batch, parallel.recompute, more shards or more hosts (ndtrain plan "
-                       "shows what each needs)",
-                       local, each, all, physical);
-    }
-    if (host.physical > 0 && all > available) {
-        nd_log_warning(
-            "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but of this host's "
-            "%.1f GiB only %.1f are free now",
-            local, each, all, physical, available);
-    }
-    return ND_OK;
-}
-
 /* The plan as it is. */
 
 /* Decimals of GiB, of two sizes that may be almost equal. */

@@ -23,9 +23,6 @@ nd_status nd_plan_make(const nd_planner *planner, const nd_config *config, const
  * before it plans anything. */
 nd_status nd_plan_make_changed(const nd_planner *planner, nd_config *config, nd_trainer **out);
 double nd_plan_bytes(const nd_trainer *trainer);
-/* Compares the plans of this host's CPU workers together with its memory: ND_ERR_RESOURCE with the
- * numbers when there is not that much, a warning when it is not free now. */
-nd_status nd_plan_check_memory(const nd_planner *planner);
 
 /*
  * How long a step would take: the ops of a dry run, each kind at a rate that is printed with the

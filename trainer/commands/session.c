@@ -202,18 +202,17 @@ nd_status nd_session_agree(nd_session *s)
 nd_status nd_session_check_single(const nd_session *s, const char *what)
 {
     const int replicas = s->config.resolved_mesh.size[ND_AXIS_DP_REPLICATE];
-    return replicas == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "mesh.dp_replicate is %d, but %s at a time; use fewer workers, or "
-                         "--tp-size",
-                         replicas, what);
+    ND_REFUSE(replicas > 1,
+              "mesh.dp_replicate is %d, but %s at a time; use fewer workers, or --tp-size",
+              replicas, what);
+    return ND_OK;
 }
 
 /* The model. */
 
-nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use)
+nd_status nd_session_run(const nd_command_call *call)
 {
+    const nd_command *command = call->use;
     nd_session s = {.call = call,
                     .flags = call->line->values,
                     .config = *call->config,
@@ -224,25 +223,23 @@ nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use)
     /* ndlaunch's check verifies for all of its workers. */
     const bool verifies = s.checks || (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0);
     nd_status status = ND_OK;
-    if (!s.flags[use->model].text) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--model is missing; it is a model's folder, a GGUF file, a run folder, "
-                       "one of its checkpoints, or ORG/NAME in the local cache");
-    }
+    ND_REFUSE(!s.flags[command->model].text,
+              "--model is missing; it is a model's folder, a GGUF file, a run folder, one of its "
+              "checkpoints, or ORG/NAME in the local cache");
     if (!s.checks) {
         ND_TRY_OUT(nd_job_check(&s.config, id));
         ND_TRY_OUT(nd_worker_meet(s.worker, &s.config));
     }
-    ND_TRY_OUT(nd_model_files_open(s.flags[use->model].text, &s.model));
-    ND_TRY_OUT(nd_model_files_tokenizer(&s.model, s.flags[use->tokenizer].text, &s.tokenizer_path,
-                                        &s.tokenizer));
+    ND_TRY_OUT(nd_model_files_open(s.flags[command->model].text, &s.model));
+    ND_TRY_OUT(nd_model_files_tokenizer(&s.model, s.flags[command->tokenizer].text,
+                                        &s.tokenizer_path, &s.tokenizer));
     /* A checkpoint has its own checksums, which are compared as it is loaded. */
     if (s.model.kind == ND_MODEL_FOLDER && verifies) {
         ND_TRY_OUT(nd_inputs_verify_folder(&s.config, s.model.folder));
     }
     ND_TRY_OUT(nd_trainer_check_precision(&s.config, &s.model.shape));
     if (s.checks) {
-        ND_TRY_OUT(use->run(&s));
+        ND_TRY_OUT(command->use(&s));
         status = nd_job_check_room(call);
         goto out;
     }
@@ -252,7 +249,7 @@ nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use)
                        nd_tokenizer_vocab_size(s.tokenizer) - 1, (long long)s.model.shape.vocab);
     }
     ND_TRY_OUT(nd_worker_join(s.worker, &s.config, &s.model.shape));
-    status = use->run(&s);
+    status = command->use(&s);
 out:
     call->worker->rank.config = call->config;
     nd_tokenizer_close(s.tokenizer);

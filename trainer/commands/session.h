@@ -29,22 +29,14 @@ typedef struct nd_session {
     bool checks;             /* the call's: says nothing but errors */
 } nd_session;
 
-/* What a command does with its model. */
-typedef struct nd_session_use {
-    nd_own_flag_id model, tokenizer;
-    /* Calls nd_session_agree before the first other collective. Where the session only checks,
-     * there are no ranks, and mesh and inputs are looked at. */
-    nd_status (*run)(nd_session *session);
-} nd_session_use;
-
 /*
- * For a command: opens the model by its name (nd_model_files_open),
- * joins the job, and runs the command. Where no ndlaunch has done it, one rank of a host verifies
+ * Runs a command that uses a model: opens the model by its name (nd_model_files_open), joins the
+ * job, and calls `use`. Where no ndlaunch has done it, one rank of a host verifies
  * the model (model.verify). A call that only checks does before there are ranks what ndlaunch asks
  * for: it looks at the model's files with their checksums, what the command does with them, and the
  * room that a worker of this host needs before it knows its plan.
  */
-nd_status nd_session_run(const nd_command_call *call, const nd_session_use *use);
+nd_status nd_session_run(const nd_command_call *call);
 
 /* Adds the ids that end a text: what the model's files name (nd_ends_read), or for a checkpoint
  * without such files its own eos_id, or the end of text of its tokenizer. */

@@ -59,15 +59,12 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_PREFIX));
-    if (nd_ends_with(w->prefix, "/")) { /* PREFIX.bin would be a file that no scan finds */
-        return nd_fail(ND_ERR_CONFIG,
-                       "--output-prefix \"%s\" is a folder; add the beginning of the files' "
-                       "names, as in \"%stext\"",
-                       w->prefix, w->prefix);
-    }
-    if (separator && !*separator) {
-        return nd_fail(ND_ERR_CONFIG, "--document-separator is empty; give a text");
-    }
+    /* PREFIX.bin would be a file that no scan finds. */
+    ND_REFUSE(nd_ends_with(w->prefix, "/"),
+              "--output-prefix \"%s\" is a folder; add the beginning of the files' names, as in "
+              "\"%stext\"",
+              w->prefix, w->prefix);
+    ND_REFUSE(separator && !*separator, "--document-separator is empty; give a text");
     ND_TRY(separator ? nd_corpus_separator(separator, &w->rules, &w->separator) : ND_OK);
     for (int at = 0; (input = nd_command_flags_next(line, ND_TOKENIZE_INPUT, &at));) {
         ND_TRY(nd_corpus_files_add(&w->files, input, formats[v[ND_TOKENIZE_FORMAT].whole]));
@@ -208,10 +205,8 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
     const nd_chat_choice chat = (nd_chat_choice)w->flags[ND_TOKENIZE_CHAT].whole;
     ND_TRY(nd_chat_rules_find(path, chat, &w->rules.chat));
     nd_chat_rules_tell(&w->rules.chat);
-    if (w->rules.append_eod && !path) {
-        return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, which have no end of text; leave "
-                                      "--append-eod out");
-    }
+    ND_REFUSE(w->rules.append_eod && !path,
+              "--tokenizer is bytes, which have no end of text; leave --append-eod out");
     ND_TRY(w->rules.append_eod ? nd_corpus_eod(tokenizer, path, &job.eod) : ND_OK);
     nd_status status = nd_corpus_encode(&job, &counts);
     if (w->bar) {

@@ -255,11 +255,6 @@ static nd_status print_data(const nd_run *run)
     return ND_OK;
 }
 
-static void warn_line(void *context, const char *text)
-{
-    nd_log_warning("%s", text);
-}
-
 static void print_line(void *context, const char *text)
 {
     nd_log_info("%s", text);
@@ -317,9 +312,11 @@ nd_status nd_banner_print(const nd_run *run)
     const nd_trainer *trainer = run->trainer;
     const nd_rank *r = run->rank;
     const bool gpu = nd_rank_is_gpu(r);
-    char mesh[128];
+    char mesh[128], idle[ND_IDLE_KEYS_MAX];
     print_settings(r->config);
-    (void)nd_config_each_warning(r->config, warn_line, NULL);
+    if (nd_config_idle_keys(r->config, idle) == ND_OK && idle[0]) {
+        nd_log_warning("%s", idle);
+    }
     nd_log_info("run folder: %s", run->dir);
     nd_log_info("mesh: %s on %s%s%s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, gpu ? ", " : "", gpu ? nd_device_machine(r->device) : "",

@@ -254,36 +254,29 @@ Test(resolve, time_to_index_the_data)
     tempdir_remove(&dir);
 }
 
-static void append_line(void *context, const char *text)
-{
-    char *all = context;
-    size_t used = strlen(all);
-    snprintf(all + used, 1024 - used, "%s\n", text);
-}
-
-/* The warnings of these flags are exactly `wanted`, a line each. */
-static void expect_warnings(const char *flags, const char *wanted)
+/* What is said about idle keys among these flags. */
+static void expect_idle(const char *flags, const char *wanted)
 {
     nd_config c;
-    char said[1024] = "";
+    char said[ND_IDLE_KEYS_MAX];
     assert_ok(flags_in(&c, flags));
-    assert_ok(nd_config_each_warning(&c, append_line, said));
+    assert_ok(nd_config_idle_keys(&c, said));
     cr_expect_str_eq(said, wanted);
     nd_config_fini(&c);
 }
 
 Test(resolve, fp8_keys_without_effect_are_named)
 {
-    expect_warnings("--precision bf16", "");
-    expect_warnings("--precision bf16 --fp8-all-gather --fp8-recipe delayed "
-                    "--fp8-health-interval 5",
-                    "fp8.recipe, fp8.all_gather, fp8.health_interval: without effect, because "
-                    "train.precision is not fp8\n");
-    expect_warnings("--precision fp8 --fp8-all-gather --fp8-filter auto", "");
-    expect_warnings("--precision fp8 --fp8-margin 1 --fp8-format e4m3 --fp8-amax-compute max "
-                    "--fp8-all-gather",
-                    "fp8.format, fp8.amax_compute, fp8.margin: without effect, because only "
-                    "fp8.recipe delayed reads them\n");
-    expect_warnings("--precision fp8 --fp8-margin 1 --fp8-recipe delayed", "");
-    expect_warnings("--precision fp8 --fp8-health-interval 5", "");
+    expect_idle("--precision bf16", "");
+    expect_idle("--precision bf16 --fp8-all-gather --fp8-recipe delayed "
+                "--fp8-health-interval 5",
+                "fp8.recipe, fp8.all_gather, fp8.health_interval: without effect, because "
+                "train.precision is not fp8");
+    expect_idle("--precision fp8 --fp8-all-gather --fp8-filter auto", "");
+    expect_idle("--precision fp8 --fp8-margin 1 --fp8-format e4m3 --fp8-amax-compute max "
+                "--fp8-all-gather",
+                "fp8.format, fp8.amax_compute, fp8.margin: without effect, because only "
+                "fp8.recipe delayed reads them");
+    expect_idle("--precision fp8 --fp8-margin 1 --fp8-recipe delayed", "");
+    expect_idle("--precision fp8 --fp8-health-interval 5", "");
 }
