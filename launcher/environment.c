@@ -68,7 +68,7 @@ nd_status nd_environment_make(const nd_variable *own, int count, char ***out)
 nd_status nd_config_to_fd(const nd_config *config, int *fd)
 {
     char *text = NULL;
-    ND_TRY(nd_config_to_worker(config, &text));
+    ND_TRY(nd_config_to_yaml(config, true, &text));
     size_t bytes = strlen(text);
     *fd = memfd_create("nd-config", MFD_CLOEXEC);
     ssize_t written = *fd >= 0 ? write(*fd, text, bytes) : -1;

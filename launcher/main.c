@@ -59,7 +59,7 @@ static void print_start(const nd_config *config)
     const int world = nd_mesh_world_size(&config->resolved_mesh);
     nd_log_info("ndlaunch: %d worker%s, mesh %s", world, world == 1 ? "" : "s",
                 nd_mesh_format(&config->resolved_mesh, mesh, sizeof mesh));
-    if (nd_log_get_level() >= ND_LOG_DEBUG && nd_config_to_yaml(config, &text) == ND_OK) {
+    if (nd_log_get_level() >= ND_LOG_DEBUG && nd_config_to_yaml(config, false, &text) == ND_OK) {
         nd_log_debug("resolved configuration:\n%s", text);
         free(text);
     }

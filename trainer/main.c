@@ -158,7 +158,7 @@ static nd_status run_ckpt(const char *word)
                                           "ckpt --help says more");
 }
 
-static nd_status run_tool(int tool, int argc, char **argv, int *code)
+static nd_status run_tool(int tool, int argc, char **argv)
 {
     nd_command_flags line;
     if (tool == TOOLS) {
@@ -169,24 +169,21 @@ static nd_status run_tool(int tool, int argc, char **argv, int *code)
         return ND_OK;
     }
     ND_TRY(nd_command_flags_read(tools[tool].command, argc, argv, &line));
-    return tools[tool].run(&line, code);
+    return tools[tool].run(&line);
 }
 
-/* The exit code of a program that has printed something and is no worker: that of the status, or
- * `code` when all went well. */
-static int finish(nd_status status, int code)
+/* The exit code of a program that has printed something and is no worker. */
+static int finish(nd_status status)
 {
     const nd_error own = *nd_error_last();
     const nd_status flushed = nd_process_flush_output(); /* what is printed stands first */
-    if (status != ND_OK) {
+    if (status != ND_OK && own.message[0]) {
         nd_log_error("%s", own.message);
-        code = (int)status;
     }
     if (flushed != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
-        code = (int)flushed;
     }
-    return code;
+    return (int)(flushed != ND_OK ? flushed : status);
 }
 
 static bool has_own_flags(const nd_command *command)
@@ -225,7 +222,7 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **words = argv + 1;
-    int count = argc - 1, code = 0;
+    int count = argc - 1;
     nd_streams_open();
     if (nd_limits_check_stack() != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
@@ -239,17 +236,16 @@ int main(int argc, char **argv)
     const int tool = argc > 1 ? find_tool(argc - 1, argv + 1) : TOOLS;
     if (tool < TOOLS || strcmp(name, ckpt) == 0) {
         const int verb = strcmp(name, ckpt) == 0 && tool < TOOLS;
-        const nd_status ended = run_tool(tool, argc - 1 - verb, argv + 1 + verb, &code);
-        return finish(ended, code);
+        return finish(run_tool(tool, argc - 1 - verb, argv + 1 + verb));
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
         print_version();
-        return finish(ND_OK, 0);
+        return finish(ND_OK);
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        return finish(nd_config_help(stdout, ND_NDTRAIN, argc > 2 ? argv[2] : ""), 0);
+        return finish(nd_config_help(stdout, ND_NDTRAIN, argc > 2 ? argv[2] : ""));
     }
     if (!command) {
         return usage(name);
@@ -274,7 +270,7 @@ int main(int argc, char **argv)
         fflush(stdout); /* what is printed stands before the error */
     }
     status = status == ND_OK ? nd_process_flush_output() : status;
-    code = nd_worker_close(&worker, status);
+    const int code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
     return code;
 }

@@ -54,7 +54,7 @@ static void begin_layer(nd_reader *reader, nd_layer layer)
     reader->parallelism = reader->mixed_fp8 = false;
     reader->sp_size = 0;
     reader->main_ip[0] = reader->notices[0] = '\0';
-    reader->main_port = -1;
+    reader->main_port = 29500; /* accelerate's and torchrun's */
 }
 
 /* These functions read what follows from a layer. */
@@ -139,20 +139,6 @@ static void derive_steps(nd_reader *r)
     if (steps && !epochs && c->train.steps > 0) {
         c->train.epochs = 0;
     }
-}
-
-/* Joins the address that accelerate and torchrun give in two parts; their default port is 29500. */
-static nd_status derive_endpoint(nd_reader *r)
-{
-    char endpoint[300];
-    if (!r->main_ip[0] && r->main_port < 0) {
-        return ND_OK;
-    }
-    const char *ip = r->main_ip[0] ? r->main_ip : "127.0.0.1";
-    const bool v6 = strchr(ip, ':') && ip[0] != '[';
-    snprintf(endpoint, sizeof endpoint, "%s%s%s:%lld", v6 ? "[" : "", ip, v6 ? "]" : "",
-             nd_ll(r->main_port < 0 ? 29500 : r->main_port));
-    return nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, endpoint);
 }
 
 static nd_status set_mesh(nd_reader *r, int64_t dp_replicate, int64_t dp_shard)
@@ -315,7 +301,6 @@ static nd_status end_layer(nd_reader *r, const char *where)
     } else if (c->from_accelerate) {
         ND_TRY(derive_mesh_of_file(r, where));
     }
-    ND_TRY(derive_endpoint(r));
     ND_TRY(derive_fp8(r, where));
     if (r->notices[0]) {
         nd_log_info("%swithout a meaning here, ignored: %s", where, r->notices);
@@ -423,13 +408,13 @@ bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe)
 /* The configuration as text: native YAML, the lines that nodes compare, one key or each key for
  * run.json. */
 
-static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
+nd_status nd_config_to_yaml(const nd_config *config, bool for_worker, char **out)
 {
     nd_text text = {0};
     const char *section = "";
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
-        if (to_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
+        if (for_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
             continue;
         }
         if (strcmp(section, f->section) != 0) {
@@ -445,16 +430,6 @@ static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
         nd_text_append(&text, "\n");
     }
     return nd_text_finish(&text, out);
-}
-
-nd_status nd_config_to_yaml(const nd_config *config, char **out)
-{
-    return to_yaml(config, false, out);
-}
-
-nd_status nd_config_to_worker(const nd_config *config, char **out)
-{
-    return to_yaml(config, true, out);
 }
 
 nd_status nd_config_each(const nd_config *config,

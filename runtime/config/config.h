@@ -240,11 +240,10 @@ nd_status nd_config_check_data_paths(const nd_config *config);
  */
 nd_status nd_config_help(FILE *out, nd_program program, const char *topic);
 
-/* The resolved configuration as native YAML: reading it again gives the same config. Owned by the
+/* The resolved configuration as native YAML: reading it again gives the same config. For a worker
+ * it is without what that finds by itself if nobody gave it (sequence_given). Owned by the
  * caller. */
-nd_status nd_config_to_yaml(const nd_config *config, char **out);
-/* The same for a worker, without what it finds by itself if nobody gave it (sequence_given). */
-nd_status nd_config_to_worker(const nd_config *config, char **out);
+nd_status nd_config_to_yaml(const nd_config *config, bool for_worker, char **out);
 
 /*
  * Job-scoped fields only, as "key=value\n" lines in table order: compared between nodes at

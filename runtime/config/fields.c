@@ -180,6 +180,23 @@ int nd_field_find(const char *name)
     return -1;
 }
 
+int nd_field_near(const char *name)
+{
+    nd_suggest search;
+    nd_suggest_init(&search, name);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        nd_suggest_offer(&search, nd_fields[i].key);
+        nd_flag_list_offer(&search, nd_fields[i].flags);
+    }
+    for (int i = 0; i < ND_FIELD_COUNT && search.best; i++) {
+        if (strcmp(nd_fields[i].key, search.best) == 0 ||
+            nd_flag_list_holds(nd_fields[i].flags, search.best)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 int nd_section_find(const char *name)
 {
     for (int i = 0; i < ND_SECTION_COUNT; i++) {

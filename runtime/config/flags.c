@@ -22,36 +22,11 @@ static const struct {
 #include "runtime/config/commands.def"
 };
 
-static void offer_list(nd_suggest *search, const char *list)
-{
-    char word[ND_FLAG_NAME_MAX];
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
-        nd_suggest_offer(search, word);
-    }
-}
-
 /* The field of "section.key", where '-' and '_' are the same; -1: none. */
 static int find_key(const char *name)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         if (nd_flag_list_holds(nd_fields[i].name, name)) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-int nd_flag_near_field(const char *name)
-{
-    nd_suggest search;
-    nd_suggest_init(&search, name);
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        nd_suggest_offer(&search, nd_fields[i].key);
-        offer_list(&search, nd_fields[i].flags);
-    }
-    for (int i = 0; i < ND_FIELD_COUNT && search.best; i++) {
-        if (strcmp(nd_fields[i].key, search.best) == 0 ||
-            nd_flag_list_holds(nd_fields[i].flags, search.best)) {
             return i;
         }
     }
@@ -190,7 +165,7 @@ static void offer_own(nd_suggest *search, nd_command_id command)
 {
     for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
         if (nd_own_flags[i].command == command) {
-            offer_list(search, nd_own_flags[i].flags);
+            nd_flag_list_offer(search, nd_own_flags[i].flags);
         }
     }
 }
@@ -287,9 +262,9 @@ static nd_status fail_unknown(const part *p, nd_command_id command)
     }
     ND_REFUSE(other && !search.best, "unknown flag %.80s; it belongs to `ndtrain %s`", p->word,
               other);
-    offer_list(&search, run_flags);
+    nd_flag_list_offer(&search, run_flags);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        offer_list(&search, nd_fields[i].flags);
+        nd_flag_list_offer(&search, nd_fields[i].flags);
     }
     nd_names_offer(ND_MAP_FLAGS, &search);
     for (int i = 0; i < ND_FIELD_COUNT && strchr(p->name, '.'); i++) {
@@ -379,7 +354,7 @@ static nd_status apply_set(nd_reader *reader, const char *text)
         nd_suggest_offer(&search, nd_fields[i].name);
     }
     const char *dot = strchr(name, '.');
-    const int near = search.best ? -1 : nd_flag_near_field(dot ? dot + 1 : name);
+    const int near = search.best ? -1 : nd_field_near(dot ? dot + 1 : name);
     if (near >= 0) { /* of another section, or by the name of a flag */
         search.best = nd_fields[near].name;
     }

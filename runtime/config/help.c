@@ -295,7 +295,7 @@ static nd_status unknown_topic(nd_program program, const char *topic)
     for (int i = 0; i < ND_SECTION_COUNT; i++) {
         nd_suggest_offer(&search, nd_sections[i].name);
     }
-    const int field = search.best ? -1 : nd_flag_near_field(topic);
+    const int field = search.best ? -1 : nd_field_near(topic);
     ND_REFUSE(field >= 0, "--help %.80s: there is no such section; --help %s has the key %s", topic,
               nd_fields[field].section, nd_fields[field].name);
     return nd_fail(ND_ERR_CONFIG, "--help %.80s: there is no such section; %s%s%s", topic,

@@ -90,23 +90,23 @@ static nd_status apply_fp16(nd_reader *r, const nd_name *row, const nd_setting *
     return on ? refuse_later(r, setting) : ND_OK;
 }
 
-static nd_status apply_main_ip(nd_reader *r, const nd_name *row, const nd_setting *setting)
+/* Joins the address that accelerate and torchrun give in two parts. */
+static nd_status apply_main(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
-    if (strlen(setting->text) >= sizeof r->main_ip) {
-        return refuse(setting, "the name is too long");
+    const bool is_port = nd_ends_with(row->names, "port");
+    char endpoint[300];
+    if (is_port ? !nd_int_parse(setting->text, &r->main_port) || r->main_port < 0 ||
+                      r->main_port > 65535
+                : strlen(setting->text) >= sizeof r->main_ip) {
+        return refuse(setting, row->sentence);
     }
-    memcpy(r->main_ip, setting->text, strlen(setting->text) + 1);
-    return ND_OK;
-}
-
-static nd_status apply_main_port(nd_reader *r, const nd_name *row, const nd_setting *setting)
-{
-    int64_t port = 0;
-    if (!nd_int_parse(setting->text, &port) || port < 0 || port > 65535) {
-        return refuse(setting, "it must be a port, 0 to 65535");
+    if (!is_port) {
+        memcpy(r->main_ip, setting->text, strlen(setting->text) + 1);
     }
-    r->main_port = port;
-    return ND_OK;
+    const bool v6 = strchr(r->main_ip, ':') && r->main_ip[0] != '[';
+    snprintf(endpoint, sizeof endpoint, "%s%s%s:%lld", v6 ? "[" : "",
+             r->main_ip[0] ? r->main_ip : "127.0.0.1", v6 ? "]" : "", nd_ll(r->main_port));
+    return is_port || r->main_ip[0] ? nd_reader_put(r, row->field, endpoint) : ND_OK;
 }
 
 /* A boolean (FSDP2), or the name or number of an FSDP1 strategy. */

@@ -51,6 +51,8 @@ enum { ND_FLAG_NAME_MAX = 96 };
 
 /* Does the space-separated list hold the name? '-' and '_' are the same. */
 bool nd_flag_list_holds(const char *list, const char *name);
+/* Offers the names of such a list. */
+void nd_flag_list_offer(nd_suggest *search, const char *list);
 /* Word number `index` of such a list into buffer; false when there are fewer. */
 bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 
@@ -125,6 +127,8 @@ nd_status nd_field_check(nd_config *config, nd_field_id id);
 
 /* -1 when there is none. */
 int nd_field_find(const char *name);
+/* The field whose key without section, or one of whose flags, is nearest to the name. */
+int nd_field_near(const char *name);
 int nd_section_find(const char *name);
 
 /* "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
@@ -165,11 +169,11 @@ typedef struct nd_reader {
 
     /* Names of other programs set these in a layer; they are applied when all of it is read. */
     int state[ND_STATE_COUNT];
-    bool parallelism;   /* a parallelism_config with a size */
-    int64_t sp_size;    /* ranks of Ulysses, 0 unless given */
-    bool mixed_fp8;     /* mixed_precision: fp8 */
-    char main_ip[256];  /* "" unless given */
-    int64_t main_port;  /* -1 unless given */
+    bool parallelism;  /* a parallelism_config with a size */
+    int64_t sp_size;   /* ranks of Ulysses, 0 unless given */
+    bool mixed_fp8;    /* mixed_precision: fp8 */
+    char main_ip[256]; /* "" unless given */
+    int64_t main_port;
     char notices[1024]; /* keys without a meaning here, comma-separated */
 
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
@@ -248,9 +252,6 @@ void nd_names_offer(nd_map_id map, nd_suggest *search);
 nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
 
 /* ---- flags.c: the command line ---- */
-
-/* The field whose key without section, or one of whose flags, is nearest to the name; -1: none. */
-int nd_flag_near_field(const char *name);
 
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);

@@ -164,3 +164,11 @@ bool nd_flag_list_holds(const char *list, const char *name)
     }
     return false;
 }
+
+void nd_flag_list_offer(nd_suggest *search, const char *list)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        nd_suggest_offer(search, word);
+    }
+}

@@ -21,10 +21,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (nd_config_read_text(&config, (const char *)data, size, "fuzz.yaml") == ND_OK &&
         nd_config_resolve(&config) == ND_OK) {
         char *once = NULL, *twice = NULL;
-        ND_ASSERT(nd_config_to_yaml(&config, &once) == ND_OK);
+        ND_ASSERT(nd_config_to_yaml(&config, false, &once) == ND_OK);
         ND_ASSERT(nd_config_read_text(&again, once, strlen(once), "printed.yaml") == ND_OK);
         ND_ASSERT(nd_config_resolve(&again) == ND_OK);
-        ND_ASSERT(nd_config_to_yaml(&again, &twice) == ND_OK);
+        ND_ASSERT(nd_config_to_yaml(&again, false, &twice) == ND_OK);
         ND_ASSERT(strcmp(once, twice) == 0);
         free(once);
         free(twice);

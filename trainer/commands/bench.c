@@ -121,15 +121,13 @@ static nd_status has_room(void *context, double bytes)
                : ND_OK;
 }
 
-static bool is_stopped(void)
-{
-    return nd_session_signal() != 0;
-}
-
 static nd_timing timing_of(nd_worker *worker, nd_rank *rank, int repeats)
 {
-    return (nd_timing){
-        .rank = rank, .repeats = repeats, .stop = is_stopped, .room = has_room, .context = worker};
+    return (nd_timing){.rank = rank,
+                       .repeats = repeats,
+                       .stop = nd_session_is_stopped,
+                       .room = has_room,
+                       .context = worker};
 }
 
 /* On a CPU, which instructions multiply. */

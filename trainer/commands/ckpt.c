@@ -79,59 +79,48 @@ static nd_status list_checkpoints(const char *run, nd_folder **list, int *count)
                            "\"%s\" is no run folder: it holds no folders checkpoint-STEP", run);
 }
 
-/* Visits the checkpoints that a folder stands for: itself, or those of a run, or the newest. */
-static nd_status each_checkpoint(const char *argument, bool newest,
-                                 nd_status (*visit)(void *context, const char *folder),
-                                 void *context)
+/* The paths of the checkpoints that a folder stands for, in the order of their steps: its own, or
+ * those of a run. The caller's, after a failure too. */
+static nd_status find_checkpoints(const char *argument, nd_fs_names *out)
 {
-    char *folder = NULL, *path = NULL;
+    char *folder = NULL;
     nd_folder *list = NULL;
-    int count = 0;
+    int count = 1;
     bool is_one = false;
     nd_status status = ND_OK;
+    *out = (nd_fs_names){0};
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_checkpoint_is_ours(folder, &is_one));
-    if (is_one) {
-        status = visit(context, folder);
-        goto out;
-    }
-    ND_TRY_OUT(list_checkpoints(folder, &list, &count));
-    for (int i = newest ? count - 1 : 0; i < count; i++) {
-        free(path);
-        path = NULL;
-        ND_TRY_OUT(nd_checkpoint_path(folder, list[i].step, &path));
-        ND_TRY_OUT(visit(context, path));
+    ND_TRY_OUT(is_one ? ND_OK : list_checkpoints(folder, &list, &count));
+    ND_TRY_OUT(ND_ALLOC(count, &out->list));
+    for (int i = 0; i < count; i++) {
+        ND_TRY_OUT(is_one ? nd_fs_format(&out->list[i], "%s", folder)
+                          : nd_checkpoint_path(folder, list[i].step, &out->list[i]));
+        out->count++;
     }
 out:
     free(list);
-    free(path);
     free(folder);
     return status;
 }
 
-typedef struct opened {
-    char **folder;
-    nd_manifest *manifest;
-} opened;
-
-static nd_status open_one(void *context, const char *folder)
-{
-    const opened *o = context;
-    ND_TRY(read_manifest(folder, o->manifest));
-    return nd_fs_format(o->folder, "%s", folder);
-}
-
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)
 {
-    return each_checkpoint(argument, true, open_one, &(opened){folder, manifest});
+    nd_fs_names found;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(find_checkpoints(argument, &found));
+    ND_TRY_OUT(read_manifest(found.list[found.count - 1], manifest));
+    status = nd_fs_format(folder, "%s", found.list[found.count - 1]);
+out:
+    nd_fs_names_fini(&found);
+    return status;
 }
 
 /* verify */
 
-/* A fault is printed, not returned; *code becomes that of the first. */
-static nd_status verify_one(void *context, const char *folder)
+/* Prints how the checkpoint is, also a fault, which is returned. */
+static nd_status verify(const char *folder)
 {
-    int *code = context;
     nd_manifest manifest = {0};
     char size[ND_CKPT_TEXT_MAX];
     int64_t bytes = 0;
@@ -153,20 +142,31 @@ static nd_status verify_one(void *context, const char *folder)
         fflush(stdout);
     } else if (nd_fs_exists(folder, &there) == ND_OK && !there) {
         printf("%s: deleted meanwhile\n", folder);
+        status = ND_OK;
     } else {
         printf("%s: %s: %s\n", folder,
                status != ND_ERR_DATA ? "not verified"
                : state_is_good       ? "its state is good, but the model beside it is bad"
                                      : "bad",
                error.message);
-        *code = *code == 0 ? (int)status : *code;
     }
-    return ND_OK;
+    return status;
 }
 
-nd_status nd_ckpt_verify(const nd_command_flags *line, int *code)
+nd_status nd_ckpt_verify(const nd_command_flags *line)
 {
-    return each_checkpoint(nd_ckpt_place(line, 0), false, verify_one, code);
+    nd_fs_names found;
+    nd_status status = ND_OK, worst = ND_OK;
+    ND_TRY_OUT(find_checkpoints(nd_ckpt_place(line, 0), &found));
+    for (int i = 0; i < found.count; i++) {
+        const nd_status one = verify(found.list[i]);
+        worst = worst == ND_OK ? one : worst;
+    }
+    nd_error_clear(); /* all is said */
+    status = worst;
+out:
+    nd_fs_names_fini(&found);
+    return status;
 }
 
 /* ls */
@@ -352,11 +352,10 @@ static nd_status list_here(bool json)
     return status;
 }
 
-nd_status nd_ckpt_ls(const nd_command_flags *line, int *code)
+nd_status nd_ckpt_ls(const nd_command_flags *line)
 {
     const char *folder = nd_ckpt_place(line, 0);
     const bool json = line->values[ND_CKPT_LS_JSON].given;
-    (void)code;
     return folder ? list_folder(folder, json) : list_here(json);
 }
 
@@ -471,7 +470,7 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
     return status;
 }
 
-nd_status nd_ckpt_prune(const nd_command_flags *line, int *code)
+nd_status nd_ckpt_prune(const nd_command_flags *line)
 {
     const nd_flag_value *last = &line->values[ND_CKPT_PRUNE_KEEP_LAST];
     const nd_flag_value *every = &line->values[ND_CKPT_PRUNE_KEEP_EVERY];
@@ -483,7 +482,6 @@ nd_status nd_ckpt_prune(const nd_command_flags *line, int *code)
     nd_folder *list = NULL;
     int count = 0;
     nd_status status = ND_OK;
-    (void)code;
     if (!last->given && (every->given || !set_aside)) {
         return nd_fail(ND_ERR_CONFIG,
                        "--keep-last K is missing; K is the number of newest checkpoints to keep");

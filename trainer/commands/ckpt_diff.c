@@ -7,37 +7,31 @@
 #include "trainer/checkpoint/export.h"
 #include "trainer/commands/ckpt.h"
 
-typedef struct side {
-    char *folder;
-    nd_manifest manifest;
-    bool is_checkpoint; /* else a Hugging Face folder */
-    nd_shape shape;
-} side;
-
 enum { FIRST_NAME = 256 };
 
 /* A folder with a config.json that is no checkpoint and holds none is a Hugging Face folder. */
-static nd_status open_side(const char *argument, side *out)
+static nd_status open_side(const char *argument, char **folder, nd_manifest *manifest,
+                           nd_diff_side *out)
 {
     char *config = NULL;
     nd_folder *list = NULL;
     int count = 0;
     bool ours = false, model = false;
     nd_status status = ND_OK;
-    ND_TRY(nd_ckpt_folder(argument, &out->folder));
-    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", out->folder));
-    ND_TRY_OUT(nd_folder_list(out->folder, ND_FOLDER_WHOLE, &list, &count));
-    ND_TRY_OUT(nd_checkpoint_is_ours(out->folder, &ours));
+    ND_TRY(nd_ckpt_folder(argument, folder));
+    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", *folder));
+    ND_TRY_OUT(nd_folder_list(*folder, ND_FOLDER_WHOLE, &list, &count));
+    ND_TRY_OUT(nd_checkpoint_is_ours(*folder, &ours));
     ND_TRY_OUT(nd_fs_exists(config, &model));
-    out->is_checkpoint = ours || count > 0 || !model;
-    if (out->is_checkpoint) {
-        free(out->folder);
-        out->folder = NULL;
-        ND_TRY_OUT(nd_ckpt_open(argument, &out->folder, &out->manifest));
-        out->shape = out->manifest.shape;
+    if (ours || count > 0 || !model) {
+        free(*folder);
+        *folder = NULL;
+        ND_TRY_OUT(nd_ckpt_open(argument, folder, manifest));
+        *out = (nd_diff_side){.manifest = manifest, .shape = manifest->shape};
     } else {
         ND_TRY_OUT(nd_shape_read(config, &out->shape));
     }
+    out->folder = *folder;
 out:
     free(list);
     free(config);
@@ -87,33 +81,30 @@ static int print_position(const nd_manifest *a, const nd_manifest *b)
 }
 
 static nd_status diff(const char *const folders[2], const nd_diff_options *options,
-                      const char *same, int *code)
+                      const char *same)
 {
     nd_diff_totals totals;
-    nd_diff_side of[2];
-    side sides[2] = {0};
+    nd_diff_side sides[2] = {0};
+    char *paths[2] = {NULL};
+    nd_manifest manifests[2] = {0};
     nd_status status = ND_OK;
     int positions = 0;
     for (int i = 0; i < 2; i++) {
-        ND_TRY_OUT(open_side(folders[i], &sides[i]));
+        ND_TRY_OUT(open_side(folders[i], &paths[i], &manifests[i], &sides[i]));
     }
     for (int i = 0; i < 2; i++) {
-        const side *s = &sides[i];
+        const nd_manifest *m = sides[i].manifest;
         char mesh[ND_CKPT_TEXT_MAX];
-        of[i] = (nd_diff_side){.folder = s->folder,
-                               .manifest = s->is_checkpoint ? &s->manifest : NULL,
-                               .shape = s->shape};
-        printf("%c: %s (", "AB"[i], s -> folder);
-        if (s->is_checkpoint) {
-            printf("step %lld, %s)\n", (long long)s->manifest.position.step,
-                   nd_ckpt_mesh(mesh, &s->manifest.mesh));
+        printf("%c: %s (", "AB"[i], paths[i]);
+        if (m) {
+            printf("step %lld, %s)\n", (long long)m->position.step, nd_ckpt_mesh(mesh, &m->mesh));
         } else {
             printf("a Hugging Face model: weights only)\n");
         }
     }
-    ND_TRY_OUT(nd_checkpoint_diff(of, options, print_array, NULL, &totals));
-    if (of[0].manifest && of[1].manifest) {
-        positions = print_position(of[0].manifest, of[1].manifest);
+    ND_TRY_OUT(nd_checkpoint_diff(sides, options, print_array, NULL, &totals));
+    if (sides[0].manifest && sides[1].manifest) {
+        positions = print_position(sides[0].manifest, sides[1].manifest);
     }
     if (totals.differing_arrays == 0) {
         printf("%s: all %lld elements of %lld arrays %s%s\n", positions ? "different" : "equal",
@@ -124,18 +115,19 @@ static nd_status diff(const char *const folders[2], const nd_diff_options *optio
                (long long)totals.differing_arrays, (long long)totals.arrays,
                (long long)totals.differing, (long long)totals.elements);
     }
-    *code = totals.differing_arrays > 0 || positions > 0 ? ND_ANSWER_NO : 0;
+    nd_error_clear(); /* all is said */
+    status = totals.differing_arrays > 0 || positions > 0 ? ND_ANSWER_NO : ND_OK;
 out:
     for (int i = 0; i < 2; i++) {
-        nd_manifest_fini(&sides[i].manifest);
-        free(sides[i].folder);
+        nd_manifest_fini(&manifests[i]);
+        free(paths[i]);
     }
     return status;
 }
 
 /* Two steps that were dumped. */
 static nd_status diff_dumps(const char *const folders[2], const nd_diff_options *options,
-                            const char *same, int *code)
+                            const char *same)
 {
     nd_diff_totals totals;
     char first[FIRST_NAME] = "";
@@ -145,15 +137,15 @@ static nd_status diff_dumps(const char *const folders[2], const nd_diff_options 
         printf("different: %lld of %lld tensors; the first one in the order of the computation is "
                "%s\n",
                (long long)totals.differing_arrays, (long long)totals.arrays, first);
-        *code = ND_ANSWER_NO;
-    } else {
-        printf("equal: %lld elements of %lld tensors %s\n", (long long)totals.elements,
-               (long long)totals.arrays, same);
+        nd_error_clear(); /* all is said */
+        return ND_ANSWER_NO;
     }
+    printf("equal: %lld elements of %lld tensors %s\n", (long long)totals.elements,
+           (long long)totals.arrays, same);
     return ND_OK;
 }
 
-nd_status nd_ckpt_diff(const nd_command_flags *line, int *code)
+nd_status nd_ckpt_diff(const nd_command_flags *line)
 {
     const char *dtype = line->values[ND_CKPT_DIFF_DTYPE].text;
     const nd_diff_options options = {.verify = !line->values[ND_CKPT_DIFF_NO_VERIFY].given,
@@ -171,6 +163,5 @@ nd_status nd_ckpt_diff(const nd_command_flags *line, int *code)
                        "of two dumps, such as RUN/dumps/step-1",
                        folders[!dumps[0]], folders[dumps[0]]);
     }
-    return dumps[0] ? diff_dumps(folders, &options, same, code)
-                    : diff(folders, &options, same, code);
+    return dumps[0] ? diff_dumps(folders, &options, same) : diff(folders, &options, same);
 }

@@ -50,9 +50,9 @@ nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
  * needs before it knows its plan. */
 nd_status nd_job_check_room(const nd_command_call *call);
 
-/* A command that is no worker and needs no configuration. *code is the exit code when ND_OK is
- * returned, and is 0 before the call. */
-typedef nd_status nd_tool(const nd_command_flags *line, int *code);
+/* A command that is no worker and needs no configuration. One that has printed why it ends with
+ * another status than ND_OK leaves no message. */
+typedef nd_status nd_tool(const nd_command_flags *line);
 nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_diff, nd_ckpt_prune;
 nd_tool nd_export, nd_report, nd_tokenize;
 

@@ -245,24 +245,21 @@ static void print_exchanges(const nd_planner *p)
 
 /* The table of other settings, each alone. */
 
-typedef struct table {
-    const nd_planner *planner;
-    double own; /* bytes of the plan as it is */
-} table;
-
-static nd_status print_row(const table *t, const char *name, const nd_trainer *trainer)
+/* own: bytes of the plan as it is. */
+static nd_status print_row(double own, const char *name, const nd_trainer *trainer)
 {
     char step_text[ND_ESTIMATE_TEXT_MAX];
     const double bytes = nd_plan_bytes(trainer);
     ND_TRY(nd_estimate_format(trainer, false, step_text));
-    printf("  %-64s %9.3f GiB %+6.1f %%  %s\n", name, bytes / nd_gib, (bytes / t->own - 1) * 100,
+    printf("  %-64s %9.3f GiB %+6.1f %%  %s\n", name, bytes / nd_gib, (bytes / own - 1) * 100,
            step_text);
     return ND_OK;
 }
 
 /* The run with other values of one key or two; they are already in `changed`. A setting that cannot
  * be is a row that says why. */
-static nd_status try_keys(const table *t, nd_config *changed, const char *key, const char *second)
+static nd_status try_keys(const nd_planner *p, double own, nd_config *changed, const char *key,
+                          const char *second)
 {
     char *value = NULL, *second_value = NULL, name[96];
     nd_trainer *trainer = NULL;
@@ -271,14 +268,14 @@ static nd_status try_keys(const table *t, nd_config *changed, const char *key, c
     ND_TRY_OUT(second ? nd_config_get(changed, second, &second_value) : ND_OK);
     if (second) {
         snprintf(name, sizeof name, "%s: %s, %s: %s", key, value, second, second_value);
-    } else if (changed->launch.workers != t->planner->config->launch.workers) {
+    } else if (changed->launch.workers != p->config->launch.workers) {
         snprintf(name, sizeof name, "%s: %s, on %lld workers", key, value,
                  (long long)changed->launch.workers);
     } else {
         snprintf(name, sizeof name, "%s: %s", key, value);
     }
-    status = nd_plan_make_changed(t->planner, changed, &trainer);
-    status = status == ND_OK ? print_row(t, name, trainer) : status;
+    status = nd_plan_make_changed(p, changed, &trainer);
+    status = status == ND_OK ? print_row(own, name, trainer) : status;
     if (status != ND_OK) {
         printf("  %-64s not possible: %s\n", name, nd_error_last()->message);
         nd_error_clear();
@@ -292,61 +289,61 @@ out:
 }
 
 /* The changes that the run can make and that leave what is learned as it is. */
-static nd_status print_changes(const table *t)
+static nd_status print_changes(const nd_planner *p, double own)
 {
     static const char *const axes[] = {"mesh.dp_shard", "mesh.cp", "mesh.tp"};
-    const nd_config *config = t->planner->config;
+    const nd_config *config = p->config;
     nd_config c; /* borrows the texts of the run's own */
     for (nd_recompute r = ND_RECOMPUTE_NONE; r <= ND_RECOMPUTE_FULL; r++) {
         c = *config;
         c.parallel.recompute = r;
-        ND_TRY(r != config->parallel.recompute ? try_keys(t, &c, "parallel.recompute", NULL)
+        ND_TRY(r != config->parallel.recompute ? try_keys(p, own, &c, "parallel.recompute", NULL)
                                                : ND_OK);
     }
     c = *config;
     c.parallel.tiled_mlp = config->parallel.tiled_mlp == -1 ? 1 : -1;
-    ND_TRY(try_keys(t, &c, "parallel.tiled_mlp", NULL));
+    ND_TRY(try_keys(p, own, &c, "parallel.tiled_mlp", NULL));
     c = *config;
     c.parallel.reshard_after_forward = !config->parallel.reshard_after_forward;
-    ND_TRY(try_keys(t, &c, "parallel.reshard_after_forward", NULL));
+    ND_TRY(try_keys(p, own, &c, "parallel.reshard_after_forward", NULL));
     for (nd_cp_comm way = 0; way <= ND_CP_ULYSSES && config->mesh.cp > 1; way++) {
         c = *config;
         c.parallel.cp_comm = way;
         c.parallel.ulysses = 1;
         ND_TRY(way != config->parallel.cp_comm || config->parallel.ulysses > 1
-                   ? try_keys(t, &c, "parallel.cp_comm", NULL)
+                   ? try_keys(p, own, &c, "parallel.cp_comm", NULL)
                    : ND_OK);
     }
     if (config->train.micro_batch_size > 1) {
         c = *config;
         c.train.micro_batch_size = 1;
         c.train.gradient_accumulation_steps *= config->train.micro_batch_size;
-        ND_TRY(try_keys(t, &c, "train.micro_batch_size", "train.gradient_accumulation_steps"));
+        ND_TRY(try_keys(p, own, &c, "train.micro_batch_size", "train.gradient_accumulation_steps"));
     }
     for (int i = 0; i < 3; i++) {
         c = *config;
         int64_t *const sizes[] = {&c.mesh.dp_shard, &c.mesh.cp, &c.mesh.tp};
         *sizes[i] *= 2;
         c.launch.workers *= 2;
-        ND_TRY(try_keys(t, &c, axes[i], NULL));
+        ND_TRY(try_keys(p, own, &c, axes[i], NULL));
     }
     return ND_OK;
 }
 
 nd_status nd_plan_explain(const nd_planner *p)
 {
-    table t = {.planner = p};
     nd_trainer *trainer = NULL;
+    double own = 0;
     nd_status status = ND_OK;
     print_reasons();
     print_exchanges(p);
     ND_TRY(nd_plan_make(p, p->config, NULL, &trainer));
     ND_TRY_OUT(explain_step(trainer));
-    t.own = nd_plan_bytes(trainer);
+    own = nd_plan_bytes(trainer);
     printf("what other settings would need, each alone, of a worker and by the same estimate; "
            "further workers are on further hosts like this one:\n");
-    ND_TRY_OUT(print_row(&t, "as it is", trainer));
+    ND_TRY_OUT(print_row(own, "as it is", trainer));
 out:
     nd_trainer_destroy(trainer);
-    return status == ND_OK ? print_changes(&t) : status;
+    return status == ND_OK ? print_changes(p, own) : status;
 }

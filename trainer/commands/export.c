@@ -122,13 +122,12 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     return ND_OK;
 }
 
-nd_status nd_export(const nd_command_flags *line, int *code)
+nd_status nd_export(const nd_command_flags *line)
 {
     const nd_flag_value *file = &line->values[ND_EXPORT_GGUF];
     const char *out = nd_ckpt_place(line, 1);
     char *tokenizer = NULL;
     nd_model_files m;
-    (void)code;
     if (!out == !file->given || (out && !out[0]) || (file->given && !file->text[0])) {
         return nd_fail(ND_ERR_CONFIG, "give either OUT, the folder that is made, or --gguf FILE");
     }

@@ -70,13 +70,12 @@ out:
     return status;
 }
 
-nd_status nd_report(const nd_command_flags *line, int *code)
+nd_status nd_report(const nd_command_flags *line)
 {
     const char *output = line->values[ND_REPORT_OUTPUT].text, *run;
     nd_run_view *views = NULL;
     int count = 0;
     nd_status status = ND_OK;
-    (void)code;
     ND_TRY(ND_ALLOC(ND_PAGE_RUNS_MAX, &views));
     if (output && (!output[0] || strcmp(output, "-") == 0 || nd_ends_with(output, ".md"))) {
         status = nd_fail(ND_ERR_CONFIG,

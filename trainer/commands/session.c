@@ -75,9 +75,9 @@ nd_status nd_session_begin(nd_worker *worker)
     return ND_OK;
 }
 
-int nd_session_signal(void)
+bool nd_session_is_stopped(void)
 {
-    return stop_signal;
+    return stop_signal != 0;
 }
 
 bool nd_session_word_is_due(nd_session *s)

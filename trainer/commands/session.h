@@ -82,7 +82,7 @@ nd_status nd_session_ask_stop(nd_session *session, nd_group_kind group, bool *st
  * once. Collective over all ranks. */
 nd_status nd_session_end_wave(nd_session *session, nd_status status);
 
-int nd_session_signal(void); /* 0: none came */
+bool nd_session_is_stopped(void); /* a stop signal came */
 /* Around a row of output, with its flush: a worker that a signal ends completes the row, unless a
  * second signal comes. */
 void nd_session_row_begin(void);

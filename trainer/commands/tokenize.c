@@ -222,7 +222,7 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
     return ND_OK;
 }
 
-nd_status nd_tokenize(const nd_command_flags *line, int *code)
+nd_status nd_tokenize(const nd_command_flags *line)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
@@ -231,7 +231,6 @@ nd_status nd_tokenize(const nd_command_flags *line, int *code)
     char *path = NULL; /* of the tokenizer.json; NULL: bytes */
     nd_fs_kind kind = ND_FS_FILE;
     nd_status status = ND_OK;
-    (void)code;
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         sigaction(signals[i], &action, NULL);
     }

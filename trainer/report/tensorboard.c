@@ -125,7 +125,7 @@ static nd_status write_settings(tensorboard *s)
 {
     char *yaml = NULL, *text = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_config_to_yaml(s->options.config, &yaml));
+    ND_TRY_OUT(nd_config_to_yaml(s->options.config, false, &yaml));
     ND_TRY_OUT(indented(yaml, &text));
     nd_event_begin(s->file, 0);
     nd_event_text(s->file, "configuration", text);

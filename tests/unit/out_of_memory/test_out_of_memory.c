@@ -191,7 +191,7 @@ static nd_status read_config(void)
     status = status == ND_OK ? nd_config_read_text(&config, text, sizeof text - 1, "test") : status;
     status = status == ND_OK ? nd_config_parse(&config, &cli, 2, flags) : status;
     status = status == ND_OK ? nd_config_resolve(&config) : status;
-    status = status == ND_OK ? nd_config_to_yaml(&config, &yaml) : status;
+    status = status == ND_OK ? nd_config_to_yaml(&config, false, &yaml) : status;
     status = status == ND_OK ? nd_config_job_text(&config, &job) : status;
     free(yaml);
     free(job);

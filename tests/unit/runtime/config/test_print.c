@@ -13,10 +13,10 @@ Test(echo, yaml_reads_back_as_the_same_configuration)
                     "a,b", "--reshard-after-forward", "false", "--precision", "fp8", "--log-level",
                     "debug", "--model-name", "org/name", "--beta2", "0.3"));
     assert_ok(nd_config_resolve(&c));
-    assert_ok(nd_config_to_yaml(&c, &once));
+    assert_ok(nd_config_to_yaml(&c, false, &once));
     cr_assert_eq(read_text(&d, once), ND_OK, "%s in %s", nd_error_last()->message, once);
     assert_ok(nd_config_resolve(&d));
-    assert_ok(nd_config_to_yaml(&d, &twice));
+    assert_ok(nd_config_to_yaml(&d, false, &twice));
     cr_expect_str_eq(once, twice);
     cr_expect_str_eq(d.data.path, c.data.path);
     cr_expect_eq(d.optimizer.lr, c.optimizer.lr, "every bit");

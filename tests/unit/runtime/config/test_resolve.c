@@ -140,7 +140,7 @@ Test(resolve, the_usual_validation_file_goes_with_the_usual_data)
         assert_ok(nd_config_resolve(&c));
         cr_expect_str_eq(c.data.validation_path, cases[i][1], "case %zu", i);
         /* The worker reads what ndlaunch resolved. */
-        assert_ok(nd_config_to_yaml(&c, &text));
+        assert_ok(nd_config_to_yaml(&c, false, &text));
         nd_config_fini(&c);
         assert_ok(read_text(&c, text));
         cr_expect_str_eq(c.data.validation_path, cases[i][1], "case %zu, read again", i);

@@ -70,9 +70,9 @@ Test(sources, printed_configuration_reads_back)
     char *yaml = NULL, *second = NULL;
     assert_ok(read_text(&config, "data:\n  path: {web: a, code: 'b\"c'}\n"
                                  "  validation_path: {v: d, w: e}\n"));
-    assert_ok(nd_config_to_yaml(&config, &yaml));
+    assert_ok(nd_config_to_yaml(&config, false, &yaml));
     assert_ok(read_text(&again, yaml));
-    assert_ok(nd_config_to_yaml(&again, &second));
+    assert_ok(nd_config_to_yaml(&again, false, &second));
     cr_assert_str_eq(yaml, second);
     free(yaml);
     free(second);
