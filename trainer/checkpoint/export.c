@@ -130,8 +130,7 @@ static nd_status write_part(void *context, const nd_tensor_part *part)
 }
 
 static nd_status open_folder(const char *folder, const nd_manifest *manifest,
-                             const nd_export_options *options, const nd_layout *layout,
-                             nd_hf_writer **out)
+                             const nd_export_options *options, nd_hf_writer **out)
 {
     const char *said =
         options->model ? NULL : nd_manifest_pairs_find(&manifest->config, "data.chat_format");
@@ -149,13 +148,7 @@ static nd_status open_folder(const char *folder, const nd_manifest *manifest,
         .chat = chat,
         .takes_empty = true,
         .inside = !options->out};
-    nd_hf_tensor *tensors = NULL;
-    int count = 0;
-    ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));
-    nd_status status =
-        nd_hf_writer_open(options->out ? options->out : folder, &writer, tensors, count, out);
-    free(tensors);
-    return status;
+    return nd_hf_writer_open(options->out ? options->out : folder, &writer, out);
 }
 
 static nd_status write_rows(void *context, const nd_tensor_part *part)
@@ -187,7 +180,7 @@ nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
         ND_TRY_OUT(nd_manifest_layout(manifest, &one, (nd_coord){{0}}, &layout));
         ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
     }
-    ND_TRY_OUT(options->gguf ? ND_OK : open_folder(folder, manifest, options, layout, &to));
+    ND_TRY_OUT(options->gguf ? ND_OK : open_folder(folder, manifest, options, &to));
     nd_tensors_walk walk = {.layout = layout,
                             .arrays = 1,
                             .sources = {source},

@@ -58,38 +58,22 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const tensor_entry *)a)->tensor->name, ((const tensor_entry *)b)->tensor->name);
 }
 
-nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out, int *count)
-{
-    nd_hf_tensor *tensors = NULL;
-    int n = 0;
-    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        if (p->file_row > 0) { /* the parameter before it has the tensor */
-            continue;
-        }
-        snprintf(tensors[n].name, sizeof tensors[n].name, "%s", p->file_name);
-        tensors[n].axes = p->axes;
-        tensors[n].shape[0] = p->file_rows;
-        tensors[n++].shape[1] = p->cols;
-    }
-    *out = tensors;
-    *count = n;
-    return ND_OK;
-}
-
 /* Opening. */
 
-/* Assigns tensors to files in the given order; a tensor that does not fit begins a new file. */
-static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, int count)
+/* Assigns tensors to files in the order of the parameters; one that does not fit begins a new
+ * file. */
+static nd_status split_files(nd_hf_writer *writer, const nd_layout *layout)
 {
+    const int count = layout->param_count;
     uint64_t room = (uint64_t)writer->options.max_file_bytes, used = 0;
     ND_TRY(ND_ALLOC(count, &writer->files));
     weight_file *file = NULL;
     for (int i = 0; i < count; i++) {
-        uint64_t bytes = nd_dtype_size(writer->options.dtype);
-        for (int a = 0; a < tensors[i].axes; a++) {
-            bytes *= (uint64_t)tensors[i].shape[a];
+        const nd_param *p = &layout->params[i];
+        const uint64_t bytes =
+            nd_dtype_size(writer->options.dtype) * (uint64_t)(p->file_rows * p->cols);
+        if (p->file_row > 0) { /* the parameter before it has the tensor */
+            continue;
         }
         if (!file || used + bytes > room) {
             file = &writer->files[writer->file_count++];
@@ -102,9 +86,10 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
         nd_safetensors_tensor *t = &file->list.tensors[file->list.count++];
         t->dtype =
             writer->options.dtype == ND_DTYPE_BF16 ? ND_SAFETENSORS_BF16 : ND_SAFETENSORS_F32;
-        t->axes = tensors[i].axes;
-        memcpy(t->shape, tensors[i].shape, (size_t)t->axes * sizeof *t->shape);
-        ND_TRY(nd_fs_format(&t->name, "%s", tensors[i].name));
+        t->axes = p->axes;
+        t->shape[0] = p->file_rows;
+        t->shape[1] = p->cols;
+        ND_TRY(nd_fs_format(&t->name, "%s", p->file_name));
     }
     return ND_OK;
 }
@@ -165,8 +150,8 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
                 (tensor_entry){.tensor = &file->list.tensors[t], .file = file};
         }
     }
-    qsort(writer->entries, (size_t)count, sizeof *writer->entries, by_name);
-    for (int i = 1; i < count; i++) {
+    qsort(writer->entries, (size_t)writer->entry_count, sizeof *writer->entries, by_name);
+    for (int64_t i = 1; i < writer->entry_count; i++) {
         ND_ASSERT(by_name(&writer->entries[i - 1], &writer->entries[i]) != 0);
     }
     return ND_OK;
@@ -227,9 +212,11 @@ out:
 }
 
 nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
-                            const nd_hf_tensor *tensors, int count, nd_hf_writer **out)
+                            nd_hf_writer **out)
 {
-    ND_ASSERT(count > 0 && (options->dtype == ND_DTYPE_F32 || options->dtype == ND_DTYPE_BF16));
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout *layout = NULL;
+    ND_ASSERT(options->dtype == ND_DTYPE_F32 || options->dtype == ND_DTYPE_BF16);
     nd_status status = ND_OK;
     nd_hf_writer *writer = NULL;
     size_t length = strlen(folder);
@@ -243,13 +230,16 @@ nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *opti
     }
     ND_TRY_OUT(nd_fs_format(&writer->folder, "%.*s", (int)length, folder));
     ND_TRY_OUT(ND_ALLOC(CONVERT_ELEMENTS, &writer->converted));
-    ND_TRY_OUT(split_files(writer, tensors, count));
+    ND_TRY_OUT(nd_layout_create(&(nd_layout_options){.shape = &writer->options.shape, .mesh = &one},
+                                &layout));
+    ND_TRY_OUT(split_files(writer, layout));
     ND_TRY_OUT(make_temporary(writer));
     ND_TRY_OUT(create_files(writer));
-    ND_TRY_OUT(collect_entries(writer, count));
+    ND_TRY_OUT(collect_entries(writer, layout->param_count));
     *out = writer;
     writer = NULL;
 out:
+    nd_layout_destroy(layout);
     nd_hf_writer_abort(writer);
     return status;
 }

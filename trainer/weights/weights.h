@@ -8,9 +8,9 @@
  *
  * Reading opens headers only; slices are read with pread straight into the caller's buffer, so each
  * rank reads just its own elements. Tensors may be F32, BF16 or F16; they are widened to F32
- * exactly. Writing: the tensors and their shapes are announced first, so that offsets are known;
- * values arrive in any order and any number of pieces; everything lands in a temporary folder
- * beside the target and is renamed at the end (files and folder fsynced).
+ * exactly. Writing: the tensors follow from the shape; values arrive in any order and any number of
+ * pieces; everything lands in a temporary folder beside the target and is renamed at the end (files
+ * and folder fsynced).
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,12 +45,6 @@ nd_status nd_hf_reader_check(const nd_hf_reader *reader);
 nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_t begin,
                             int64_t count, float *out);
 
-typedef struct nd_hf_tensor {
-    char name[128];
-    int axes;
-    int64_t shape[2];
-} nd_hf_tensor;
-
 /* A larger model is sharded into files of this size, as transformers does. */
 #define ND_HF_FILE_BYTES UINT64_C(5000000000)
 
@@ -77,14 +71,10 @@ typedef struct nd_hf_writer_options {
     bool inside;
 } nd_hf_writer_options;
 
-/* The tensors of the files of a layout's model, in the order of its parameters; owned by the
- * caller. */
-nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out, int *count);
-
 /* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is
  * checked first. */
 nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
-                            const nd_hf_tensor *tensors, int count, nd_hf_writer **out);
+                            nd_hf_writer **out);
 /* F32 elements [begin, begin + count) of a tensor; rounded to BF16 when that is the dtype. */
 nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
                              const float *values);

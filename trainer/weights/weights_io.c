@@ -243,21 +243,13 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
                              const char *source, const char *tokenizer)
 {
     const nd_rank *r = job->fsdp->rank;
-    const nd_layout *layout = job->fsdp->layout;
     nd_hf_writer_options options = {.shape = r->shape,
                                     .dtype = dtype,
                                     .byte_tokenizer = byte_tokenizer,
                                     .source = source,
                                     .tokenizer = tokenizer,
                                     .chat = r->config->data.chat_format};
-    nd_hf_tensor *tensors = NULL;
-    int count = 0;
-    ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));
-    nd_status status = nd_hf_writer_open(folder, &options, tensors, count, &job->writer);
-    free(tensors);
-    if (status != ND_OK) {
-        return status;
-    }
+    ND_TRY(nd_hf_writer_open(folder, &options, &job->writer));
     ND_TRY(ND_ALLOC(job->tp, &job->layouts));
     for (int t = 0; t < job->tp; t++) {
         nd_layout_options of = {.shape = &r->shape,

@@ -48,12 +48,9 @@ static void write_model(const char *folder, const nd_shape *shape)
     const nd_layout_options options = {.shape = shape, .mesh = &mesh};
     const nd_hf_writer_options writing = {.shape = *shape, .dtype = ND_DTYPE_F32};
     nd_layout *layout = NULL;
-    nd_hf_tensor *tensors = NULL;
     nd_hf_writer *writer = NULL;
     cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
-    int written = 0;
-    cr_assert_eq(nd_hf_tensors_of(layout, &tensors, &written), ND_OK);
-    cr_assert_eq(nd_hf_writer_open(folder, &writing, tensors, written, &writer), ND_OK);
+    cr_assert_eq(nd_hf_writer_open(folder, &writing, &writer), ND_OK);
     for (int64_t i = 0; i < PIECE; i++) {
         piece[i] = mesh_value(7, i);
     }
@@ -65,7 +62,6 @@ static void write_model(const char *folder, const nd_shape *shape)
         }
     }
     cr_assert_eq(nd_hf_writer_commit(writer), ND_OK);
-    free(tensors);
     nd_layout_destroy(layout);
 }
 

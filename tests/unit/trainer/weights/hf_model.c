@@ -8,7 +8,7 @@
 #include "trainer/layout/layout.h"
 
 tempdir hf_dir;
-nd_hf_tensor hf_tensors[HF_TENSORS_MAX];
+hf_tensor hf_tensors[HF_TENSORS_MAX];
 int hf_tensor_count;
 
 void hf_setup(void)
@@ -40,13 +40,13 @@ void hf_list_tensors(const nd_shape *shape)
     cr_assert_leq(hf_tensor_count, HF_TENSORS_MAX);
     for (int i = 0; i < hf_tensor_count; i++) {
         const nd_param *p = &layout->params[i];
-        hf_tensors[i] = (nd_hf_tensor){.axes = p->axes, .shape = {p->rows, p->cols}};
+        hf_tensors[i] = (hf_tensor){.axes = p->axes, .shape = {p->rows, p->cols}};
         snprintf(hf_tensors[i].name, sizeof hf_tensors[i].name, "%s", p->name);
     }
     nd_layout_destroy(layout);
 }
 
-int64_t hf_count_of(const nd_hf_tensor *t)
+int64_t hf_count_of(const hf_tensor *t)
 {
     return t->shape[0] * (t->axes == 2 ? t->shape[1] : 1);
 }
@@ -77,7 +77,7 @@ const char *hf_write_model(const char *name, const nd_hf_writer_options *options
     nd_hf_writer *writer;
     const char *folder = tempdir_file(&hf_dir, name);
     hf_list_tensors(&options->shape);
-    assert_ok(nd_hf_writer_open(folder, options, hf_tensors, hf_tensor_count, &writer));
+    assert_ok(nd_hf_writer_open(folder, options, &writer));
     for (int i = hf_tensor_count - 1; i >= 0;
          i--) { /* backwards, and each in three pieces, last first */
         int64_t n = hf_count_of(&hf_tensors[i]);

@@ -7,8 +7,14 @@
 
 enum { HF_TENSORS_MAX = 64 };
 
-extern tempdir hf_dir;                          /* the test's folder */
-extern nd_hf_tensor hf_tensors[HF_TENSORS_MAX]; /* after hf_list_tensors or hf_write_model */
+typedef struct hf_tensor {
+    char name[ND_PARAM_NAME];
+    int axes;
+    int64_t shape[2];
+} hf_tensor;
+
+extern tempdir hf_dir;                       /* the test's folder */
+extern hf_tensor hf_tensors[HF_TENSORS_MAX]; /* after hf_list_tensors or hf_write_model */
 extern int hf_tensor_count;
 
 /* Makes and removes the folder of a test suite. */
@@ -19,7 +25,7 @@ void hf_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype);
 void hf_list_tensors(const nd_shape *shape);
-int64_t hf_count_of(const nd_hf_tensor *t);
+int64_t hf_count_of(const hf_tensor *t);
 /* What the model holds. */
 float hf_value_of(int tensor, int64_t element);
 /* Elements [begin, end) of tensor i, at most 65,536. */

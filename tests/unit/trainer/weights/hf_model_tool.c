@@ -45,19 +45,10 @@ static nd_status write_tensor(nd_hf_writer *writer, const nd_param *p)
 static nd_status write_folder(const char *folder, const nd_hf_writer_options *options)
 {
     nd_layout *layout = NULL;
-    nd_hf_tensor *tensors = NULL;
     nd_hf_writer *writer = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(layout_of(&options->shape, &layout));
-    ND_TRY_OUT(ND_ALLOC(layout->param_count, &tensors));
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        tensors[i].axes = p->axes;
-        tensors[i].shape[0] = p->rows;
-        tensors[i].shape[1] = p->cols;
-        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
-    }
-    ND_TRY_OUT(nd_hf_writer_open(folder, options, tensors, layout->param_count, &writer));
+    ND_TRY_OUT(nd_hf_writer_open(folder, options, &writer));
     for (int i = 0; i < layout->param_count; i++) {
         ND_TRY_OUT(write_tensor(writer, &layout->params[i]));
     }
@@ -65,7 +56,6 @@ static nd_status write_folder(const char *folder, const nd_hf_writer_options *op
     writer = NULL;
 out:
     nd_hf_writer_abort(writer);
-    free(tensors);
     nd_layout_destroy(layout);
     return status;
 }
