@@ -22,8 +22,8 @@ typedef struct work {
     char *separator; /* owned, as `files` is */
     int threads;
     nd_token_files out;
-    double begin;
-    bool bar; /* standard error is a terminal */
+    double begin, shown; /* when the bar was drawn */
+    bool bar;            /* standard error is a terminal */
 } work;
 
 /* Flags. */
@@ -55,6 +55,7 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
                 .rules = rules_of(v),
                 .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
                 .begin = nd_clock_seconds(),
+                .shown = nd_clock_seconds(),
                 .bar = isatty(STDERR_FILENO)};
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
@@ -82,24 +83,18 @@ static void on_signal(int signal_number)
     atomic_store(&stop, true);
 }
 
-static nd_status write_piece(void *context, const nd_corpus_piece *piece)
-{
-    work *w = context;
-    return nd_token_files_write(&w->out, piece);
-}
-
-static void show_progress(void *context, uint64_t bytes)
+static void show_progress(work *w, uint64_t bytes)
 {
     enum { CELLS = 30 };
     static const char full[] = "##############################";
-    const work *w = context;
     char left[40] = "";
-    double seconds = nd_clock_seconds() - w->begin, all = (double)w->files.bytes;
-    double part = all > 0 ? (double)bytes / all : 1.0;
+    const double now = nd_clock_seconds(), seconds = now - w->begin;
+    double all = (double)w->files.bytes, part = all > 0 ? (double)bytes / all : 1.0;
     int cells = (int)(part * CELLS);
-    if (!w->bar || seconds <= 0) {
+    if (!w->bar || now - w->shown < 0.2) {
         return;
     }
+    w->shown = now;
     cells = cells > CELLS ? CELLS : cells;
     if (part > 0) {
         snprintf(left, sizeof left, "  %.0f s left", seconds * (1 - part) / part);
@@ -107,6 +102,13 @@ static void show_progress(void *context, uint64_t bytes)
     fprintf(stderr, "\r[%.*s%*s] %3.0f %%  %.1f MB/s%s \x1b[K", cells, full, CELLS - cells, "",
             100 * part, (double)bytes * 1e-6 / seconds, left);
     fflush(stderr);
+}
+
+static nd_status write_piece(void *context, const nd_corpus_piece *piece, uint64_t bytes)
+{
+    work *w = context;
+    show_progress(w, bytes);
+    return nd_token_files_write(&w->out, piece);
 }
 
 /* The closing table. */
@@ -200,8 +202,7 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
                          .skip_bad = w->flags[ND_TOKENIZE_SKIP].whole,
                          .stop = &stop,
                          .context = w,
-                         .write = write_piece,
-                         .progress = show_progress};
+                         .write = write_piece};
     const nd_chat_choice chat = (nd_chat_choice)w->flags[ND_TOKENIZE_CHAT].whole;
     ND_TRY(nd_chat_rules_find(path, chat, &w->rules.chat));
     nd_chat_rules_tell(&w->rules.chat);

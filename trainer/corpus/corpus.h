@@ -151,10 +151,9 @@ typedef struct nd_corpus_job {
     size_t block_bytes;      /* 0: a good size */
     const atomic_bool *stop; /* ends the work with ND_ERR_PREEMPTED; NULL: nothing does */
     void *context;
-    /* Takes the next piece; on one thread at a time, in order. */
-    nd_status (*write)(void *context, const nd_corpus_piece *piece);
-    /* Called on the calling thread a few times a second; NULL: not at all. */
-    void (*progress)(void *context, uint64_t bytes);
+    /* Takes the next piece, which ends behind so many bytes of the files; on one thread at a time,
+     * in order. */
+    nd_status (*write)(void *context, const nd_corpus_piece *piece, uint64_t bytes);
 } nd_corpus_job;
 
 /* ND_ERR_DATA names file and line, or says that none of the tokens counts in the loss;

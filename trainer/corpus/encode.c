@@ -14,7 +14,6 @@
 
 enum {
     THREADS_MAX = 64,
-    PROGRESS_MS = 200,
     BLOCK_BYTES = 1 << 20,
     ROW_BYTES_MAX = 256 << 20,
 };
@@ -37,7 +36,6 @@ typedef struct crew {
     nd_chat chat;
     pthread_mutex_t read_lock; /* guards the reader */
     reader reader;
-    atomic_ullong bytes; /* of the files that were read */
 
     nd_monitor monitor; /* guards what follows */
     int64_t turn;       /* the block that is written next */
@@ -52,6 +50,7 @@ typedef struct text_block {
     const nd_corpus_file *file;
     uint64_t line;     /* of its first byte, from 1 */
     bool begins, ends; /* it begins, ends a document; both where it holds whole documents */
+    uint64_t bytes;    /* of the files up to its end */
     nd_bytes text;
 } text_block;
 
@@ -172,7 +171,7 @@ static nd_status read_block(crew *c, text_block *block)
             r->file++;
         }
     }
-    block->number = r->number++;
+    block->bytes = r->done + (r->stream ? nd_text_stream_consumed(r->stream) : 0);
     return ND_OK;
 }
 
@@ -333,6 +332,7 @@ static size_t row_size(const nd_bytes *text, size_t at)
     return newline ? (size_t)(newline - row) : text->count - at;
 }
 
+/* Wrong rows are noted, up to one more than may be left out. */
 static nd_status add_rows(worker *w)
 {
     const nd_bytes *text = &w->block.text;
@@ -404,17 +404,6 @@ static nd_status add_documents(worker *w)
     return ND_OK;
 }
 
-/* Makes the piece of the block. Wrong rows are noted, up to one more than may be left out. */
-static nd_status make_piece(worker *w)
-{
-    w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = w->bad.count = 0;
-    nd_status status = w->block.file->rows ? add_rows(w) : add_documents(w);
-    return status == ND_OK
-               ? status
-               : nd_fail_context(status, "encoding \"%s\" from line %llu on", w->block.file->path,
-                                 (unsigned long long)w->block.line);
-}
-
 /* The threads. */
 
 /* False: there is no block for this thread. A reader that fails has the next turn, and no rows. */
@@ -424,14 +413,12 @@ static bool take_block(worker *w, nd_status *status)
     reader *r = &c->reader;
     w->bad.count = 0;
     pthread_mutex_lock(&c->read_lock);
-    bool taken = !r->is_exhausted;
-    if (taken) {
-        w->block.number = r->number;
+    if (!r->is_exhausted) {
+        w->block.number = r->number++;
         *status = read_block(c, &w->block);
-        taken = !r->is_exhausted;
-        r->is_exhausted |= *status != ND_OK;
-        atomic_store(&c->bytes, r->done + (r->stream ? nd_text_stream_consumed(r->stream) : 0));
     }
+    const bool taken = !r->is_exhausted;
+    r->is_exhausted |= *status != ND_OK;
     pthread_mutex_unlock(&c->read_lock);
     return taken;
 }
@@ -455,7 +442,7 @@ static nd_status write_piece(worker *w, nd_status status)
     for (size_t i = 0; i < piece->spans.count; i += 2) {
         c->counts.ignored += piece->spans.data[i + 1] - piece->spans.data[i];
     }
-    return c->job->write(c->job->context, piece);
+    return c->job->write(c->job->context, piece, w->block.bytes);
 }
 
 /* With the lock held. */
@@ -474,7 +461,14 @@ static void work(void *context)
     crew *c = w->crew;
     nd_status status = ND_OK;
     for (bool goes_on = true; goes_on && take_block(w, &status);) {
-        status = status == ND_OK ? make_piece(w) : status;
+        w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = 0;
+        if (status == ND_OK) {
+            status = w->block.file->rows ? add_rows(w) : add_documents(w);
+            status = status == ND_OK
+                         ? status
+                         : nd_fail_context(status, "encoding \"%s\" from line %llu on",
+                                           w->block.file->path, (unsigned long long)w->block.line);
+        }
         nd_monitor_lock(&c->monitor);
         while (!c->failed && c->turn != w->block.number) {
             nd_monitor_wait(&c->monitor, ND_CLOCK_NEVER);
@@ -502,23 +496,6 @@ static nd_status start(crew *c, worker *w)
     w->crew = c;
     ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->encoder));
     return nd_thread_start(&w->thread, &c->monitor, "a thread that encodes text", work, w);
-}
-
-/* Waits until the thread has ended. */
-static void watch(crew *c, worker *w)
-{
-    const nd_corpus_job *job = c->job;
-    for (bool ended = false; !ended;) {
-        const int64_t until = nd_clock_after(PROGRESS_MS * 1e-3);
-        nd_monitor_lock(&c->monitor);
-        while (!(ended = w->thread.ended) && nd_monitor_wait(&c->monitor, until)) {
-        }
-        nd_monitor_unlock(&c->monitor);
-        if (job->progress) {
-            job->progress(job->context, atomic_load(&c->bytes));
-        }
-    }
-    nd_thread_join(&w->thread, INFINITY);
 }
 
 static void add_counts(nd_corpus_counts *to, const worker *w)
@@ -556,7 +533,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
         nd_monitor_unlock(&c.monitor);
     }
     for (int i = 0; i < started; i++) {
-        watch(&c, &workers[i]);
+        nd_thread_join(&workers[i].thread, INFINITY);
         add_counts(&c.counts, &workers[i]);
     }
     for (worker *w = workers; w < workers + threads; w++) {

@@ -245,13 +245,7 @@ typedef struct writer {
     double begin, said;
 } writer;
 
-static nd_status write_piece(void *context, const nd_corpus_piece *piece)
-{
-    writer *w = context;
-    return nd_token_files_write(&w->file, piece);
-}
-
-static void report_progress(void *context, uint64_t bytes)
+static nd_status write_piece(void *context, const nd_corpus_piece *piece, uint64_t bytes)
 {
     writer *w = context;
     const uint64_t all = w->request->job.files->bytes;
@@ -261,6 +255,7 @@ static void report_progress(void *context, uint64_t bytes)
         nd_log_info("encoding %s: %.0f %%, %.1f MB/s", w->what, 100.0 * (double)bytes / (double)all,
                     (double)bytes * 1e-6 / (now - w->begin));
     }
+    return nd_token_files_write(&w->file, piece);
 }
 
 static void say_done(const writer *w, const nd_corpus_counts *counts)
@@ -280,6 +275,9 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
     if (counts->bad > 0) {
         nd_log_warning("%lld bad rows were left out, as data.skip_bad permits",
                        (long long)counts->bad);
+    }
+    if (counts->empty > 0) {
+        nd_log_info("%lld documents without text were left out", (long long)counts->empty);
     }
     if (text->special > 0) {
         nd_log_info("the text has the writing of special tokens %lld times",
@@ -318,7 +316,6 @@ static nd_status encode(writer *w, const nd_tokenizer *tokenizer)
     job.eod = -1;
     job.context = w;
     job.write = write_piece;
-    job.progress = report_progress;
     nd_log_info("encoding %s (%.1f MB) %s %s into the folder %.*s", w->what,
                 (double)job.files->bytes * 1e-6, r->tokenizer ? "with" : "as",
                 r->tokenizer ? r->tokenizer : "bytes", (int)(slash - w->file.tokens.path),

@@ -70,11 +70,10 @@ typedef struct files_of {
     uint64_t files, bytes;
 } files_of;
 
-static nd_status content_of(const nd_dataset *dataset, const files_of *all, char *hex);
+static nd_status hash_dataset(const nd_dataset *dataset, const files_of *all, char *hex);
 
-/* SHA-256 of the digests of the sources, in order, and of their weights and epochs; with `all` of
- * their contents instead. */
-static nd_status digest_sources(const nd_blend *blend, const files_of *all, char *hex)
+/* SHA-256 of the digests of the sources, in order, and of their weights and epochs. */
+static nd_status hash_sources(const nd_blend *blend, const files_of *all, char *hex)
 {
     nd_hash *hash;
     nd_status status = ND_OK;
@@ -83,32 +82,50 @@ static nd_status digest_sources(const nd_blend *blend, const files_of *all, char
     for (int j = 0; j < blend->count; j++) {
         const nd_dataset_part *part = &blend->parts[j];
         char own[ND_HASH_HEX_MAX], line[ND_HASH_HEX_MAX + 64];
-        ND_TRY_OUT(all ? content_of(part->data, all, own) : nd_dataset_digest(part->data, own));
+        ND_TRY_OUT(hash_dataset(part->data, all, own));
         const int length =
             snprintf(line, sizeof line, "%s %a %a\n", own, part->weight, part->epochs);
         ND_TRY_OUT(nd_hash_add(hash, line, (size_t)length));
     }
     ND_TRY_OUT(nd_hash_end_text(hash, hex));
+    hex[all ? 32 : 64] = '\0';
 out:
     nd_hash_destroy(hash);
     return status;
 }
 
-nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
+/* `all` NULL: the digest of a dataset, else its content, of which these files are all. */
+static nd_status hash_dataset(const nd_dataset *dataset, const files_of *all, char *hex)
 {
-    const file_hash file = {
-        .dataset = dataset, .bytes = DIGEST_BYTES, .sample = DIGEST_SAMPLE_BYTES};
+    const size_t size = dataset->map.size;
+    file_hash file = {.dataset = dataset, .bytes = DIGEST_BYTES, .sample = DIGEST_SAMPLE_BYTES};
     if (dataset->blend) {
-        return digest_sources(dataset->blend, NULL, hex);
+        return hash_sources(dataset->blend, all, hex);
+    }
+    if (dataset->cache && all) {
+        hex[0] = '\0';
+        return ND_OK;
     }
     if (dataset->cache) {
         const nd_token_view *v = &dataset->cache->view;
         const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
         return hash_file(file, ND_HASH_SHA256, numbers, 4, hex);
     }
-    const uint64_t numbers[] = {dataset->map.size, dataset->format->number,
-                                (uint64_t)dataset->tokens};
-    return hash_file(file, ND_HASH_SHA256, numbers, 3, hex);
+    if (!all) {
+        const uint64_t numbers[] = {size, dataset->format->number, (uint64_t)dataset->tokens};
+        return hash_file(file, ND_HASH_SHA256, numbers, 3, hex);
+    }
+    const uint64_t numbers[] = {size, dataset->index.digest[0], dataset->index.digest[1]};
+    file.bytes = CONTENT_BYTES;
+    file.sample = CONTENT_SAMPLE_BYTES;
+    if (all->files > 1 && all->bytes > CONTENT_BYTES) {
+        file.bytes = (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
+                     (size_t)(CONTENT_EVEN_BYTES / all->files);
+        if (file.bytes < 2 * CONTENT_SAMPLE_BYTES) { /* the first and the last bytes at least */
+            file.sample = file.bytes / 2;
+        }
+    }
+    return hash_file(file, ND_HASH_XXH3_128, numbers, 3, hex);
 }
 
 static void count_files(const nd_dataset *dataset, files_of *all)
@@ -122,39 +139,19 @@ static void count_files(const nd_dataset *dataset, files_of *all)
     }
 }
 
-/* The content of a dataset that is all of these files, or a part of them. */
-static nd_status content_of(const nd_dataset *dataset, const files_of *all, char *hex)
+nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 {
-    const size_t size = dataset->map.size;
-    hex[0] = '\0';
-    if (dataset->blend) {
-        char whole[ND_HASH_HEX_MAX];
-        ND_TRY(digest_sources(dataset->blend, all, whole));
-        memcpy(hex, whole, 32);
-        hex[32] = '\0';
-        return ND_OK;
-    }
-    if (dataset->cache) {
-        return ND_OK;
-    }
-    file_hash file = {.dataset = dataset, .bytes = CONTENT_BYTES, .sample = CONTENT_SAMPLE_BYTES};
-    if (all->files > 1 && all->bytes > CONTENT_BYTES) {
-        file.bytes = (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
-                     (size_t)(CONTENT_EVEN_BYTES / all->files);
-        if (file.bytes < 2 * CONTENT_SAMPLE_BYTES) { /* the first and the last bytes at least */
-            file.sample = file.bytes / 2;
-        }
-    }
-    const uint64_t numbers[] = {size, dataset->index.digest[0], dataset->index.digest[1]};
-    return hash_file(file, ND_HASH_XXH3_128, numbers, 3, hex);
+    return hash_dataset(dataset, NULL, hex);
 }
 
 nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])
 {
+    char content[ND_HASH_HEX_MAX];
     files_of all = {0};
     if (!dataset->content_known) {
         count_files(dataset, &all);
-        ND_TRY(content_of(dataset, &all, dataset->content));
+        ND_TRY(hash_dataset(dataset, &all, content));
+        memcpy(dataset->content, content, sizeof dataset->content);
         dataset->content_known = true;
     }
     memcpy(hex, dataset->content, sizeof dataset->content);

@@ -10,7 +10,7 @@
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 
-/* The arrays of nd_step_batch, owned, and its numbers. */
+/* The arrays of nd_step_batch, and its numbers. */
 typedef struct slot {
     int32_t *inputs, *labels;
     int32_t *positions, *first_keys, *places; /* of separate documents, else NULL */
@@ -25,9 +25,9 @@ struct nd_loader {
     const nd_dataset *reading; /* the thread's copy of it, for the step that it fills */
     nd_loader_options options;
     slot slots[SLOTS];  /* the caller holds at most one while the thread fills the other */
-    int32_t *positions; /* (accumulation, B, s) of joined documents, in their places; owned */
-    /* The thread's scratch, owned but for first keys: a block, (s) the places of the rank's tokens,
-     * of nd_deal. */
+    char *memory;       /* of all arrays; owned */
+    int32_t *positions; /* (accumulation, B, s) of joined documents, in their places */
+    /* The thread's scratch: a block, (s) the places of the rank's tokens, that of nd_deal. */
     nd_block block;
     int32_t *local;
     char *dealing;
@@ -176,50 +176,47 @@ static void prefetch(void *context)
     nd_monitor_unlock(&loader->monitor);
 }
 
-typedef struct array {
-    int32_t **at;
-    int64_t count; /* 0: there is none */
-} array;
+/* A part of the memory from `base` on, of which *at bytes are taken; NULL where there is none. */
+static void *take(char *base, size_t *at, int64_t count, size_t size)
+{
+    const size_t begin = *at;
+    *at += ((size_t)count * size + 63) / 64 * 64;
+    return base && count > 0 ? base + begin : NULL;
+}
 
-enum { ARRAYS = 5 * SLOTS + 4 };
-
-static void list_arrays(nd_loader *loader, array list[ARRAYS])
+/* Gives each array its part of the memory, and returns how much there must be. */
+static size_t lay_out(nd_loader *loader, char *base)
 {
     const nd_loader_options *o = &loader->options;
     const int64_t S = o->deal.sequence, rows = o->accumulation * o->micro_batch;
     const int64_t local = S / o->deal.cp, separate = o->separate ? rows : 0;
-    const array own[] = {{&loader->positions, rows * local},
-                         {&loader->block.inputs, S},
-                         {&loader->block.labels, S},
-                         {&loader->local, local}};
-    for (int i = 0; i < SLOTS; i++) {
-        slot *s = &loader->slots[i];
-        const array of_slot[] = {{&s->inputs, rows * local},
-                                 {&s->labels, rows * local},
-                                 {&s->positions, separate * local},
-                                 {&s->first_keys, separate * S},
-                                 {&s->places, separate * S}};
-        memcpy(list + 5 * i, of_slot, sizeof of_slot);
+    /* A validation reads its sets one by one. */
+    const int all = loader->dataset && !o->validation ? nd_dataset_sources(loader->dataset) : 1;
+    const int64_t sources = all > 1 ? all : 0;
+    size_t at = 0;
+    for (slot *s = loader->slots; s < loader->slots + SLOTS; s++) {
+        s->inputs = take(base, &at, rows * local, sizeof *s->inputs);
+        s->labels = take(base, &at, rows * local, sizeof *s->labels);
+        s->positions = take(base, &at, separate * local, sizeof *s->positions);
+        s->first_keys = take(base, &at, separate * S, sizeof *s->first_keys);
+        s->places = take(base, &at, separate * S, sizeof *s->places);
+        s->sources = take(base, &at, sources > 0 ? rows : 0, sizeof *s->sources);
+        s->source_valid = take(base, &at, sources, sizeof *s->source_valid);
     }
-    memcpy(list + 5 * SLOTS, own, sizeof own);
+    loader->positions = take(base, &at, rows * local, sizeof *loader->positions);
+    loader->block.inputs = take(base, &at, S, sizeof *loader->block.inputs);
+    loader->block.labels = take(base, &at, S, sizeof *loader->block.labels);
+    loader->local = take(base, &at, local, sizeof *loader->local);
+    loader->dealing = take(base, &at, (int64_t)nd_deal_bytes(&o->deal), 1);
+    return at;
 }
 
 static nd_status make_arrays(nd_loader *loader)
 {
     const nd_loader_options *o = &loader->options;
     const int64_t rows = o->accumulation * o->micro_batch;
-    /* A validation reads its sets one by one. */
-    const int sources = o->validation ? 1 : nd_dataset_sources(loader->dataset);
-    array list[ARRAYS];
-    list_arrays(loader, list);
-    for (int i = 0; i < ARRAYS; i++) {
-        ND_TRY(list[i].count > 0 ? ND_ALLOC(list[i].count, list[i].at) : ND_OK);
-    }
-    for (int i = 0; i < SLOTS && sources > 1; i++) {
-        ND_TRY(ND_ALLOC(rows, &loader->slots[i].sources));
-        ND_TRY(ND_ALLOC(sources, &loader->slots[i].source_valid));
-    }
-    ND_TRY(ND_ALLOC((int64_t)nd_deal_bytes(&o->deal), &loader->dealing));
+    ND_TRY(nd_alloc(lay_out(loader, NULL), 1, (void **)&loader->memory));
+    lay_out(loader, loader->memory);
     nd_deal(&o->deal, NULL, loader->dealing, loader->block.inputs);
     for (int64_t b = 0; b < rows; b++) {
         nd_deal_local(&o->deal, loader->block.inputs, o->cp_index,
@@ -266,16 +263,7 @@ bool nd_loader_close(nd_loader *loader)
         return false; /* it still uses its memory */
     }
     nd_monitor_fini(&loader->monitor);
-    array list[ARRAYS];
-    list_arrays(loader, list);
-    for (int i = 0; i < ARRAYS; i++) {
-        free(*list[i].at);
-    }
-    for (int i = 0; i < SLOTS; i++) {
-        free(loader->slots[i].sources);
-        free(loader->slots[i].source_valid);
-    }
-    free(loader->dealing);
+    free(loader->memory);
     free(loader);
     return true;
 }
@@ -283,13 +271,7 @@ bool nd_loader_close(nd_loader *loader)
 size_t nd_loader_bytes(const nd_loader_options *options)
 {
     nd_loader loader = {.options = *options};
-    array list[ARRAYS];
-    size_t bytes = nd_deal_bytes(&options->deal);
-    list_arrays(&loader, list);
-    for (int i = 0; i < ARRAYS; i++) {
-        bytes += (size_t)list[i].count * sizeof **list[i].at;
-    }
-    return bytes;
+    return lay_out(&loader, NULL);
 }
 
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */

@@ -20,7 +20,7 @@ nd_tokenizer *corpus_tokenizer(const char *family)
     return tokenizer;
 }
 
-static nd_status add_piece(void *context, const nd_corpus_piece *piece)
+static nd_status add_piece(void *context, const nd_corpus_piece *piece, uint64_t bytes)
 {
     corpus_result *out = context;
     const int32_t before = (int32_t)out->ids.count;
