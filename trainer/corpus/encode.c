@@ -250,36 +250,22 @@ static nd_status add_messages(worker *w, const nd_row_field *field, const nd_row
     return empty ? ND_OK : end_document(w, true);
 }
 
-enum {
-    FIELD_TEXT,
-    FIELD_PROMPT,
-    FIELD_COMPLETION,
-    FIELD_MESSAGES,
-    FIELD_TOOLS,
-    FIELD_CONVERSATIONS,
-    FIELDS
-};
-
 /* A row may have other keys than those that it is encoded from: with data.chat_format, messages go
  * before a text or prompt that was made of them. */
 static nd_status add_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
-    nd_row_field fields[FIELDS] = {{.key = rules->json_key}, {.key = "prompt"},
-                                   {.key = "completion"},    {.key = "messages"},
-                                   {.key = "tools"},         {.key = "conversations"}};
-    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &w->column);
+    nd_row_field fields[] = {{.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"},
+                             {.key = "messages"},      {.key = "tools"},  {.key = "conversations"}};
+    const nd_row_field *prompt = &fields[1], *completion = &fields[2], *messages = &fields[3];
+    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? 6 : 1, &w->column);
     if (fault) {
         return nd_fail(ND_ERR_DATA, "%s", fault);
     }
     w->column = 0;
-    bool has[FIELDS];
-    for (int i = 0; i < FIELDS; i++) {
-        has[i] = fields[i].kind != ND_ROW_ABSENT;
-    }
-    const bool text = has[FIELD_TEXT], pair = has[FIELD_PROMPT] || has[FIELD_COMPLETION];
-    if (has[FIELD_MESSAGES] && w->crew->chat.rules.template) {
-        return add_messages(w, &fields[FIELD_MESSAGES], &fields[FIELD_TOOLS]);
+    const bool text = fields[0].kind, pair = prompt->kind || completion->kind;
+    if (messages->kind && w->crew->chat.rules.template) {
+        return add_messages(w, messages, &fields[4]);
     }
     if (text && pair) {
         return nd_fail(ND_ERR_DATA,
@@ -288,19 +274,19 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
                            ? ", or take the text with --json-key (data.json_key)"
                            : "");
     }
-    if (has[FIELD_MESSAGES] && !text && !(has[FIELD_PROMPT] && has[FIELD_COMPLETION])) {
+    if (messages->kind && !text && !(prompt->kind && completion->kind)) {
         return nd_fail(ND_ERR_DATA,
                        "it has \"messages\"%s; set data.chat_format to llama3, chatml or model "
                        "(--chat-format)",
                        pair ? ", and only one of \"prompt\" and \"completion\"" : "");
     }
-    if (!pair && !text && has[FIELD_CONVERSATIONS]) {
+    if (!pair && !text && fields[5].kind) {
         return nd_fail(ND_ERR_DATA,
                        "it has \"conversations\"; rename this key to \"messages\", \"from\" to "
                        "\"role\", \"value\" to \"content\", and the roles human and gpt to user "
                        "and assistant");
     }
-    return pair ? add_texts(w, &fields[FIELD_PROMPT], 2) : add_texts(w, &fields[FIELD_TEXT], 1);
+    return pair ? add_texts(w, &fields[1], 2) : add_texts(w, &fields[0], 1);
 }
 
 /* The same; after an error the piece and all counts are as they were. */

@@ -11,6 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/text/unicode.h"
@@ -77,26 +78,23 @@ void nd_token_cache_prefetch(const nd_token_cache *cache, uint64_t offset, uint6
 nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uint64_t bytes)
 {
     const nd_token_view *v = &cache->view;
-    const uint64_t end = (uint64_t)(v->sums - cache->map.data);
-    ND_ASSERT(offset >= HEADER_BYTES && bytes <= end - HEADER_BYTES && offset <= end - bytes);
-    uint64_t first = (offset - HEADER_BYTES) / CHUNK_BYTES;
-    for (uint64_t i = first; bytes > 0 && i <= (offset + bytes - 1 - HEADER_BYTES) / CHUNK_BYTES;
-         i++) {
-        if (is_checked(cache, i)) {
+    const uint64_t all = (uint64_t)(v->sums - v->ids), first = offset - HEADER_BYTES;
+    ND_ASSERT(offset >= HEADER_BYTES && bytes <= all && first <= all - bytes);
+    for (uint64_t at = first / CHUNK_BYTES * CHUNK_BYTES; at < first + bytes; at += CHUNK_BYTES) {
+        const uint64_t chunk = at / CHUNK_BYTES;
+        uint64_t sum;
+        memcpy(&sum, v->sums + 8 * chunk, sizeof sum);
+        if (is_checked(cache, chunk)) {
             continue;
         }
-        uint64_t begin = HEADER_BYTES + i * CHUNK_BYTES;
-        uint64_t n = end - begin < CHUNK_BYTES ? end - begin : CHUNK_BYTES;
-        uint64_t sum;
-        memcpy(&sum, v->sums + 8 * i, sizeof sum);
-        if (XXH3_64bits(cache->map.data + begin, n) != sum) {
+        if (XXH3_64bits(v->ids + at, nd_min((int64_t)(all - at), CHUNK_BYTES)) != sum) {
             return nd_fail(
                 ND_ERR_DATA,
                 "the token cache \"%s\" is damaged at byte %llu; delete it, and the next "
                 "run encodes the text again",
-                cache->path, (unsigned long long)begin);
+                cache->path, (unsigned long long)(HEADER_BYTES + at));
         }
-        atomic_store_explicit(&cache->checked[i], 1, memory_order_relaxed);
+        atomic_store_explicit(&cache->checked[chunk], 1, memory_order_relaxed);
     }
     return ND_OK;
 }
@@ -139,8 +137,8 @@ static nd_status describe_config(const char *tokenizer, FILE *out)
     ND_TRY_OUT(nd_fs_parent(tokenizer, &folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
     ND_TRY_OUT(nd_fs_exists(config, &there));
+    ND_TRY_OUT(there ? nd_sha256_file(config, hex) : ND_OK);
     if (there) {
-        ND_TRY_OUT(nd_sha256_file(config, hex));
         describe(out, "config", hex);
     }
 out:
@@ -174,19 +172,6 @@ static nd_status describe_file(const nd_corpus_file *file, FILE *out, int64_t *s
     return ND_OK;
 }
 
-/* Waits at most as long as a text of now would need: the clock of another machine may be ahead. */
-static void let_settle(int64_t settled)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    const int64_t left = settled - (now.tv_sec * 1000000000LL + now.tv_nsec);
-    const int64_t most = SETTLE_COARSE_MS * 1000000LL, wait = left < most ? left : most;
-    if (wait > 0) {
-        nanosleep(&(struct timespec){.tv_sec = wait / 1000000000, .tv_nsec = wait % 1000000000},
-                  NULL);
-    }
-}
-
 nd_status nd_token_cache_folder(const char *asked, char **out)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -211,6 +196,7 @@ static nd_status find_path(const nd_token_cache_request *request, char **out)
     char hex[65], *folder = NULL, *text = NULL;
     size_t size;
     int64_t settled = 0;
+    struct timespec now;
     FILE *lines = open_memstream(&text, &size);
     nd_status status = ND_OK;
     ND_TRY_OUT(lines ? ND_OK : nd_fail_memory("the name of a token cache"));
@@ -222,7 +208,14 @@ static nd_status find_path(const nd_token_cache_request *request, char **out)
     for (size_t i = 0; i < files->count; i++) {
         ND_TRY_OUT(describe_file(&files->list[i], lines, &settled));
     }
-    let_settle(settled);
+    clock_gettime(CLOCK_REALTIME, &now);
+    /* At most as long as a text of now would need: the clock of another machine may be ahead. */
+    const int64_t most = SETTLE_COARSE_MS * 1000000LL;
+    const int64_t wait = nd_min(settled - (now.tv_sec * 1000000000LL + now.tv_nsec), most);
+    if (wait > 0) {
+        nanosleep(&(struct timespec){.tv_sec = wait / 1000000000, .tv_nsec = wait % 1000000000},
+                  NULL);
+    }
     ND_TRY_OUT(fflush(lines) == 0 && !ferror(lines) ? ND_OK
                                                     : nd_fail_memory("the name of a token cache"));
     ND_TRY_OUT(nd_sha256(text, size, hex));

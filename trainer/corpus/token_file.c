@@ -19,7 +19,6 @@ enum {
     IDX_HEADER_BYTES = 34,
     CODE_I32 = 4,
     CODE_U16 = 8,
-    INDEX_PIECE = 4096,
     HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
     CHUNK_BYTES = ND_TOKEN_CACHE_CHUNK_BYTES,
     WRITE_BACK_BYTES = 64 << 20,
@@ -159,16 +158,43 @@ out:
     return status;
 }
 
+/* Writes the chunk that is held back, and keeps its checksum. From time to time what was written is
+ * sent to the disk, so that all but the last bytes are there when the file is made durable:
+ * processes that wait see no progress then. Some file systems cannot do that. An error of the disk
+ * is told here, and fsync does not tell it again. */
+static nd_status write_chunk(nd_token_output *out)
+{
+    const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
+    const nd_bytes *chunk = &out->chunk;
+    ND_TRY(nd_fs_pwrite(out->fd, out->part, chunk->data, chunk->count, (int64_t)out->bytes));
+    ND_TRY(nd_u64s_add(&out->sums, XXH3_64bits(chunk->data, chunk->count)));
+    out->bytes += chunk->count;
+    out->chunk.count = 0;
+    if (out->bytes - out->sent < WRITE_BACK_BYTES) {
+        return ND_OK;
+    }
+    const int code = sync_file_range(out->fd, 0, 0, flags) != 0 ? errno : 0;
+    out->sent = out->bytes;
+    return code == 0 || code == EINVAL || code == ENOSYS || code == ESPIPE
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", out->part,
+                         strerror(code));
+}
+
 static nd_status append(nd_token_output *out, const void *data, size_t size)
 {
-    ND_TRY(nd_fs_pwrite(out->fd, out->part, data, size, (int64_t)out->bytes));
-    out->bytes += size;
+    for (size_t at = 0, n; at < size; at += n) {
+        n = CHUNK_BYTES - out->chunk.count < size - at ? CHUNK_BYTES - out->chunk.count : size - at;
+        ND_TRY(nd_bytes_add(&out->chunk, (const uint8_t *)data + at, n));
+        ND_TRY(out->chunk.count == CHUNK_BYTES ? write_chunk(out) : ND_OK);
+    }
     return ND_OK;
 }
 
 /* The file stays locked until it is renamed. */
-static nd_status sync_output(const nd_token_output *out)
+static nd_status sync_output(nd_token_output *out)
 {
+    ND_TRY(out->chunk.count > 0 ? write_chunk(out) : ND_OK);
     return nd_fs_sync_close(dup(out->fd), out->part);
 }
 
@@ -202,6 +228,8 @@ static void fini_output(nd_token_output *out)
     }
     free(out->part);
     free(out->path);
+    free(out->chunk.data);
+    free(out->sums.data);
 }
 
 /* Pieces. */
@@ -211,10 +239,9 @@ nd_status nd_token_files_open(const char *path, int32_t vocab, const nd_token_sh
 {
     static const char *const suffixes[] = {".bin", ".idx", ".mask"};
     nd_token_output *const files[] = {&out->tokens, &out->idx, &out->mask};
-    *out = (nd_token_files){.vocab = vocab, .width = vocab < SMALL_VOCAB ? 2 : 4};
+    *out = (nd_token_files){
+        .is_cache = sharing != NULL, .vocab = vocab, .width = vocab < SMALL_VOCAB ? 2 : 4};
     if (sharing) {
-        ND_TRY(nd_hash_create(ND_HASH_XXH3_64, &out->hash));
-        ND_TRY(nd_hash_begin(out->hash));
         ND_TRY(open_output(path, "", sharing, &out->tokens));
         out->tokens.bytes = HEADER_BYTES;
         return ND_OK;
@@ -225,75 +252,29 @@ nd_status nd_token_files_open(const char *path, int32_t vocab, const nd_token_sh
     return ND_OK;
 }
 
-static nd_status end_sum(nd_token_files *f)
-{
-    uint8_t digest[ND_HASH_MAX];
-    uint64_t sum;
-    ND_TRY(nd_hash_end(f->hash, digest));
-    memcpy(&sum, digest, sizeof sum);
-    f->hashed = 0;
-    ND_TRY(nd_u64s_add(&f->sums, sum));
-    return nd_hash_begin(f->hash);
-}
-
-/* Sends what was appended to the disk, so that all but the last bytes are there when the file is
- * made durable: processes that wait see no progress then. Some file systems cannot do that. An
- * error of the disk is told here, and fsync does not tell it again. */
-static nd_status send_tokens(nd_token_files *f)
-{
-    const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
-    const int code = sync_file_range(f->tokens.fd, 0, 0, flags) != 0 ? errno : 0;
-    f->sent = f->tokens.bytes;
-    return code == 0 || code == EINVAL || code == ENOSYS || code == ESPIPE
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", f->tokens.part,
-                         strerror(code));
-}
-
-/* Appends to the file that has the tokens, and keeps the checksums of a cache. */
-static nd_status append_tokens(nd_token_files *f, const void *data, size_t size)
-{
-    for (size_t at = 0, n; at < size; at += n) {
-        const uint8_t *piece = (const uint8_t *)data + at;
-        n = CHUNK_BYTES - f->hashed < size - at ? CHUNK_BYTES - f->hashed : size - at;
-        ND_TRY(append(&f->tokens, piece, n));
-        ND_TRY(f->tokens.bytes - f->sent >= WRITE_BACK_BYTES ? send_tokens(f) : ND_OK);
-        if (f->hash) {
-            ND_TRY(nd_hash_add(f->hash, piece, n));
-            f->hashed += n;
-            ND_TRY(f->hashed == CHUNK_BYTES ? end_sum(f) : ND_OK);
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status add_end(nd_token_files *f, uint64_t end)
-{
-    const uint64_t length = end - (f->ends.count > 0 ? f->ends.data[f->ends.count - 1] : 0);
-    return f->hash || length <= INT32_MAX
-               ? nd_u64s_add(&f->ends, end)
-               : nd_fail(ND_ERR_DATA,
-                         "a document has %llu tokens, but Megatron's index counts at most "
-                         "2,147,483,647; split it",
-                         (unsigned long long)length);
-}
-
 nd_status nd_token_files_write(nd_token_files *f, const nd_corpus_piece *piece)
 {
     const nd_ids *ids = &piece->ids;
     const uint64_t before = f->count;
+    const bool small = f->width == 2;
     ND_TRY(nd_bytes_reserve(&f->buffer, ids->count * f->width));
-    if (f->width == 4 && ids->count > 0) {
-        memcpy(f->buffer.data, ids->data, ids->count * f->width);
-    }
-    for (size_t i = 0; f->width == 2 && i < ids->count; i++) {
+    for (size_t i = 0; small && i < ids->count; i++) {
         const uint16_t id = (uint16_t)ids->data[i];
         memcpy(f->buffer.data + 2 * i, &id, sizeof id);
     }
-    ND_TRY(append_tokens(f, f->buffer.data, ids->count * f->width));
+    ND_TRY(append(&f->tokens, small ? f->buffer.data : (const void *)ids->data,
+                  ids->count * f->width));
     f->count += ids->count;
     for (size_t i = 0; i < piece->ends.count; i++) {
-        ND_TRY(add_end(f, before + (uint64_t)piece->ends.data[i]));
+        const uint64_t end = before + (uint64_t)piece->ends.data[i];
+        const uint64_t length = end - (f->ends.count > 0 ? f->ends.data[f->ends.count - 1] : 0);
+        if (!f->is_cache && length > INT32_MAX) {
+            return nd_fail(ND_ERR_DATA,
+                           "a document has %llu tokens, but Megatron's index counts at most "
+                           "2,147,483,647; split it",
+                           (unsigned long long)length);
+        }
+        ND_TRY(nd_u64s_add(&f->ends, end));
     }
     for (size_t i = 0; i < piece->spans.count; i++) {
         ND_TRY(nd_u64s_add(&f->spans, before + (uint64_t)piece->spans.data[i]));
@@ -319,25 +300,10 @@ static nd_status fail_file(const char *name, const char *why)
     return nd_fail(ND_ERR_DATA, "the token cache \"%s\" %s", name, why);
 }
 
-/* The sizes that the header gives, without overflow: each part fits into the file alone. */
-static bool sizes_fit(const cache_header *h, size_t size, uint64_t *ends_at, uint64_t *sums_at,
-                      uint64_t *chunks)
-{
-    uint64_t room = size - HEADER_BYTES;
-    if (h->tokens > room / h->width || h->documents > room / 8 || h->spans > room / 16) {
-        return false;
-    }
-    *ends_at = (HEADER_BYTES + h->tokens * h->width + 7) / 8 * 8;
-    *sums_at = *ends_at + h->documents * 8 + h->spans * 16;
-    *chunks = (*sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
-    return *sums_at <= size && *sums_at + *chunks * 8 == size;
-}
-
 nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
                                nd_token_view *out)
 {
     cache_header h;
-    uint64_t ends_at, sums_at, chunks;
     if (size < HEADER_BYTES) {
         return fail_file(name, "is shorter than its header");
     }
@@ -349,7 +315,13 @@ nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *nam
         (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
         return fail_file(name, "has a damaged header");
     }
-    if (h.file_bytes != size || !sizes_fit(&h, size, &ends_at, &sums_at, &chunks)) {
+    const uint64_t room = size - HEADER_BYTES;
+    const bool fits = /* each part alone: the sums below do not overflow */
+        h.tokens <= room / h.width && h.documents <= room / 8 && h.spans <= room / 16;
+    const uint64_t ends_at = (HEADER_BYTES + (fits ? h.tokens * h.width : 0) + 7) / 8 * 8;
+    const uint64_t sums_at = ends_at + (fits ? h.documents * 8 + h.spans * 16 : 0);
+    const uint64_t chunks = (sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    if (h.file_bytes != size || !fits || sums_at > size || sums_at + chunks * 8 != size) {
         return fail_file(name, "has another size than its header says");
     }
     if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
@@ -382,13 +354,14 @@ static nd_status commit_cache(nd_token_files *f)
                       .spans = f->spans.count / 2,
                       .vocab = (uint64_t)f->vocab};
     memcpy(h.magic, magic, sizeof magic);
-    ND_TRY(append_tokens(f, begin, (size_t)(-file->bytes & 7)));
-    ND_TRY(append_tokens(f, f->ends.data, f->ends.count * 8));
-    ND_TRY(append_tokens(f, f->spans.data, f->spans.count * 8));
-    ND_TRY(f->hashed > 0 ? end_sum(f) : ND_OK);
-    ND_TRY(append(file, f->sums.data, f->sums.count * 8));
-    h.sums_sum = XXH3_64bits(f->sums.data, f->sums.count * 8);
-    h.file_bytes = file->bytes;
+    ND_TRY(append(file, begin, (size_t)(-file->chunk.count & 7)));
+    ND_TRY(append(file, f->ends.data, f->ends.count * 8));
+    ND_TRY(append(file, f->spans.data, f->spans.count * 8));
+    ND_TRY(file->chunk.count > 0 ? write_chunk(file) : ND_OK);
+    const nd_u64s *sums = &file->sums;
+    ND_TRY(nd_fs_pwrite(file->fd, file->part, sums->data, sums->count * 8, (int64_t)file->bytes));
+    h.sums_sum = XXH3_64bits(sums->data, sums->count * 8);
+    h.file_bytes = file->bytes + sums->count * 8;
     h.header_sum = XXH3_64bits(&h, offsetof(cache_header, header_sum));
     memcpy(begin, &h, sizeof h);
     ND_TRY(nd_fs_pwrite(file->fd, file->part, begin, sizeof begin, 0));
@@ -401,29 +374,6 @@ static nd_status commit_cache(nd_token_files *f)
 
 /* Megatron. */
 
-typedef enum index_part { LENGTHS, PLACES, NUMBERS } index_part;
-
-/* Appends `count` numbers: the length of each document, where it begins in the .bin, or its number.
- * They are made in pieces: the index of many documents is larger than the memory that encodes
- * them. */
-static nd_status append_numbers(nd_token_files *f, index_part part, size_t count)
-{
-    const size_t width = part == LENGTHS ? 4 : 8;
-    uint8_t numbers[8 * INDEX_PIECE];
-    for (size_t i = 0; i < count;) {
-        size_t n = 0;
-        for (; n < INDEX_PIECE && i < count; n++, i++) {
-            const uint64_t begin = i > 0 ? f->ends.data[i - 1] : 0;
-            const uint64_t number = part == LENGTHS  ? f->ends.data[i] - begin
-                                    : part == PLACES ? begin * f->width
-                                                     : i;
-            memcpy(numbers + n * width, &number, width);
-        }
-        ND_TRY(append(&f->idx, numbers, n * width));
-    }
-    return ND_OK;
-}
-
 /* The arrays behind the header are not aligned. */
 static nd_status write_index(nd_token_files *f)
 {
@@ -433,9 +383,17 @@ static nd_status write_index(nd_token_files *f)
     memcpy(header + 18, &count, sizeof count);
     memcpy(header + 26, &borders, sizeof borders);
     ND_TRY(append(&f->idx, header, sizeof header));
-    ND_TRY(append_numbers(f, LENGTHS, count));
-    ND_TRY(append_numbers(f, PLACES, count));
-    ND_TRY(append_numbers(f, NUMBERS, borders));
+    for (uint64_t i = 0; i < count; i++) {
+        const int32_t length = (int32_t)(f->ends.data[i] - (i > 0 ? f->ends.data[i - 1] : 0));
+        ND_TRY(append(&f->idx, &length, sizeof length));
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t place = i > 0 ? f->ends.data[i - 1] * f->width : 0;
+        ND_TRY(append(&f->idx, &place, sizeof place));
+    }
+    for (uint64_t i = 0; i < borders; i++) {
+        ND_TRY(append(&f->idx, &i, sizeof i));
+    }
     return sync_output(&f->idx);
 }
 
@@ -466,9 +424,9 @@ static nd_status write_mask(nd_token_files *f)
 /* All get their names, or none. */
 static nd_status commit_megatron(nd_token_files *f)
 {
+    ND_TRY(sync_output(&f->tokens));
     ND_TRY(write_index(f));
     ND_TRY(f->spans.count > 0 ? write_mask(f) : ND_OK);
-    ND_TRY(sync_output(&f->tokens));
     ND_TRY(remove_old(f->idx.path));
     ND_TRY(remove_old(f->mask.path));
     nd_status status = rename_output(&f->tokens);
@@ -484,7 +442,7 @@ static nd_status commit_megatron(nd_token_files *f)
 
 nd_status nd_token_files_commit(nd_token_files *files)
 {
-    return files->hash ? commit_cache(files) : commit_megatron(files);
+    return files->is_cache ? commit_cache(files) : commit_megatron(files);
 }
 
 void nd_token_files_fini(nd_token_files *files)
@@ -494,8 +452,6 @@ void nd_token_files_fini(nd_token_files *files)
     fini_output(&files->mask);
     free(files->ends.data);
     free(files->spans.data);
-    free(files->sums.data);
     free(files->buffer.data);
-    nd_hash_destroy(files->hash);
     *files = (nd_token_files){0};
 }

@@ -10,7 +10,6 @@
  * killed process left is written anew. Ids have 2 bytes when the vocabulary has less than 65,500,
  * else 4: Megatron's rule.
  */
-#include "runtime/base/hash.h"
 #include "trainer/corpus/corpus.h"
 
 /* For a file that other processes, also of other users, may need too: they wait for the one that
@@ -23,20 +22,19 @@ typedef struct nd_token_sharing {
 typedef struct nd_token_output {
     char *path, *part; /* part: NULL once it has its own name */
     int fd;
-    uint64_t bytes;
+    uint64_t bytes, sent; /* that were written; that are on their way to the disk */
+    nd_bytes chunk;       /* what is not written yet */
+    nd_u64s sums;         /* of the chunks that were written */
 } nd_token_output;
 
 typedef struct nd_token_files {
     nd_token_output tokens, idx, mask; /* the cache, or PREFIX.bin, .idx and .mask */
+    bool is_cache;
     int32_t vocab;
     size_t width;        /* bytes of an id */
     uint64_t count;      /* tokens */
     nd_u64s ends, spans; /* tokens before them; begin and end of each */
     nd_bytes buffer;
-    uint64_t sent; /* bytes that are on their way to the disk */
-    nd_hash *hash; /* of a cache, for the chunk that is being filled; else NULL */
-    size_t hashed; /* bytes of it */
-    nd_u64s sums;
 } nd_token_files;
 
 /*

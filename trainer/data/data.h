@@ -3,35 +3,23 @@
 #define ND_DATA_DATA_H
 /*
  * Training and validation data: a dataset is a file cut into blocks, a loader gives this rank its
- * part of each step's blocks. docs/formats.md has the formats.
+ * part of each step's blocks. docs/formats.md has the formats, and how samples follow from a file;
+ * docs/documents.md has separate documents.
  *
- * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens (as the reference
- * program does): inputs are the first S, labels the last S. The last, short block is kept; its
- * missing labels are -100 and its missing inputs 0. One token left over has no label and is
- * dropped. Files are memory-mapped and a block is decoded when it is asked for. JSON lines are
- * always encoded into a cache, also when their ids are bytes: one reader has one set of rules.
- *
- * Documents. Where they are separate (nd_dataset_set_documents), no label is the first token of
- * another document, and each token knows the first one of its own. Rows with prompts then stay
- * whole (blocks.c); what they leave of a block is filled as the last block is. A row longer than
- * a block is cut into blocks, or left out; a row of one token has no label and is left out. Other
- * documents are cut where a block ends.
+ * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens: inputs are the first
+ * S, labels the last S. What a block lacks has input 0 and label -100. Files are memory-mapped and a
+ * block is decoded when it is asked for. JSON lines are always encoded into a cache, also when their
+ * ids are bytes: one reader has one set of rules. Where documents are separate
+ * (nd_dataset_set_documents), rows with prompts stay whole (blocks.c).
  *
  * Blend: a dataset of several sources, whose blocks are those of the first source, then those of
- * the second, and so on. No block has tokens of two sources.
+ * the second, and so on. blend.c has the order of the samples.
  *
- * Loader. A prefetch thread reads one step ahead. With G = accumulation x dp x B the global batch,
- * sample
- *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
- * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. In a blend with weights,
- * sample i is sample k of source j (blend.c), which is block perm(seed, epoch, j)(k mod N_j) of its
- * N_j. The order is the same on every mesh; tp and cp peers get the same blocks. Validation reads
- * blocks 0, 1, 2, ... (the same rule with perm the identity), which is the order of the file unless
- * rows stay whole; those blocks are numbered in an order drawn once for all. Past the end of a
- * validation, or of a blend whose sources are all limited, all labels are -100, so every rank makes
- * the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
- * and this rank holds chunks r and 2 cp - 1 - r, in that order (zig-zag); labels were shifted
- * before, positions are those in the whole sequence.
+ * Loader. A prefetch thread reads one step ahead. Validation reads blocks 0, 1, 2, ... Past the end
+ * of a validation, or of a blend whose sources are all limited, all labels are -100, so every rank
+ * makes the same number of calls. tp and cp peers get the same blocks; with context parallelism this
+ * rank holds its part of each (deal.h), whose labels were shifted before and whose positions are
+ * those in the whole sequence.
  */
 #include <stdint.h>
 
