@@ -55,7 +55,6 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
                 .rules = rules_of(v),
                 .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
                 .begin = nd_clock_seconds(),
-                .shown = nd_clock_seconds(),
                 .bar = isatty(STDERR_FILENO)};
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
     ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
@@ -91,7 +90,7 @@ static void show_progress(work *w, uint64_t bytes)
     const double now = nd_clock_seconds(), seconds = now - w->begin;
     double all = (double)w->files.bytes, part = all > 0 ? (double)bytes / all : 1.0;
     int cells = (int)(part * CELLS);
-    if (!w->bar || now - w->shown < 0.2) {
+    if (!w->bar || (now - w->shown < 0.2 && bytes < w->files.bytes) || seconds <= 0) {
         return;
     }
     w->shown = now;

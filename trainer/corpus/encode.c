@@ -24,7 +24,6 @@ typedef struct reader {
     nd_text_stream *stream;
     nd_bytes held; /* what follows the last block */
     bool at_end;   /* of the open file */
-    bool fresh;    /* no block of the open file was given yet */
     uint64_t line;
     int64_t number;
     uint64_t done;     /* bytes of the files before the open one */
@@ -142,13 +141,12 @@ static nd_status read_block(crew *c, text_block *block)
             return ND_OK;
         }
         const nd_corpus_file *file = &files->list[r->file];
-        if (!r->stream) {
+        const bool first = !r->stream, whole = file->rows || c->job->rules->separator;
+        if (first) {
             ND_TRY(nd_text_stream_open(file->path, &r->stream));
             r->at_end = false;
-            r->fresh = true;
             r->line = 1;
         }
-        const bool first = r->fresh, whole = file->rows || c->job->rules->separator;
         ND_TRY(fill_block(c, text));
         ND_TRY(first ? nd_text_check(file->path, text->data, text->count) : ND_OK);
         if (first && text->count >= 3 && memcmp(text->data, "\xef\xbb\xbf", 3) == 0) {
@@ -160,7 +158,6 @@ static nd_status read_block(crew *c, text_block *block)
         block->line = r->line;
         block->begins = whole || first;
         block->ends = whole || last;
-        r->fresh = false;
         for (size_t i = 0; i < text->count; i++) {
             r->line += text->data[i] == '\n';
         }

@@ -55,19 +55,6 @@ static size_t pass_space(const char *text, size_t size, size_t at)
     return at;
 }
 
-/* The bracket with which a text begins as JSON does, else 0. Without the ending .json, only an
- * object does: in many kinds of text the first line begins with a bracket. */
-static char json_bracket(const char *text, size_t size, bool named_json)
-{
-    size_t at = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    at = pass_space(text, size, at);
-    if (at == size || (text[at] != '{' && !(named_json && text[at] == '['))) {
-        return 0;
-    }
-    const size_t next = pass_space(text, size, at + 1);
-    return named_json || (next < size && (text[next] == '"' || text[next] == '}')) ? text[at] : 0;
-}
-
 nd_status nd_corpus_check_text(const char *path)
 {
     char text[4096];
@@ -88,19 +75,26 @@ nd_status nd_corpus_check_text(const char *path)
                        "data.format (--data-format) to text to take it as it stands",
                        path, nul - text);
     }
-    const char bracket = json_bracket(text, got, ends_with(path, plain_size(path), ".json"));
-    return bracket == 0 ? ND_OK
-           : bracket == '['
-               ? nd_fail(ND_ERR_DATA,
-                         "\"%s\" is a JSON array; one object a line is needed (jq -c '.[]' FILE), "
-                         "or data.format (--data-format) text takes it as it stands",
-                         path)
-               : nd_fail(
+    /* The bracket with which it begins as JSON does. Without the ending .json, only an object does:
+     * in many kinds of text the first line begins with a bracket. */
+    const bool json = ends_with(path, plain_size(path), ".json");
+    const size_t mark = got >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    const size_t at = pass_space(text, got, mark), next = pass_space(text, got, at + 1);
+    if (json && at < got && text[at] == '[') {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" is a JSON array; one object a line is needed (jq -c '.[]' FILE), "
+                       "or data.format (--data-format) text takes it as it stands",
+                       path);
+    }
+    return at < got && text[at] == '{' &&
+                   (json || (next < got && (text[next] == '"' || text[next] == '}')))
+               ? nd_fail(
                      ND_ERR_DATA,
                      "\"%s\" begins as JSON does, but its name does not say whether its lines "
                      "are rows; set data.format (--data-format) to jsonl, or to text to take it "
                      "as it stands",
-                     path);
+                     path)
+               : ND_OK;
 }
 
 static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_format format)
@@ -139,8 +133,8 @@ static nd_status list_files(const char *path, nd_fs_names *out, bool *is_folder,
 {
     const bool deep = strstr(path, "**"); /* which reaches the files in folders too */
     char *clean = NULL;
-    nd_fs_names names = {0};
     size_t length = strlen(path);
+    int kept = 0;
     bool pattern = false;
     nd_status status = ND_OK;
     *out = (nd_fs_names){0};
@@ -151,32 +145,31 @@ static nd_status list_files(const char *path, nd_fs_names *out, bool *is_folder,
     ND_TRY_OUT(nd_fs_format(&clean, "%.*s", (int)length, path));
     ND_TRY_OUT(nd_fs_is_folder(clean, is_folder));
     ND_TRY_OUT(is_pattern(clean, &pattern));
-    ND_TRY_OUT(*is_folder ? nd_fs_list(clean, &names)
-               : pattern  ? nd_fs_glob(clean, &names)
-                          : ND_OK);
-    const bool alone = !*is_folder && !pattern;
-    const int count = alone ? 1 : names.count;
-    ND_TRY_OUT(ND_ALLOC(count + 1, &out->list));
-    for (int i = 0; i < count; i++) {
-        const char *name = alone ? clean : names.list[i];
-        char **whole = &out->list[out->count];
-        bool folder = false;
-        if (*is_folder && name[0] == '.') {
-            continue;
-        }
+    if (*is_folder || pattern) {
+        ND_TRY_OUT(*is_folder ? nd_fs_list(clean, out) : nd_fs_glob(clean, out));
+    } else {
+        ND_TRY_OUT(ND_ALLOC(1, &out->list));
+        ND_TRY_OUT(nd_fs_format(&out->list[out->count++], "%s", clean));
+    }
+    for (int i = 0; i < out->count; i++) {
+        char *name = out->list[i], *whole;
+        bool left_out = *is_folder && name[0] == '.', folder = false;
         ND_TRY_OUT(
-            nd_fs_format(whole, "%s%s%s", *is_folder ? clean : "", *is_folder ? "/" : "", name));
-        out->count++;
-        ND_TRY_OUT(nd_fs_is_folder(*whole, &folder));
-        if (folder) {
-            free(*whole);
-            out->count--;
-            *folders += !deep;
+            nd_fs_format(&whole, "%s%s%s", *is_folder ? clean : "", *is_folder ? "/" : "", name));
+        free(name);
+        out->list[i] = whole;
+        ND_TRY_OUT(left_out ? ND_OK : nd_fs_is_folder(whole, &folder));
+        *folders += folder && !deep;
+        if (!folder && !left_out) { /* changes places with one that is not */
+            out->list[i] = out->list[kept];
+            out->list[kept++] = whole;
         }
     }
-    qsort(out->list, (size_t)out->count, sizeof *out->list, by_bytes);
+    while (out->count > kept) {
+        free(out->list[--out->count]);
+    }
+    qsort(out->list, (size_t)kept, sizeof *out->list, by_bytes);
 out:
-    nd_fs_names_fini(&names);
     free(clean);
     return status;
 }

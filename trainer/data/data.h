@@ -6,20 +6,20 @@
  * part of each step's blocks. docs/formats.md has the formats, and how samples follow from a file;
  * docs/documents.md has separate documents.
  *
- * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens: inputs are the first
- * S, labels the last S. What a block lacks has input 0 and label -100. Files are memory-mapped and a
- * block is decoded when it is asked for. JSON lines are always encoded into a cache, also when their
- * ids are bytes: one reader has one set of rules. Where documents are separate
+ * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens: inputs are the
+ * first S, labels the last S. What a block lacks has input 0 and label -100. Files are memory-
+ * mapped and a block is decoded when it is asked for. JSON lines are always encoded into a cache,
+ * also when their ids are bytes: one reader has one set of rules. Where documents are separate
  * (nd_dataset_set_documents), rows with prompts stay whole (blocks.c).
  *
  * Blend: a dataset of several sources, whose blocks are those of the first source, then those of
  * the second, and so on. blend.c has the order of the samples.
  *
- * Loader. A prefetch thread reads one step ahead. Validation reads blocks 0, 1, 2, ... Past the end
- * of a validation, or of a blend whose sources are all limited, all labels are -100, so every rank
- * makes the same number of calls. tp and cp peers get the same blocks; with context parallelism this
- * rank holds its part of each (deal.h), whose labels were shifted before and whose positions are
- * those in the whole sequence.
+ * Loader. A prefetch thread reads one step ahead. Validation reads blocks 0, 1, 2, ... Past the
+ * end of a validation, or of a blend whose sources are all limited, all labels are -100, so every
+ * rank makes the same number of calls. tp and cp peers get the same blocks; with context
+ * parallelism this rank holds its part of each (deal.h), whose labels were shifted before and
+ * whose positions are those in the whole sequence.
  */
 #include <stdint.h>
 
