@@ -131,24 +131,13 @@ nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, 
  * What lies in a run folder: its checkpoints, those that were set aside, and what saves and
  * deletions left that did not end. Only reads; needs no lock, so a folder may come or go meanwhile.
  */
-typedef enum nd_saved_state {
-    ND_SAVED_GOOD = 0,         /* the manifest is whole, and all files are there with their sizes */
-    ND_SAVED_INCOMPLETE,       /* a file is missing, of another size, or too many */
-    ND_SAVED_DAMAGED_MANIFEST, /* or the manifest of something else */
-    ND_SAVED_NEWER_VERSION,
-    ND_SAVED_NO_MANIFEST,
-    ND_SAVED_NO_TARGET, /* a link that leads nowhere */
-    ND_SAVED_BAD,       /* set aside because it is damaged */
-    ND_SAVED_OLD,       /* set aside because its step is computed again */
-    ND_SAVED_TEMPORARY,
-    ND_SAVED_DELETED /* a deletion that did not end */
-} nd_saved_state;
-
-const char *nd_saved_state_name(nd_saved_state state); /* "good", "no manifest", ".bad" */
-
 typedef struct nd_saved {
     char name[256]; /* in the run folder */
-    nd_saved_state state;
+    /* "good": the manifest is whole, and all files are there with their sizes. Else "incomplete" (a
+     * file is missing, of another size, or too many), "damaged manifest" (or that of something
+     * else), "newer version", "no manifest", "link to nowhere", or what the name says: ".bad",
+     * ".old", "temporary", "half deleted". */
+    const char *state;
     int64_t step;   /* from the name; -1: it has none */
     int64_t time;   /* UNIX time of the save; without a manifest, of the folder's last change */
     uint64_t bytes; /* of all files */

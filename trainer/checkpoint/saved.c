@@ -10,40 +10,22 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
-static const char *const state_names[] = {
-    [ND_SAVED_GOOD] = "good",
-    [ND_SAVED_INCOMPLETE] = "incomplete",
-    [ND_SAVED_DAMAGED_MANIFEST] = "damaged manifest",
-    [ND_SAVED_NEWER_VERSION] = "newer version",
-    [ND_SAVED_NO_MANIFEST] = "no manifest",
-    [ND_SAVED_NO_TARGET] = "link to nowhere",
-    [ND_SAVED_BAD] = ".bad",
-    [ND_SAVED_OLD] = ".old",
-    [ND_SAVED_TEMPORARY] = "temporary",
-    [ND_SAVED_DELETED] = "half deleted",
-};
-
-const char *nd_saved_state_name(nd_saved_state state)
-{
-    return state_names[state];
-}
-
-static const nd_saved_state state_of_kind[] = {
-    [ND_FOLDER_NONE] = ND_SAVED_GOOD,       [ND_FOLDER_WHOLE] = ND_SAVED_GOOD,
-    [ND_FOLDER_BAD] = ND_SAVED_BAD,         [ND_FOLDER_OLD] = ND_SAVED_OLD,
-    [ND_FOLDER_BEGUN] = ND_SAVED_TEMPORARY, [ND_FOLDER_DOOMED] = ND_SAVED_DELETED,
-};
+/* What a name says of what it holds. */
+static const char *const kind_states[] = {[ND_FOLDER_BAD] = ".bad",
+                                          [ND_FOLDER_OLD] = ".old",
+                                          [ND_FOLDER_BEGUN] = "temporary",
+                                          [ND_FOLDER_DOOMED] = "half deleted"};
 
 /* One folder. */
 
 /* Keeps the reason of a fault of the checkpoint; other errors are returned. A state that the name
  * tells is kept. */
-static nd_status keep_reason(nd_saved *saved, nd_status status, nd_saved_state state)
+static nd_status keep_reason(nd_saved *saved, nd_status status, const char *state)
 {
     if (status != ND_ERR_DATA) {
         return status;
     }
-    saved->state = saved->state == ND_SAVED_GOOD ? state : saved->state;
+    saved->state = saved->state ? saved->state : state;
     snprintf(saved->why, sizeof saved->why, "%.500s", nd_error_last()->message);
     nd_error_clear();
     return ND_OK;
@@ -56,13 +38,12 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
     bool there = false;
     ND_TRY(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
     if (!there) {
-        saved->state = saved->state == ND_SAVED_GOOD ? ND_SAVED_NO_MANIFEST : saved->state;
+        saved->state = saved->state ? saved->state : "no manifest";
         return ND_OK;
     }
     nd_status status = nd_manifest_read(folder, &m);
     if (status != ND_OK) {
-        return keep_reason(saved, status,
-                           m.is_newer ? ND_SAVED_NEWER_VERSION : ND_SAVED_DAMAGED_MANIFEST);
+        return keep_reason(saved, status, m.is_newer ? "newer version" : "damaged manifest");
     }
     const char *end = strptime(m.time, "%Y-%m-%dT%H:%M:%SZ", &utc);
     saved->time = end && *end == '\0' ? timegm(&utc) : saved->time;
@@ -72,7 +53,7 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
     saved->position = m.position;
     saved->samples_seen = m.samples_seen;
     memcpy(saved->reason, m.reason, sizeof saved->reason);
-    status = keep_reason(saved, nd_source_check_files(folder, &m), ND_SAVED_INCOMPLETE);
+    status = keep_reason(saved, nd_source_check_files(folder, &m), "incomplete");
     nd_manifest_fini(&m);
     return status;
 }
@@ -90,16 +71,18 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
     }
     const nd_folder name = nd_folder_parse(slash && slash[1] ? slash + 1 : folder);
     *out = (nd_saved){
-        .step = name.kind ? name.step : -1, .time = st.st_mtime, .state = state_of_kind[name.kind]};
+        .step = name.kind ? name.step : -1, .time = st.st_mtime, .state = kind_states[name.kind]};
     memcpy(out->name, name.name, sizeof out->name);
     if (nowhere) {
-        out->state = ND_SAVED_NO_TARGET;
+        out->state = "link to nowhere";
         snprintf(out->why, sizeof out->why, "it is a link that leads nowhere; mount its disk");
         return ND_OK;
     }
     ND_TRY(nd_fs_has(folder, "config.json", &out->has_model));
     ND_TRY(nd_fs_tree_bytes(folder, false, &out->bytes));
-    return examine_contents(folder, out);
+    ND_TRY(examine_contents(folder, out));
+    out->state = out->state ? out->state : "good";
+    return ND_OK;
 }
 
 /* A run folder. */

@@ -226,7 +226,7 @@ static void print_line(const nd_saved *s, int width)
     snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
     const char *const columns[] = {s->step >= 0 ? step : "-",
                                    printable(name, s->name),
-                                   nd_saved_state_name(s->state),
+                                   s->state,
                                    nd_file_bytes_format(bytes, sizeof bytes, (double)s->bytes),
                                    nd_clock_utc(s->time, saved),
                                    age_text(age, time(NULL) - s->time),
@@ -252,7 +252,7 @@ static nd_status print_json(const char *run, const nd_saved *s)
     nd_json_set(&o, "run", nd_json_string(run));
     nd_json_set(&o, "folder", nd_json_string(s->name));
     nd_json_set(&o, "step", s->step >= 0 ? json_integer(s->step) : json_null());
-    nd_json_set(&o, "state", json_string(nd_saved_state_name(s->state)));
+    nd_json_set(&o, "state", json_string(s->state));
     nd_json_set(&o, "why", s->why[0] ? nd_json_string(s->why) : json_null());
     nd_json_set(&o, "bytes", json_integer((json_int_t)s->bytes));
     nd_json_set(&o, "time", json_string(nd_clock_utc(s->time, saved)));

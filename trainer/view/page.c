@@ -62,9 +62,9 @@ static json_t *saved_json(const nd_run_view *run)
         char time[ND_CLOCK_UTC_MAX];
         nd_json_append(&list,
                        json_pack("{s:o, s:s, s:o, s:I, s:I, s:s}", "name", nd_json_string(s->name),
-                                 "state", nd_saved_state_name(s->state), "why",
-                                 nd_json_string(s->why), "step", (json_int_t)s->step, "bytes",
-                                 (json_int_t)s->bytes, "time", nd_clock_utc(s->time, time)));
+                                 "state", s->state, "why", nd_json_string(s->why), "step",
+                                 (json_int_t)s->step, "bytes", (json_int_t)s->bytes, "time",
+                                 nd_clock_utc(s->time, time)));
     }
     return list;
 }

@@ -28,7 +28,7 @@ static void expect(const char *const *lines, int expected)
     assert_ok(nd_saved_list(fake_run.path, &list, &count));
     for (int i = 0; i < count && i < expected; i++) {
         snprintf(line, sizeof line, "%lld %s %s", (long long)list[i].step, list[i].name,
-                 nd_saved_state_name(list[i].state));
+                 list[i].state);
         cr_assert_str_eq(line, lines[i]);
     }
     cr_assert_eq(count, expected);
@@ -88,7 +88,7 @@ Test(listing, tells_what_a_checkpoint_is)
     struct stat st;
     cr_assert_eq(stat(tempdir_file(&fake_run, "checkpoint-12/manifest.json"), &st), 0);
     assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-12"), &s));
-    cr_assert_eq(s.state, ND_SAVED_GOOD);
+    cr_assert_str_eq(s.state, "good");
     cr_assert_str_eq(s.why, "");
     cr_assert(s.has_model && s.has_manifest);
     cr_assert_eq(s.bytes, bytes + (uint64_t)st.st_size + 5);
@@ -100,7 +100,7 @@ Test(listing, tells_what_a_checkpoint_is)
     snprintf(best, sizeof best, "%.140s/best", fake_run.path);
     cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-12"), best), 0);
     assert_ok(nd_saved_examine(best, &s));
-    cr_assert_eq(s.state, ND_SAVED_GOOD); /* under any name */
+    cr_assert_str_eq(s.state, "good"); /* under any name */
     cr_assert_eq(s.step, 12);
     assert_fails(nd_saved_examine(tempdir_file(&fake_run, "nowhere"), &s), ND_ERR_DATA,
                  "is no folder");
@@ -118,7 +118,7 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     }
     cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-5/state/shard-00001.hashes")), 0);
     assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-5"), &s));
-    cr_assert_eq(s.state, ND_SAVED_INCOMPLETE);
+    cr_assert_str_eq(s.state, "incomplete");
     cr_assert_not_null(strstr(s.why, "shard-00001.hashes"), "%s", s.why);
     tempdir_write(&fake_run, "checkpoint-4/manifest.json", "{", 1);
     nd_prune_options options = {.keep_last = 1, .keep = -1};
