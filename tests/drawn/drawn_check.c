@@ -24,7 +24,6 @@
 #include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
-#include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/weights/weights.h"
 

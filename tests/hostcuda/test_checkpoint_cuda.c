@@ -6,9 +6,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
-#include "trainer/checkpoint/snapshot.h"
 
 enum { STEPS = 4, SAVED = 2, MAX_RANKS = 8 };
 
@@ -58,7 +56,7 @@ static nd_status start(void *context, nd_trainer *t)
                                       .config = &s->none};
     size_t planned = 0;
     long before = nd_double_counts_get().pinned_bytes;
-    ND_TRY(nd_snapshot_pinned_bytes(t, &planned));
+    ND_TRY(nd_saver_pinned_bytes(t, &planned));
     ND_TRY(nd_saver_create(&options, &s->savers[t->rank->rank]));
     long pinned = nd_double_counts_get().pinned_bytes - before;
     cr_assert(planned > 0 && pinned == (long)planned, "%ld bytes are pinned, not %zu", pinned,

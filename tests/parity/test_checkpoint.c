@@ -14,7 +14,6 @@
 
 #include "tests/parity/mesh_data.h"
 #include "trainer/checkpoint/export.h"
-#include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/weights/weights.h"
 

@@ -21,10 +21,7 @@ static nd_status flush(batch *b)
 {
     const nd_tensors_walk *walk = b->walk;
     for (int s = 0; s < walk->source_count; s++) {
-        if (walk->sources[s]) {
-            ND_TRY(nd_source_run(walk->sources[s]));
-            nd_source_trim(walk->sources[s]);
-        }
+        ND_TRY(walk->sources[s] ? nd_source_run(walk->sources[s]) : ND_OK);
     }
     for (int i = 0; i < b->part_count; i++) {
         ND_TRY(walk->visit(walk->context, &b->parts[i]));

@@ -252,7 +252,7 @@ nd_status nd_checkpoint_sweep(const char *run)
 
 /* Save. */
 
-/* And reads it again, before anything depends on it. */
+/* Writes the manifest durably, and reads it again before anything depends on it. */
 static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
 {
     char *text = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/restore.h"
+#include "trainer/checkpoint/saver.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,32 +18,22 @@ typedef struct restore {
     nd_trainer *trainer;
     const nd_manifest *manifest;
     nd_source *source;
-    int arrays;                  /* that are loaded */
-    float *live[ND_STATE_KINDS]; /* on the device */
+    int arrays;             /* that are loaded */
+    nd_trainer_state state; /* live, on the device */
     /* The slice of the flat state arrays that is read: elements [begin, end). */
     int64_t begin, end;
     bool wanted;      /* this rank reads something of it */
     float *host;      /* GPU: (arrays, capacity); NULL: it is read straight to live */
     int64_t capacity; /* elements of a slice */
-    int extras_wanted, extras_loaded; /* FP8 scales and histories */
 } restore;
-
-static nd_status collect(void *context, const nd_state_array *array)
-{
-    restore *r = context;
-    if (array->sharded) {
-        r->live[r->arrays++] = array->data;
-    }
-    return ND_OK;
-}
 
 static nd_status want_part(void *context, const nd_span *part)
 {
     restore *r = context;
     r->wanted = true;
     for (int a = 0; a < r->arrays; a++) {
-        float *to =
-            r->host ? r->host + a * r->capacity + part->begin - r->begin : r->live[a] + part->begin;
+        float *to = r->host ? r->host + a * r->capacity + part->begin - r->begin
+                            : r->state.shards[a] + part->begin;
         ND_TRY(nd_source_add(r->source, part, (nd_state_kind)a, to));
     }
     return ND_OK;
@@ -74,7 +64,7 @@ static nd_status read_slices(restore *r)
         for (int a = 0; a < r->arrays && r->host && r->wanted; a++) {
             float *from = r->host + a * r->capacity;
             const size_t bytes = (size_t)(r->end - r->begin) * sizeof *from;
-            ND_TRY(nd_copy(stream, r->live[a] + r->begin, from, bytes));
+            ND_TRY(nd_copy(stream, r->state.shards[a] + r->begin, from, bytes));
             ND_TRY(nd_stream_sync(stream));
             memset(from, 0, bytes);
         }
@@ -156,30 +146,25 @@ size_t nd_restore_host_bytes(const nd_layout *layout, int arrays)
     return (size_t)(slice_elements(layout, arrays) * arrays) * sizeof(float) + ND_CHUNK_BYTES;
 }
 
-/* FP8 scales. Another recipe begins with its own start values. */
-static nd_status load_extra(void *context, const nd_state_array *array)
+/* FP8 scales. Those of another recipe, which begins with its own start values, are left out. */
+static nd_status load_scales(restore *r, const nd_scale_state *scales, int *loaded)
 {
-    restore *r = context;
     nd_stream *stream = &r->trainer->rank->stream;
-    if (array->sharded) {
-        return ND_OK;
-    }
-    r->extras_wanted++;
     for (int i = 0; i < r->manifest->extra_count; i++) {
         const nd_state_extra *stored = &r->manifest->extras[i];
-        if (strcmp(stored->name, array->name) != 0 || stored->count != array->count) {
+        if (strcmp(stored->name, scales->name) != 0 || stored->count != scales->count) {
             continue;
         }
         float *host = NULL;
-        size_t bytes = (size_t)array->count * sizeof *host;
-        ND_TRY(ND_ALLOC(array->count, &host));
-        nd_status status = nd_source_add_extra(r->source, array->name, array->count, host);
+        size_t bytes = (size_t)scales->count * sizeof *host;
+        ND_TRY(ND_ALLOC(scales->count, &host));
+        nd_status status = nd_source_add_extra(r->source, scales->name, scales->count, host);
         status = status == ND_OK ? nd_source_run(r->source) : status;
-        status = status == ND_OK ? nd_copy(stream, array->data, host, bytes) : status;
+        status = status == ND_OK ? nd_copy(stream, scales->data, host, bytes) : status;
         status = status == ND_OK ? nd_stream_sync(stream) : status;
         free(host);
         ND_TRY(status);
-        r->extras_loaded++;
+        ++*loaded;
     }
     return ND_OK;
 }
@@ -187,26 +172,30 @@ static nd_status load_extra(void *context, const nd_state_array *array)
 static nd_status read_checkpoint(restore *r, const char *folder, nd_manifest *manifest, bool verify,
                                  nd_restored *out)
 {
+    int loaded = 0;
     ND_TRY(nd_manifest_read(folder, manifest));
     ND_TRY(nd_source_open(folder, manifest, verify, &r->source));
     r->manifest = manifest;
     out->leaves = r->arrays < manifest->arrays;
     r->arrays = (int)nd_min(r->arrays, manifest->arrays);
     ND_TRY(read_slices(r));
-    ND_TRY(nd_trainer_each_state(r->trainer, load_extra, r));
-    out->scales = r->extras_loaded == r->extras_wanted;
-    out->scales_differ = r->extras_loaded < manifest->extra_count;
+    for (int i = 0; i < r->state.scale_count; i++) {
+        ND_TRY(load_scales(r, &r->state.scales[i], &loaded));
+    }
+    out->scales = loaded == r->state.scale_count;
+    out->scales_differ = loaded < manifest->extra_count;
     return ND_OK;
 }
 
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
                                 bool verify, nd_restored *out)
 {
-    restore r = {.trainer = trainer, .capacity = INT64_MAX};
+    restore r = {.trainer = trainer, .capacity = INT64_MAX, .state = nd_trainer_state_of(trainer)};
     bool elsewhere = false;
+    nd_status status = ND_OK;
+    r.arrays = r.state.shard_count;
     *out = (nd_restored){0};
-    nd_status status = nd_trainer_each_state(trainer, collect, &r);
-    if (status == ND_OK && trainer->rank->device->kind == ND_DEVICE_CUDA) {
+    if (trainer->rank->device->kind == ND_DEVICE_CUDA) {
         r.capacity = slice_elements(trainer->model->layout, r.arrays);
         status = ND_ALLOC(r.arrays * r.capacity, &r.host);
     }
@@ -217,7 +206,7 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
         status = confirm(trainer, folder, out->stats.suspect);
     }
     for (int a = 0; a < r.arrays && status == ND_OK; a++) { /* to the others that hold it */
-        status = nd_shared_pass_on(trainer->rank, trainer->model->layout, r.live[a], NULL);
+        status = nd_shared_pass_on(trainer->rank, trainer->model->layout, r.state.shards[a], NULL);
     }
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, manifest->position);

@@ -2,11 +2,13 @@
 #include "trainer/checkpoint/saver.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -14,7 +16,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
-#include "trainer/checkpoint/snapshot.h"
+#include "runtime/device/staging.h"
 
 /* What a rank reports; the largest value wins. */
 enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };
@@ -22,10 +24,28 @@ enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };
 typedef enum phase { PHASE_IDLE = 0, PHASE_WRITING, PHASE_COMMITTING } phase;
 typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT } job;
 
+enum { DIGEST_BYTES = ND_ALIKE_COUNT * sizeof(uint64_t) };
+
+/* The state of this rank as the writer's thread reads it. */
+typedef struct snapshot {
+    nd_trainer *trainer; /* borrowed */
+    nd_shard_plan plan;
+    nd_trainer_state state;             /* live, on the device */
+    float *extras[ND_STATE_EXTRAS_MAX]; /* host copies, of those in the plan */
+    bool alike[ND_ALIKE_COUNT];         /* other ranks hold the same */
+    uint64_t *digests;                  /* [ND_ALIKE_COUNT]; pinned where detached */
+    /* On a GPU it is detached: */
+    bool detached;
+    float *memory;    /* pinned; all pieces of all arrays, in the order of writing */
+    nd_stream stream; /* of the copies */
+    nd_event updated; /* the last update is complete */
+    nd_event *copied; /* [unit_count]: the copy of the unit is complete */
+} snapshot;
+
 struct nd_saver {
     nd_saver_options options;
     nd_trainer *trainer;
-    nd_snapshot snapshot;
+    snapshot snapshot;
     nd_manifest manifest;             /* rank 0: of the save in flight */
     nd_shard_record record, *records; /* records: [ranks] */
     char *temporary, *state;          /* folders of the save in flight */
@@ -39,11 +59,208 @@ struct nd_saver {
     nd_monitor monitor; /* of all below */
     job job;            /* being done; JOB_NONE: the thread is idle */
     int units_copied;   /* the update may pass these */
-    bool cancelled;
-    nd_error error; /* of the thread; ND_OK: none */
-    int64_t best;   /* nd_saver_keep_best */
+    nd_error error;     /* of the thread; ND_OK: none */
+    int64_t best;       /* nd_saver_keep_best */
     int deleted;
+
+    atomic_bool cancelled; /* the save in flight is given up, and waits for no copy */
 };
+
+/* The snapshot. */
+
+nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_shard_plan_options options = {
+        .layout = trainer->model->layout,
+        .mesh = &r->mesh,
+        .rank = r->rank,
+        .arrays = r->config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1};
+    nd_shard_plan plan;
+    ND_TRY(nd_shard_plan_init(&plan, &options));
+    *bytes = (size_t)plan.elements * sizeof(float) + DIGEST_BYTES;
+    nd_shard_plan_fini(&plan);
+    return ND_OK;
+}
+
+static nd_status detach(snapshot *s)
+{
+    nd_device *device = s->trainer->rank->device;
+    void *memory = NULL, *digests = NULL;
+    s->detached = true;
+    ND_TRY(ND_ALLOC(s->plan.layout->unit_count, &s->copied));
+    ND_TRY(nd_host_alloc(device, (size_t)s->plan.elements * sizeof(float), &memory));
+    s->memory = memory;
+    ND_TRY(nd_host_alloc(device, DIGEST_BYTES, &digests));
+    s->digests = digests;
+    ND_TRY(device->table->stream_init(device, &s->stream));
+    ND_TRY(device->table->event_init(device, &s->updated));
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
+        ND_TRY(device->table->event_init(device, &s->copied[u]));
+    }
+    return ND_OK;
+}
+
+static void close_snapshot(snapshot *s)
+{
+    if (s->detached) {
+        nd_device *device = s->trainer->rank->device;
+        for (int u = 0; s->copied && u < s->plan.layout->unit_count; u++) {
+            device->table->event_fini(&s->copied[u]);
+        }
+        device->table->event_fini(&s->updated);
+        device->table->stream_fini(&s->stream);
+        nd_host_free(device, s->memory);
+        nd_host_free(device, s->digests);
+    } else {
+        free(s->digests);
+    }
+    for (int i = 0; i < s->plan.extra_count; i++) {
+        free(s->extras[i]);
+    }
+    free(s->copied);
+    nd_shard_plan_fini(&s->plan);
+    *s = (snapshot){0};
+}
+
+static nd_status open_snapshot(snapshot *s, nd_trainer *trainer, nd_checksum checksum)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_trainer_state state = nd_trainer_state_of(trainer);
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX];
+    nd_status status = ND_OK;
+    *s = (snapshot){.trainer = trainer, .state = state};
+    for (int i = 0; i < state.scale_count; i++) {
+        snprintf(extras[i].name, sizeof extras[i].name, "%s", state.scales[i].name);
+        extras[i].count = state.scales[i].count;
+    }
+    const nd_shard_plan_options plan = {.layout = trainer->model->layout,
+                                        .mesh = &r->mesh,
+                                        .rank = r->rank,
+                                        .arrays = state.shard_count,
+                                        .extras = extras,
+                                        .extra_count = state.scale_count,
+                                        .checksum = checksum};
+    ND_TRY_OUT(nd_shard_plan_init(&s->plan, &plan));
+    for (int i = 0; i < s->plan.extra_count; i++) {
+        ND_TRY_OUT(ND_ALLOC(s->plan.extras[i].count, &s->extras[i]));
+    }
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+        s->alike[k] = nd_mesh_group_size(&r->mesh, nd_alike_group(k)) > 1;
+    }
+    status = r->device->kind == ND_DEVICE_CUDA ? detach(s)
+                                               : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
+out:
+    if (status != ND_OK) {
+        close_snapshot(s);
+    }
+    return status;
+}
+
+/* Where the writer finds a piece. */
+static const float *piece_of(const snapshot *s, int piece, nd_state_kind array)
+{
+    const nd_piece *p = &s->plan.pieces[piece];
+    return s->detached ? s->memory + p->before + array * nd_span_elements(&p->span)
+                       : s->state.shards[array] + p->span.begin;
+}
+
+static nd_status copy_unit(snapshot *s, int unit)
+{
+    for (int i = s->plan.first_piece[unit]; i < s->plan.first_piece[unit + 1]; i++) {
+        const nd_piece *piece = &s->plan.pieces[i];
+        size_t bytes = (size_t)nd_span_elements(&piece->span) * sizeof(float);
+        for (int a = 0; a < s->plan.arrays; a++) {
+            ND_TRY(nd_copy(&s->stream, (void *)(uintptr_t)piece_of(s, i, a),
+                           s->state.shards[a] + piece->span.begin, bytes));
+        }
+    }
+    return s->stream.device->table->event_record(&s->copied[unit], &s->stream);
+}
+
+/*
+ * Digests of what other ranks hold alike, of all state arrays: of this rank's shards, padding
+ * included, or of the tensors in them that tp does not split; 0 where there are no such ranks.
+ */
+
+/* Adds `count` elements from `first` on of each state array. */
+static nd_status add_range(const snapshot *s, nd_stream *stream, int64_t first, int64_t count,
+                           uint64_t *out)
+{
+    for (int a = 0; a < s->plan.arrays; a++) {
+        ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out,
+                       .x = s->state.shards[a] + first, .count = count));
+    }
+    return ND_OK;
+}
+
+/* Adds the parameters of a unit that are alike in one way. */
+static nd_status add_alike(const snapshot *s, nd_stream *stream, int unit, nd_alike what,
+                           uint64_t *out)
+{
+    const nd_layout *layout = s->plan.layout;
+    const nd_unit *u = &layout->units[unit];
+    for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        const nd_flat_range held = nd_layout_shard_range(layout, p);
+        if (nd_param_is_alike(p, what) && held.begin < held.end) {
+            ND_TRY(add_range(s, stream, held.begin, held.end - held.begin, out));
+        }
+    }
+    return ND_OK;
+}
+
+/* Adds those of a unit to the digests, which lie where the device writes. */
+static nd_status add_digests(const snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
+{
+    const nd_unit *u = &s->plan.layout->units[unit];
+    if (s->alike[ND_ALIKE_SHARDS]) {
+        ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
+    }
+    for (int k = ND_ALIKE_UNSPLIT; k < ND_ALIKE_COUNT; k++) {
+        ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k]) : ND_OK);
+    }
+    return ND_OK;
+}
+
+/* On a GPU the gradients' memory, free between steps, holds them until they are copied. */
+static nd_status enqueue_digests(snapshot *s)
+{
+    nd_stream *stream = &s->trainer->rank->stream;
+    uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
+    if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) { /* nor copies */
+        return ND_OK;
+    }
+    if (DIGEST_BYTES > (size_t)s->plan.layout->shard_total * sizeof(float)) {
+        return nd_fail(ND_ERR_INTERNAL, "a shard is too small for its digests");
+    }
+    ND_TRY(nd_copy(stream, landing, s->digests, DIGEST_BYTES));
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
+        ND_TRY(add_digests(s, stream, u, landing));
+    }
+    return nd_copy(stream, s->digests, landing, DIGEST_BYTES);
+}
+
+static nd_status begin_snapshot(snapshot *s)
+{
+    nd_stream *stream = &s->trainer->rank->stream;
+    memset(s->digests, 0, DIGEST_BYTES);
+    for (int i = 0; i < s->plan.extra_count; i++) {
+        ND_TRY(nd_copy(stream, s->extras[i], s->state.scales[i].data,
+                       (size_t)s->plan.extras[i].count * sizeof(float)));
+    }
+    ND_TRY(s->plan.extra_count > 0 ? nd_stream_sync(stream) : ND_OK);
+    if (!s->detached) {
+        return ND_OK;
+    }
+    ND_TRY(enqueue_digests(s));
+    ND_TRY(stream->device->table->event_record(&s->updated, stream));
+    ND_TRY(nd_stream_wait(&s->stream, &s->updated));
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
+        ND_TRY(copy_unit(s, u));
+    }
+    return ND_OK;
+}
 
 /* The writer's thread. */
 
@@ -55,10 +272,27 @@ static void pass_units(nd_saver *s, int units)
     nd_monitor_unlock(&s->monitor);
 }
 
-/* Before a unit is written, and once behind the last. */
+static nd_status wait_copied(nd_saver *s, int unit)
+{
+    bool done = !s->snapshot.detached;
+    while (!done && !atomic_load(&s->cancelled)) {
+        nd_device *device = s->trainer->rank->device;
+        ND_TRY(device->table->event_query(device, &s->snapshot.copied[unit], &done));
+        if (!done) {
+            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        }
+    }
+    return ND_OK;
+}
+
+/* Before a unit is written, and once behind the last. On a CPU the digests of a unit are added
+ * before the unit may change. */
 static nd_status begin_unit(void *context, int unit)
 {
     nd_saver *s = context;
+    if (unit > 0 && !s->snapshot.detached) {
+        ND_TRY(add_digests(&s->snapshot, &s->trainer->rank->stream, unit - 1, s->snapshot.digests));
+    }
     pass_units(s, unit);
     if (unit == s->snapshot.plan.layout->unit_count) {
         return ND_OK;
@@ -66,11 +300,15 @@ static nd_status begin_unit(void *context, int unit)
     if (s->options.before_unit) {
         s->options.before_unit(s->options.before_context, unit);
     }
-    nd_monitor_lock(&s->monitor);
-    const bool cancelled = s->cancelled;
-    nd_monitor_unlock(&s->monitor);
     nd_fs_beat();
-    return cancelled ? nd_fail(ND_ERR_CANTCREATE, "the save was given up") : ND_OK;
+    return atomic_load(&s->cancelled) ? nd_fail(ND_ERR_CANTCREATE, "the save was given up")
+                                      : wait_copied(s, unit);
+}
+
+static const float *find_piece(void *context, int piece, nd_state_kind array)
+{
+    const nd_saver *s = context;
+    return piece_of(&s->snapshot, piece, array);
 }
 
 static nd_status write_all(nd_saver *s)
@@ -82,7 +320,11 @@ static nd_status write_all(nd_saver *s)
     /* Every rank that writes makes the folders, so that none waits for another's. */
     ND_TRY(nd_fs_make_own_folder(s->temporary));
     ND_TRY(nd_fs_make_own_folder(s->state));
-    return nd_snapshot_write(&s->snapshot, s->state, s->updates, &s->record);
+    const nd_shard_data data = {begin_unit, find_piece, (const float *const *)s->snapshot.extras,
+                                s};
+    ND_TRY(nd_shard_write(&s->snapshot.plan, s->state, s->updates, &data, &s->record));
+    memcpy(s->record.alike, s->snapshot.digests, DIGEST_BYTES);
+    return ND_OK;
 }
 
 static nd_status commit(nd_saver *s)
@@ -224,7 +466,7 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
     s->options = *options;
     s->trainer = trainer;
     ND_TRY_OUT(ND_ALLOC(trainer->rank->world_size, &s->records));
-    ND_TRY_OUT(nd_snapshot_init(&s->snapshot, trainer, options->checksum, begin_unit, s));
+    ND_TRY_OUT(open_snapshot(&s->snapshot, trainer, options->checksum));
     ND_TRY_OUT(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
                                write_jobs, s));
     trainer->gate = (nd_update_gate){0};
@@ -250,10 +492,7 @@ static void forget_save(nd_saver *s)
 /* False: the writer is still at work. */
 static bool cancel_and_wait(nd_saver *s)
 {
-    nd_monitor_lock(&s->monitor);
-    s->cancelled = true;
-    nd_monitor_unlock(&s->monitor);
-    atomic_store(&s->snapshot.cancelled, true);
+    atomic_store(&s->cancelled, true);
     return wait_idle(s, patience_of(s));
 }
 
@@ -270,7 +509,7 @@ bool nd_saver_destroy(nd_saver *s)
         nd_fs_remove_tree(s->temporary);
     }
     forget_save(s);
-    nd_snapshot_fini(&s->snapshot);
+    close_snapshot(&s->snapshot);
     free(s->records);
     nd_monitor_fini(&s->monitor);
     free(s);
@@ -334,7 +573,7 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     if (s->trainer->rank->rank == 0) {
         ND_TRY(make_manifest(s, metrics_bytes));
     }
-    ND_TRY(nd_snapshot_begin(&s->snapshot));
+    ND_TRY(begin_snapshot(&s->snapshot));
     s->phase = PHASE_WRITING;
     s->trainer->gate = (nd_update_gate){wait_unit, s};
     start_job(s, JOB_WRITE);

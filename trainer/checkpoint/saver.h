@@ -2,12 +2,14 @@
 #ifndef ND_CHECKPOINT_SAVER_H
 #define ND_CHECKPOINT_SAVER_H
 /*
- * Saves the state of a running trainer without stopping it. Parameters and moments do not change
- * between two updates. A save that begins after step k therefore copies during the forward and
- * backward of step k+1, and the update of step k+1 waits, unit by unit, until the writer has copied
- * that unit. On a CPU the copy is the write itself: a slice is hashed and handed to the page cache
- * while it is still in the processor's cache. On a GPU it goes to pinned memory on a stream of its
- * own.
+ * Saves the state of a running trainer without stopping it, and loads it. Parameters and moments do
+ * not change between two updates. A save that begins after step k therefore copies during the
+ * forward and backward of step k+1, and the update of step k+1 waits, unit by unit, until the
+ * writer has copied that unit. On a CPU the copy is the write itself: a slice is hashed and handed
+ * to the page cache while it is still in the processor's cache. On a GPU it goes to pinned memory
+ * on a stream of its own; the update on the device waits for the unit's copy, and the writer for
+ * its event. The small entries that are alike on all ranks are copied at the begin, by the rank
+ * that writes them.
  *
  * A saver belongs to the thread of its rank. Its writer thread has a queue of one job, touches no
  * communicator, and enqueues nothing on the device. It hangs when it has completed no read, write
@@ -15,6 +17,7 @@
  * ND_ERR_HANG.
  */
 #include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/source.h"
 #include "trainer/step/step.h"
 
 typedef struct nd_saver nd_saver;
@@ -44,6 +47,8 @@ typedef struct nd_saver_options {
     void *before_context;
 } nd_saver_options;
 
+/* Pinned memory of a saver of this trainer, which may be only planned, on a GPU. */
+nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes);
 /* GPU: allocates the pinned memory. */
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
 /*
@@ -92,5 +97,34 @@ nd_status nd_saver_advance(nd_saver *saver, int64_t flag, nd_save_report *report
 /* Waits until the save in flight is durable or has failed, or this rank's writer hangs. All ranks
  * call it. */
 nd_status nd_saver_finish(nd_saver *saver, nd_save_report *report);
+
+/*
+ * Loading, on any mesh. What several ranks hold is read by one of them, and the others get it by
+ * broadcast (nd_shared_reads in weights.h). All ranks learn whether every one of them could read
+ * before any state is passed on. A CPU reads straight into the state; for a GPU slices of at most
+ * 64 MiB pass through host memory.
+ */
+
+typedef struct nd_restored {
+    bool moments;          /* they were stored, and were loaded */
+    bool leaves;           /* moments were stored, and the optimizer has none */
+    bool scales;           /* FP8 scales and histories were loaded, or the recipe has none */
+    bool scales_differ;    /* they were stored, of another recipe, and were not loaded */
+    nd_source_stats stats; /* of this rank */
+} nd_restored;
+
+/* Host memory that a load to a GPU takes, of so many state arrays. */
+size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
+
+/*
+ * Loads a checkpoint into a committed trainer, and sets its position. Collective. When some
+ * rank fails, all do, with the same status: that rank with its reason, the others with an error of
+ * another rank. ND_ERR_DATA: it is damaged, as rank 0 finds too, which reads again what the first
+ * rank with damage has named. ND_ERR_IO: a read failed, or one rank alone finds damage, and names
+ * itself and its host. The manifest is that of the folder; the caller gives it empty and ends it,
+ * also after a failure.
+ */
+nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
+                                bool verify, nd_restored *out);
 
 #endif

@@ -2,18 +2,70 @@
 #ifndef ND_CHECKPOINT_SHARD_H
 #define ND_CHECKPOINT_SHARD_H
 /*
- * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
- * tails of ranges, see pieces.h) and a hash file. In that dialect __metadata__ says at which
- * offsets of its tensor each entry lies (docs/checkpoint.md); torch's HuggingFaceStorageReader
- * opens and reshards such files.
+ * A checkpoint is pieces of tensors in files.
  *
- * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
- * written. Units are then written in ascending order, each as soon as its state may be read; the
- * order within a file is unit, rectangle, state array. The scalars "step", the number of updates,
- * which torch keeps for each parameter, close the first file.
+ * A piece is a rectangle of a tensor that lies densely in some rank's state (nd_span). A rank holds
+ * a contiguous range of its local block of a row-major matrix, which is at most three rectangles:
+ * the rest of a row, full rows, the beginning of a row. Saving cuts ranges into pieces and writes
+ * each to the file of its kind; loading intersects the rectangles that it wants with those that are
+ * stored, whatever mesh wrote them (source.h).
+ *
+ * Which pieces a rank writes follows from the layout: it knows nothing of the other ranks', and
+ * over all ranks of a mesh every element is written exactly once. The ranks that hold the same
+ * shard (dp_replicate of them) each write a part of it, cut by elements and moved down to the
+ * beginning of a row. What several ranks of tp hold is written by those that own it. Padding is not
+ * written.
+ *
+ * One writer has up to three safetensors files in torch DCP's dialect (bodies, heads and tails of
+ * ranges) and a hash file. In that dialect __metadata__ says at which offsets of its tensor each
+ * entry lies (docs/checkpoint.md); torch's HuggingFaceStorageReader opens and reshards such files.
+ * nd_shard_plan fixes names, headers and sizes before a byte is written. Units are then written in
+ * ascending order, each as soon as its state may be read; the order within a file is unit,
+ * rectangle, state array. The scalars "step", the number of updates, which torch keeps for each
+ * parameter, close the first file.
  */
 #include "runtime/base/hash.h"
-#include "trainer/checkpoint/pieces.h"
+#include "trainer/layout/layout.h"
+
+/* Counts the rules by which ranges are cut, together with those of the layout (order of parameters,
+ * alignments): a reader that computes where something lies must know the version. */
+enum { ND_CUT_VERSION = 1 };
+
+/* The place of a piece in its range. Each kind has a file of its own, as torch's reader knows one
+ * rectangle of a tensor in a file. */
+typedef enum nd_piece_kind {
+    ND_PIECE_BODY = 0, /* full rows, or all of the range when it lies within one row */
+    ND_PIECE_HEAD,     /* the rest of a row */
+    ND_PIECE_TAIL,     /* the beginning of a row */
+    ND_PIECE_KINDS
+} nd_piece_kind;
+
+typedef struct nd_piece {
+    nd_span span;
+    nd_piece_kind kind;
+    /* Set by nd_shard_plan_init: */
+    uint64_t begin; /* byte of its file where the first state array lies */
+    int64_t before; /* elements of all state arrays of the pieces before it */
+} nd_piece;
+
+static inline int64_t nd_span_elements(const nd_span *span)
+{
+    return span->rows * span->cols;
+}
+
+/* A writer: one rank of the mesh, as far as its state goes. */
+typedef struct nd_holder {
+    int shard;             /* index in dp_shard_cp */
+    int tp;                /* index in tp */
+    int replica, replicas; /* index in dp_replicate and its size */
+} nd_holder;
+
+nd_holder nd_holder_of(const nd_mesh *mesh, int rank);
+
+/* The pieces that the holder writes, in the order of their unit, then of the parameter table.
+ * Returns how many: at most three for each parameter. `layout` is that of the holder's tp index;
+ * its own shard_index does not matter. */
+int nd_pieces_written(const nd_layout *layout, const nd_holder *holder, nd_piece *out);
 
 /* Digests of a checkpoint: of chunks, and of whole small files. */
 typedef enum nd_checksum {
@@ -137,7 +189,7 @@ static inline bool nd_param_is_alike(const nd_param *param, nd_alike what)
 typedef struct nd_shard_record {
     uint64_t bytes;                  /* of the safetensors files */
     char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */
-    uint64_t alike[ND_ALIKE_COUNT];  /* digests (snapshot.h); not in the manifest */
+    uint64_t alike[ND_ALIKE_COUNT];  /* digests (saver.c); not in the manifest */
 } nd_shard_record;
 
 /* The state that is written. */

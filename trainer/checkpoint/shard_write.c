@@ -98,15 +98,6 @@ static nd_status append(open_file *file, const void *data, size_t bytes)
     return ND_OK;
 }
 
-/* All bytes were appended: makes them durable. A failed fsync is a failed file, never repeated. */
-static nd_status finish(open_file *file)
-{
-    const int fd = file->fd;
-    ND_ASSERT(file->written == file->bytes);
-    file->fd = -1;
-    return nd_fs_sync_close(fd, file->path);
-}
-
 nd_status nd_shard_put(const char *folder, const char *name, const void *data, size_t bytes)
 {
     char *path = NULL;
@@ -178,8 +169,11 @@ nd_status nd_shard_write(nd_shard_plan *plan, const char *folder, int64_t update
     nd_status status = ND_OK;
     ND_TRY_OUT(begin_files(plan, folder, files));
     ND_TRY_OUT(write_data(plan, updates, data, files));
-    for (int k = 0; k < ND_PIECE_KINDS; k++) {
-        ND_TRY_OUT(files[k].path ? finish(&files[k]) : ND_OK);
+    for (int k = 0; k < ND_PIECE_KINDS; k++) { /* a failed fsync is a failed file, never repeated */
+        const int fd = files[k].fd;
+        ND_ASSERT(files[k].written == files[k].bytes);
+        files[k].fd = -1;
+        ND_TRY_OUT(files[k].path ? nd_fs_sync_close(fd, files[k].path) : ND_OK);
     }
     ND_TRY_OUT(nd_digest_text(plan->checksum, plan->hashes, plan->hashes_bytes, record.digest));
     nd_hash_file_name(name, plan->rank);

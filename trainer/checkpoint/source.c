@@ -200,6 +200,19 @@ static nd_status writer_of(nd_source *source, int rank, source_writer **out)
 
 /* Adding reads. */
 
+/* The rows and columns that two rectangles of a tensor share. False: none, and *out is not set. */
+static bool intersect(const nd_span *a, const nd_span *b, nd_span *out)
+{
+    int64_t row = nd_max(a->row, b->row), col = nd_max(a->col, b->col);
+    int64_t rows = nd_min(a->row + a->rows, b->row + b->rows) - row;
+    int64_t cols = nd_min(a->col + a->cols, b->col + b->cols) - col;
+    if (rows <= 0 || cols <= 0) {
+        return false;
+    }
+    *out = (nd_span){.param = a->param, .row = row, .col = col, .rows = rows, .cols = cols};
+    return true;
+}
+
 static nd_status add_read(source_reads *reads, const source_read *read)
 {
     if (reads->count == reads->capacity) {
@@ -221,7 +234,7 @@ static nd_status plan_read(source_reads *reads, const nd_span *have, uint64_t be
                            const nd_span *want, float *to, int64_t *found)
 {
     nd_span shared;
-    if (!nd_span_intersect(have, want, &shared)) {
+    if (!intersect(have, want, &shared)) {
         return ND_OK;
     }
     *found += nd_span_elements(&shared);
@@ -259,6 +272,17 @@ static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
     return ND_OK;
 }
 
+/* The inverse of nd_holder_of. */
+static int holder_rank(const nd_mesh *mesh, const nd_holder *holder)
+{
+    nd_coord coord = {0};
+    coord.at[ND_AXIS_DP_REPLICATE] = holder->replica;
+    coord.at[ND_AXIS_DP_SHARD] = holder->shard / mesh->size[ND_AXIS_CP];
+    coord.at[ND_AXIS_CP] = holder->shard % mesh->size[ND_AXIS_CP];
+    coord.at[ND_AXIS_TP] = holder->tp;
+    return nd_mesh_rank_of(mesh, coord);
+}
+
 /* Only the shards that overlap the rectangle's rows in this tp rank's block. */
 static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, const nd_span *want,
                              float *to, int64_t *found)
@@ -272,7 +296,7 @@ static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, con
                            .rows = nd_min(p->local_rows, p->rows - p->row_begin),
                            .cols = p->local_cols};
     nd_span shared;
-    if (!p->owned || !nd_span_intersect(&block, want, &shared)) {
+    if (!p->owned || !intersect(&block, want, &shared)) {
         return ND_OK;
     }
     /* The bytes from its first to its last element. */
@@ -281,8 +305,7 @@ static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, con
     for (int64_t s = begin / segment->shard_count; s * segment->shard_count < end; s++) {
         for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
             nd_holder holder = {.shard = (int)s, .tp = tp, .replica = r};
-            ND_TRY(
-                add_from_writer(source, nd_holder_rank(mesh, &holder), p, array, want, to, found));
+            ND_TRY(add_from_writer(source, holder_rank(mesh, &holder), p, array, want, to, found));
         }
     }
     return ND_OK;
@@ -421,6 +444,8 @@ static nd_status run_file(nd_source *source, source_writer *writer, int kind)
 
 nd_status nd_source_run(nd_source *source)
 {
+    enum { KEPT_MAX = 128 };
+    const bool drops = source->stats.kept > KEPT_MAX;
     for (int i = 0; i < source->manifest->writer_count; i++) {
         for (int k = 0; source->writers[i] && k < ND_PIECE_KINDS; k++) {
             nd_status status = run_file(source, source->writers[i], k);
@@ -429,17 +454,11 @@ nd_status nd_source_run(nd_source *source)
                 return status;
             }
         }
+        if (drops) {
+            drop_writer(source, i);
+        }
     }
     return ND_OK;
-}
-
-void nd_source_trim(nd_source *source)
-{
-    enum { KEPT_MAX = 128 };
-    const bool much = source->stats.kept > KEPT_MAX;
-    for (int i = 0; i < source->manifest->writer_count && much; i++) {
-        drop_writer(source, i);
-    }
 }
 
 nd_source_stats nd_source_get_stats(const nd_source *source)

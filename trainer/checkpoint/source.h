@@ -35,13 +35,10 @@ nd_status nd_source_add(nd_source *source, const nd_span *want, nd_state_kind ar
 nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count, float *to);
 /*
  * Reads all that was added since the last run. ND_ERR_DATA names file and chunk, or the tensor of
- * which elements are missing; the wanted memory then holds anything.
+ * which elements are missing; the wanted memory then holds anything. What is kept of the writers is
+ * freed where it is much, and made again when it is needed.
  */
 nd_status nd_source_run(nd_source *source);
-
-/* Between two runs: frees what is kept of the writers when it is much. A later run makes it
- * again. */
-void nd_source_trim(nd_source *source);
 
 nd_source_stats nd_source_get_stats(const nd_source *source);
 

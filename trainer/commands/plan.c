@@ -11,8 +11,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
-#include "trainer/checkpoint/restore.h"
-#include "trainer/checkpoint/snapshot.h"
+#include "trainer/checkpoint/saver.h"
 #include "trainer/commands/gpu_rates.h"
 #include "trainer/precision/precision.h"
 #include "trainer/report/report.h"
@@ -67,7 +66,7 @@ static nd_status print_checkpoints(const nd_trainer *trainer)
         return ND_OK;
     }
     if (config->checkpoint.interval != 0) {
-        ND_TRY(nd_snapshot_pinned_bytes(trainer, &bytes));
+        ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
         printf("checkpoints: %.2f GiB of pinned host memory a worker\n", (double)bytes / nd_gib);
     }
     if (config->checkpoint.interval != 0 || config->checkpoint.resume[0]) {

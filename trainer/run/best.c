@@ -168,7 +168,7 @@ nd_status nd_run_best_find(nd_run *s)
     ND_TRY(replay(s, step, key, ND_OK));
     nd_run_best_keep(&s->best, &known, step);
     snprintf(path, sizeof path, "%s/%s", s->place.path, nd_checkpoint_name(step, name));
-    if (strcmp(path, s->good) == 0) {
+    if (strcmp(path, s->resume.source) == 0) {
         take_up(&s->best, step);
     }
     nd_run_keep_best(s);

@@ -142,6 +142,7 @@ static nd_status report_failure(nd_run *s, const nd_save_report *report)
 nd_status nd_run_saving_report(nd_run *s, const nd_save_report *report)
 {
     char path[ND_RUN_PATH_MAX], name[ND_CHECKPOINT_NAME_MAX];
+    nd_resume *resume = &s->resume;
     if (!report->ended) {
         return ND_OK;
     }
@@ -150,12 +151,13 @@ nd_status nd_run_saving_report(nd_run *s, const nd_save_report *report)
         return report_failure(s, report);
     }
     s->wrong_saves = 0;
-    s->good_step = report->step;
+    *resume = (nd_resume){.found = true, .continues = true, .searched = true, .step = report->step};
     nd_run_best_saved(&s->best, report->step);
     nd_run_keep_best(s);
     nd_checkpoint_name(report->step, name);
-    int length = snprintf(s->good, sizeof s->good, "%s/%s", s->place.path, name);
-    ND_ASSERT(length < (int)sizeof s->good);
+    snprintf(resume->run, sizeof resume->run, "%s", s->place.path);
+    int length = snprintf(resume->source, sizeof resume->source, "%s/%s", s->place.path, name);
+    ND_ASSERT(length < (int)sizeof resume->source);
     snprintf(path, sizeof path, "%s/%s", s->dir ? s->dir : "", name);
     const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_SAVED,
                                 .step = report->step,
@@ -230,12 +232,12 @@ static nd_status finish_saving(nd_run *s)
                        "stopped by a signal after step %lld, whose checkpoint could not be saved",
                        (long long)s->trainer->position.step);
     }
-    if (s->save_failed && s->dir && s->good_step == 0) {
+    if (s->save_failed && s->dir && !s->resume.found) {
         nd_log_warning("no step since this start has a checkpoint");
     } else if (s->save_failed && s->dir) {
         nd_log_warning("the state of the last step has no checkpoint; the newest one is that of "
                        "step %lld",
-                       (long long)s->good_step);
+                       (long long)s->resume.step);
     }
     return ND_OK;
 }
@@ -387,8 +389,7 @@ static nd_status load_source(nd_run *s)
            : s->inputs->weights
                ? nd_weights_load(fsdp, s->inputs->weights)
                : nd_weights_init(fsdp, s->rank->shape.init_std, (uint64_t)s->config->model.seed));
-    s->held_step = s->good_step = s->trainer->position.step;
-    snprintf(s->good, sizeof s->good, "%s", source->source);
+    s->held_step = s->trainer->position.step;
     log_restored(s, &restored);
     ND_TRY(source->found ? set_later_aside(s) : ND_OK);
     if (!source->found && !source->continues) {
@@ -411,26 +412,6 @@ static nd_status load_source(nd_run *s)
 
 const nd_run_stage nd_run_source = {.open = find_source}, nd_run_load = {.open = load_source};
 
-/* State and position of the newest good checkpoint. */
-static nd_status load_good(nd_run *s)
-{
-    nd_restored restored;
-    nd_mesh saved;
-    if (strcmp(s->good, s->resume.source) != 0) { /* saved by this start */
-        s->resume =
-            (nd_resume){.found = true, .continues = true, .searched = true, .step = s->good_step};
-        snprintf(s->resume.run, sizeof s->resume.run, "%s", s->place.path);
-        snprintf(s->resume.source, sizeof s->resume.source, "%s", s->good);
-    }
-    ND_TRY(load_checkpoint(s, &restored, &saved));
-    s->good_step = s->resume.step;
-    snprintf(s->good, sizeof s->good, "%s", s->resume.source);
-    if (s->dir && nd_resume_is_own(&s->resume)) {
-        nd_progress_set_durable_step(&s->worker->progress, s->good_step);
-    }
-    return ND_OK;
-}
-
 enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
 
 nd_status nd_run_rewind(nd_run *s)
@@ -439,24 +420,29 @@ nd_status nd_run_rewind(nd_run *s)
     nd_run_position *position = &s->trainer->position;
     const int64_t samples = nd_step_blocks(s->config), failed = position->step + 1;
     const int64_t seen = failed * samples + position->samples_ahead;
+    nd_restored restored;
+    nd_mesh saved;
     ND_TRY(wait_for_save(s));
     s->rewinds++;
-    if (!s->good[0] || s->rewinds > REWINDS_MAX) {
+    if (!s->resume.found || s->rewinds > REWINDS_MAX) {
         return nd_fail(ND_ERR_NUMERIC, "%s; %s", error.message,
-                       s->good[0] ? "the run has gone back ten times already"
-                                  : "there is no checkpoint yet to go back to");
+                       s->resume.found ? "the run has gone back ten times already"
+                                       : "there is no checkpoint yet to go back to");
     }
     if (s->dir) {
         nd_log_warning("%s", error.message);
     }
     const double begin = nd_clock_seconds();
-    ND_TRY(load_good(s));
+    ND_TRY(load_checkpoint(s, &restored, &saved));
+    if (s->dir && nd_resume_is_own(&s->resume)) {
+        nd_progress_set_durable_step(&s->worker->progress, s->resume.step);
+    }
     position->samples_ahead = seen - position->step * samples;
     s->held_step = position->step;
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED,
         .step = position->step,
-        .path = s->good,
+        .path = s->resume.source,
         .seconds = nd_clock_seconds() - begin,
         .restart = s->worker->identity.restart_epoch,
         .rewound_from = failed,

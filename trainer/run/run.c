@@ -335,9 +335,9 @@ static nd_status fail_stopped(const nd_run *s)
                        step, steps, s->place.path);
     }
     char newest[96] = "";
-    if (s->good[0]) { /* what it went on from */
+    if (s->resume.found) { /* what it went on from */
         snprintf(newest, sizeof newest, "; the newest checkpoint is that of step %lld",
-                 (long long)s->good_step);
+                 (long long)s->resume.step);
     }
     return nd_fail(ND_ERR_PREEMPTED,
                    "stopped by a signal after step %lld of %lld, at a step boundary; it cannot be "

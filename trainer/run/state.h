@@ -12,7 +12,6 @@
  */
 #include <jansson.h>
 
-#include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/report/report.h"
 #include "trainer/run/run.h"
@@ -21,7 +20,8 @@
 enum { ND_RUN_PATH_MAX = 4096, ND_PROFILE_EVENTS = 100000 };
 
 /* From where a run goes on (checkpoint.resume), and in which folder. Rank 0 looks for it and tells
- * the others, so that all ranks load the same state whatever happens in the folder meanwhile. */
+ * the others, so that all ranks load the same state whatever happens in the folder meanwhile. After
+ * a save it is what that has saved. */
 typedef struct nd_resume {
     int32_t found;                /* a checkpoint; else the run starts afresh */
     int32_t continues;            /* the run folder holds this run already */
@@ -86,12 +86,10 @@ typedef struct nd_run {
     int set_count;           /* 0: no validation */
 
     /* Checkpoints. */
-    nd_resume resume;                     /* alike on all ranks */
+    nd_resume resume;                     /* the newest good one; alike on all ranks */
     nd_saver *saver;                      /* NULL without checkpoint.interval */
     nd_manifest_pairs identity, settings; /* of the manifest; rank 0 */
     int64_t held_step;                    /* whose state a checkpoint has, or will have */
-    int64_t good_step;                    /* of the newest good checkpoint; 0: none */
-    char good[ND_RUN_PATH_MAX];           /* the newest good checkpoint, absolute; "": none */
     int rewinds;                          /* of this start */
     bool save_failed;                     /* the newest save failed */
     int wrong_saves;                      /* in a row, on this rank */

@@ -35,7 +35,7 @@ typedef struct nd_recent_losses {
     int64_t count;                  /* of losses so far, in this start of the run */
 } nd_recent_losses;
 
-/* Where a run is. A resumed run restores it together with the arrays of nd_trainer_each_state; the
+/* Where a run is. A resumed run restores it together with the arrays of nd_trainer_state_of; the
  * position of the training data follows from it (nd_loader_options.first_step). */
 typedef struct nd_run_position {
     int64_t step;          /* steps done, also those that were skipped */
@@ -144,24 +144,18 @@ nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, n
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
 
-/* An array that a resumed run must restore to go on with the same bits. */
-typedef struct nd_state_array {
-    const char *name; /* "master", "fp8.amax_history"; static */
-    void *data;       /* on the device */
-    nd_dtype dtype;
-    int64_t count;
-    /* This rank's shards in the layout's order; otherwise entries of whole layers, alike on all
-     * ranks of a mesh. */
-    bool sharded;
-} nd_state_array;
-typedef nd_status nd_state_visit(void *context, const nd_state_array *array);
-
 /*
- * Visits every such array, after commit: the master weights; AdamW's moments; with delayed scaling
- * the FP8 scales, their inverses and the amax history. Everything else that a step reads follows
- * from them, from nd_run_position and from the configuration. Stops at the first error.
+ * All that a resumed run must restore to go on with the same bits, after commit; F32 on the device.
+ * Everything else that a step reads follows from it, from nd_run_position and from the
+ * configuration.
  */
-nd_status nd_trainer_each_state(const nd_trainer *trainer, nd_state_visit *visit, void *context);
+typedef struct nd_trainer_state {
+    float *shards[3]; /* (shard_total): the master weights, then AdamW's moments, if it has them */
+    int shard_count;
+    nd_scale_state scales[3]; /* with delayed scaling: whole layers, alike on all ranks */
+    int scale_count;
+} nd_trainer_state;
+nd_trainer_state nd_trainer_state_of(const nd_trainer *trainer);
 /* The arrays were restored: copies of the weights are stale, and the next step is the one after
  * this position. */
 void nd_trainer_resume_at(nd_trainer *trainer, nd_run_position position);

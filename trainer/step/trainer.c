@@ -354,31 +354,13 @@ void nd_trainer_destroy(nd_trainer *t)
     }
 }
 
-nd_status nd_trainer_each_state(const nd_trainer *t, nd_state_visit *visit, void *context)
+nd_trainer_state nd_trainer_state_of(const nd_trainer *t)
 {
     const nd_fsdp *fsdp = &t->model->fsdp;
-    const nd_state_array shards[] = {{.name = "master", .data = fsdp->master},
-                                     {.name = "moment1", .data = fsdp->moment1},
-                                     {.name = "moment2", .data = fsdp->moment2}};
-    for (size_t i = 0; i < sizeof shards / sizeof *shards; i++) {
-        nd_state_array array = shards[i];
-        array.dtype = ND_DTYPE_F32;
-        array.count = t->model->layout->shard_total;
-        array.sharded = true;
-        if (array.data) { /* SGD has no moments */
-            ND_TRY(visit(context, &array));
-        }
-    }
-    nd_scale_state scales[3];
-    int count = nd_scales_state(&t->model->scales, scales);
-    for (int i = 0; i < count; i++) {
-        nd_state_array array = {.name = scales[i].name,
-                                .data = scales[i].data,
-                                .dtype = ND_DTYPE_F32,
-                                .count = scales[i].count};
-        ND_TRY(visit(context, &array));
-    }
-    return ND_OK;
+    nd_trainer_state state = {.shards = {fsdp->master, fsdp->moment1, fsdp->moment2},
+                              .shard_count = fsdp->moment1 ? 3 : 1};
+    state.scale_count = nd_scales_state(&t->model->scales, state.scales);
+    return state;
 }
 
 void nd_trainer_resume_at(nd_trainer *t, nd_run_position position)

@@ -4,7 +4,6 @@
 /* A rank's state without a rank: layouts of any mesh, and arrays whose every value tells the
  * tensor, the state array and the global element that it belongs to. */
 #include "trainer/checkpoint/shard.h"
-#include "trainer/checkpoint/pieces.h"
 
 /* 97 words of 20: the vocabulary is odd; 3 layers. */
 nd_shape fake_shape(bool tied);

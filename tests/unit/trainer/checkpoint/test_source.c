@@ -93,31 +93,38 @@ static void forget_writers(chunks *c)
     }
 }
 
-static void mark_rows(const nd_piece *piece, const nd_span *shared, bool *needed)
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Returns whether the piece has something that is wanted. */
+static bool mark_rows(const nd_piece *piece, const nd_span *want, bool *needed)
 {
     const nd_span *have = &piece->span;
-    for (int64_t row = shared->row; row < shared->row + shared->rows; row++) {
-        uint64_t first =
-            piece->begin + 4 * (uint64_t)((row - have->row) * have->cols + shared->col - have->col);
-        uint64_t last = first + 4 * (uint64_t)shared->cols - 1;
+    const int64_t row_end = -larger(-have->row - have->rows, -want->row - want->rows);
+    const int64_t begin = larger(have->col, want->col);
+    const int64_t end = -larger(-have->col - have->cols, -want->col - want->cols);
+    for (int64_t row = larger(have->row, want->row); row < row_end && begin < end; row++) {
+        const int64_t at = (row - have->row) * have->cols - have->col;
+        uint64_t first = piece->begin + 4 * (uint64_t)(at + begin);
+        uint64_t last = piece->begin + 4 * (uint64_t)(at + end) - 1;
         cr_assert_lt(last / ND_CHUNK_BYTES, CHUNKS_MAX);
         for (uint64_t i = first / ND_CHUNK_BYTES; i <= last / ND_CHUNK_BYTES; i++) {
             needed[i] = true;
         }
     }
+    return begin < end && larger(have->row, want->row) < row_end;
 }
 
 static nd_status mark_span(void *context, const nd_span *span)
 {
     chunks *c = context;
-    nd_span shared;
     for (int w = 0; w < c->writers; w++) {
         for (int i = 0; i < c->plans[w].piece_count; i++) {
             const nd_piece *piece = &c->plans[w].pieces[i];
-            if (strcmp(piece->span.param->name, span->param->name) == 0 &&
-                nd_span_intersect(&piece->span, span, &shared)) {
-                mark_rows(piece, &shared, c->needed[w][piece->kind]);
-                c->pieces++;
+            if (strcmp(piece->span.param->name, span->param->name) == 0) {
+                c->pieces += mark_rows(piece, span, c->needed[w][piece->kind]);
             }
         }
     }
