@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/corpus/token_file.h"
+
 nd_tokenizer *corpus_tokenizer(const char *family)
 {
     nd_tokenizer *tokenizer;
@@ -54,6 +56,18 @@ nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
     job.context = out;
     job.write = add_piece;
     return nd_corpus_encode(&job, &out->counts);
+}
+
+nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count)
+{
+    nd_token_files files;
+    nd_status status = nd_token_files_open(prefix, vocab, NULL, &files);
+    for (int i = 0; i < count && status == ND_OK; i++) {
+        status = nd_token_files_write(&files, &pieces[i]);
+    }
+    status = status == ND_OK ? nd_token_files_commit(&files) : status;
+    nd_token_files_fini(&files);
+    return status;
 }
 
 static void assert_list(const nd_ids *a, const nd_ids *b, const char *what)

@@ -21,6 +21,9 @@ nd_status corpus_encode(nd_corpus_job job, corpus_result *out);
 void corpus_free(corpus_result *result);
 void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what);
 
+/* Writes PREFIX.bin and .idx of these pieces, and with spans the mask. */
+nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count);
+
 /* Characters of all classes, with runs of white space; owned by the caller. */
 char *corpus_text(uint64_t seed, size_t size);
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/hash.h"
-#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
 
 enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES, BIN_AT = 104 };
@@ -192,10 +192,9 @@ Test(masked_files, the_digest_of_a_bin)
 }
 
 /* Writes five tokens of two documents in two pieces, each with one of the spans if there is one. */
-static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(void))
+static nd_status write_files(int32_t spans[2][2])
 {
     char prefix[128];
-    nd_token_files out;
     nd_corpus_piece pieces[] = {
         {.ids = {(int32_t[]){1, 2, 3}, 3, 0}, .ends = {(int32_t[]){3}, 1, 0}},
         {.ids = {(int32_t[]){4, 5}, 2, 0}, .ends = {(int32_t[]){2}, 1, 0}}};
@@ -203,13 +202,7 @@ static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(voi
         pieces[i].spans = (nd_ids){spans[i], 2, 0};
     }
     snprintf(prefix, sizeof prefix, "%s/p", dir.path);
-    assert_ok(nd_token_files_open(prefix, 100, NULL, &out));
-    assert_ok(nd_token_files_write(&out, &pieces[0]));
-    assert_ok(nd_token_files_write(&out, &pieces[1]));
-    nd_status status = before_commit ? before_commit() : ND_OK;
-    status = status == ND_OK ? nd_token_files_commit(&out) : status;
-    nd_token_files_fini(&out);
-    return status;
+    return corpus_write(prefix, 100, pieces, 2);
 }
 
 Test(masked_files, have_a_mask_when_tokens_do_not_count)
@@ -218,28 +211,24 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
     static const uint64_t whole[] = {2, 4};
     uint8_t *data = NULL;
     nd_loss_mask_view view = {0};
-    assert_ok(write_files(spans, NULL));
+    assert_ok(write_files(spans));
     assert_ok(nd_loss_mask_read(tempdir_file(&dir, "p.mask"), bin, idx, 5, &data, &view));
     cr_assert_eq(view.spans, 1);
     cr_expect_eq(memcmp(view.pairs, whole, sizeof whole), 0);
     free(data);
     /* A pair that counts all tokens has none: the old one would belong to other files. */
-    assert_ok(write_files(NULL, NULL));
+    assert_ok(write_files(NULL));
     cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.mask")));
     cr_expect(tempdir_has_path(idx));
-}
-
-/* A folder has the name of the mask. */
-static nd_status block_mask(void)
-{
-    return mkdir(tempdir_file(&dir, "p.mask"), 0700) == 0 ? ND_OK : ND_ERR_INTERNAL;
 }
 
 Test(masked_files, appear_together_or_not_at_all)
 {
     static int32_t spans[2][2] = {{2, 3}, {0, 1}};
     cr_assert(unlink(bin) == 0 && unlink(idx) == 0);
-    assert_fails(write_files(spans, block_mask), ND_ERR_CANTCREATE, "cannot be replaced");
+    /* A folder has the name of the mask. */
+    cr_assert_eq(mkdir(tempdir_file(&dir, "p.mask"), 0700), 0);
+    assert_fails(write_files(spans), ND_ERR_CANTCREATE, "cannot be replaced");
     cr_expect_not(tempdir_has_path(bin));
     cr_expect_not(tempdir_has_path(idx));
     cr_assert_eq(rmdir(tempdir_file(&dir, "p.mask")), 0);

@@ -757,12 +757,11 @@ Test(token_cache, a_text_without_a_label_is_refused)
     cr_expect_eq(count_files(), 0);
 }
 
-/* More documents than one piece of the index has. */
+/* An index of more bytes than are written at once. */
 Test(token_cache, the_index_of_many_documents)
 {
     enum { DOCUMENTS = 10000 };
     static int32_t ids[2 * DOCUMENTS], ends[DOCUMENTS];
-    nd_token_files out;
     char prefix[128], *data;
     size_t size;
     int32_t tokens = 0;
@@ -772,10 +771,7 @@ Test(token_cache, the_index_of_many_documents)
     }
     const nd_corpus_piece piece = {.ids = {ids, (size_t)tokens, 0}, .ends = {ends, DOCUMENTS, 0}};
     snprintf(prefix, sizeof prefix, "%s/many", dir.path);
-    assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
-    assert_ok(nd_token_files_write(&out, &piece));
-    assert_ok(nd_token_files_commit(&out));
-    nd_token_files_fini(&out);
+    assert_ok(corpus_write(prefix, 65500, &piece, 1));
     assert_ok(nd_fs_read(tempdir_file(&dir, "many.idx"), 1 << 20, ND_ERR_DATA, &data, &size));
     cr_assert_eq(size, 34 + 12 * DOCUMENTS + 8 * (DOCUMENTS + 1));
     const uint8_t *lengths = (const uint8_t *)data + 34, *places = lengths + 4 * DOCUMENTS;
@@ -806,62 +802,60 @@ Test(token_cache, a_document_that_is_too_long_for_an_index_is_refused)
     nd_token_files_fini(&out);
 }
 
+/* The file of the pair has these bytes. */
+static void expect_file(const char *name, const void *bytes, size_t size)
+{
+    char *data;
+    size_t got;
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 1000, ND_ERR_DATA, &data, &got));
+    cr_assert_eq(got, size, "%s has %zu bytes", name, got);
+    cr_expect_eq(memcmp(data, bytes, size), 0, "%s", name);
+    free(data);
+}
+
 /* The pair that Megatron-LM reads. */
 Test(token_cache, megatron_files)
 {
-    nd_token_files out;
-    const nd_corpus_piece first = {.ids = {(int32_t[]){1, 2, 3, 4}, 4, 0},
-                                   .ends = {(int32_t[]){3}, 1, 0}};
-    const nd_corpus_piece second = {.ids = {(int32_t[]){5, 65499}, 2, 0},
-                                    .ends = {(int32_t[]){1, 2}, 2, 0}};
-    char prefix[128], *data;
-    size_t size;
+    static const struct __attribute__((packed)) {
+        char head[34];
+        int32_t lengths[3];
+        int64_t places[3], numbers[4];
+    } index = {"MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\3\0\0\0\0\0\0\0\4\0\0\0\0\0\0",
+               {3, 2, 1},
+               {0, 6, 10},
+               {0, 1, 2, 3}};
+    const nd_corpus_piece pieces[] = {
+        {.ids = {(int32_t[]){1, 2, 3, 4}, 4, 0}, .ends = {(int32_t[]){3}, 1, 0}},
+        {.ids = {(int32_t[]){5, 65499}, 2, 0}, .ends = {(int32_t[]){1, 2}, 2, 0}}};
+    static const char what_was_left[200];
+    nd_token_files out, beside;
+    char prefix[128];
     snprintf(prefix, sizeof prefix, "%s/out", dir.path);
-    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
-    assert_ok(nd_token_files_write(&out, &first));
-    assert_ok(nd_token_files_write(&out, &second));
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "out.bin")));
-    assert_ok(nd_token_files_commit(&out));
-    nd_token_files_fini(&out);
-    assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
-    cr_assert_eq(size, 12);
-    cr_expect_eq(memcmp(data, (uint16_t[]){1, 2, 3, 4, 5, 65499}, 12), 0);
-    free(data);
-    assert_ok(nd_fs_read(tempdir_file(&dir, "out.idx"), 1000, ND_ERR_DATA, &data, &size));
-    cr_assert_eq(size, 34 + 3 * 12 + 4 * 8);
-    cr_expect_eq(memcmp(data, "MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\3\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0", 34),
-                 0);
-    cr_expect_eq(memcmp(data + 34, (int32_t[]){3, 2, 1}, 12), 0);
-    cr_expect_eq(memcmp(data + 46, (int64_t[]){0, 6, 10}, 24), 0);
-    cr_expect_eq(memcmp(data + 70, (int64_t[]){0, 1, 2, 3}, 32), 0);
-    free(data);
     assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
     cr_expect_eq(out.width, 4);
     nd_token_files_fini(&out);
-    /* A new pair, and what a killed process left. */
-    nd_token_files second_one;
-    static const char what_was_left[200];
-    tempdir_write(&dir, "out.idx.part", what_was_left, sizeof what_was_left);
     assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
-    assert_fails(nd_token_files_open(prefix, 65499, NULL, &second_one), ND_ERR_CANTCREATE,
-                 "another process writes");
-    nd_token_files_fini(&second_one);
-    cr_expect(tempdir_has_path(tempdir_file(&dir, "out.bin.part")));
-    assert_ok(nd_token_files_write(&out, &second));
+    assert_ok(nd_token_files_write(&out, &pieces[1]));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "out.bin")));
     assert_ok(nd_token_files_commit(&out));
     nd_token_files_fini(&out);
-    assert_ok(nd_fs_read(tempdir_file(&dir, "out.idx"), 1000, ND_ERR_DATA, &data, &size));
-    cr_expect_eq(size, 34 + 2 * 12 + 3 * 8);
-    free(data);
+    expect_file("out.bin", (uint16_t[]){5, 65499}, 4);
+    /* A new pair, and what a killed process left. */
+    tempdir_write(&dir, "out.idx.part", what_was_left, sizeof what_was_left);
+    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
+    assert_fails(nd_token_files_open(prefix, 65499, NULL, &beside), ND_ERR_CANTCREATE,
+                 "another process writes");
+    nd_token_files_fini(&beside);
+    cr_expect(tempdir_has_path(tempdir_file(&dir, "out.bin.part")));
+    nd_token_files_fini(&out);
+    tempdir_write(&dir, "out.idx.part", what_was_left, sizeof what_was_left);
+    assert_ok(corpus_write(prefix, 65499, pieces, 2));
+    expect_file("out.bin", (uint16_t[]){1, 2, 3, 4, 5, 65499}, 12);
+    expect_file("out.idx", &index, sizeof index);
     /* An index that cannot be replaced: the old .bin stays with it. */
     cr_assert_eq(unlink(tempdir_file(&dir, "out.idx")), 0);
     cr_assert_eq(mkdir(tempdir_file(&dir, "out.idx"), 0700), 0);
-    assert_ok(nd_token_files_open(prefix, 65499, NULL, &out));
-    assert_ok(nd_token_files_write(&out, &first));
-    assert_fails(nd_token_files_commit(&out), ND_ERR_CANTCREATE, "cannot be replaced");
-    nd_token_files_fini(&out);
-    assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
-    cr_expect_eq(size, 4);
-    free(data);
+    assert_fails(corpus_write(prefix, 65499, pieces, 1), ND_ERR_CANTCREATE, "cannot be replaced");
+    expect_file("out.bin", (uint16_t[]){1, 2, 3, 4, 5, 65499}, 12);
     cr_assert_eq(rmdir(tempdir_file(&dir, "out.idx")), 0);
 }

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
 #include "trainer/context/deal.h"
@@ -81,11 +81,7 @@ static nd_dataset *as_rows(const text_of *text, bool one)
 /* Takes over what the piece holds. */
 static void write_piece(const char *prefix, nd_corpus_piece *piece)
 {
-    nd_token_files files;
-    assert_ok(nd_token_files_open(prefix, 256, NULL, &files));
-    assert_ok(nd_token_files_write(&files, piece));
-    assert_ok(nd_token_files_commit(&files));
-    nd_token_files_fini(&files);
+    assert_ok(corpus_write(prefix, 256, piece, 1));
     free(piece->ids.data);
     free(piece->ends.data);
     free(piece->spans.data);

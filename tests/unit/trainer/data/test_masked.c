@@ -31,7 +31,6 @@ TestSuite(masked, .init = setup, .fini = teardown);
 /* Tokens 0 to 39 in documents of ten, with these spans. */
 static void write_files(const int32_t *spans, size_t count)
 {
-    nd_token_files out;
     nd_corpus_piece piece = {0};
     for (int32_t i = 0, end; i < TOKENS; i++) {
         end = i + 1;
@@ -39,10 +38,7 @@ static void write_files(const int32_t *spans, size_t count)
         assert_ok(nd_ids_add(&piece.ends, &end, end % 10 == 0));
     }
     assert_ok(nd_ids_add(&piece.spans, spans, count));
-    assert_ok(nd_token_files_open(prefix, VOCAB, NULL, &out));
-    assert_ok(nd_token_files_write(&out, &piece));
-    assert_ok(nd_token_files_commit(&out));
-    nd_token_files_fini(&out);
+    assert_ok(corpus_write(prefix, VOCAB, &piece, 1));
     free(piece.ids.data);
     free(piece.ends.data);
     free(piece.spans.data);
@@ -137,13 +133,9 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     assert_fails(open_files(), ND_ERR_DATA, "check that it is the right file");
     /* Other documents of as many tokens: another index. */
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
-    nd_token_files out;
     int32_t ids[TOKENS] = {0}, end = TOKENS;
-    assert_ok(nd_token_files_open(prefix, VOCAB, NULL, &out));
-    assert_ok(nd_token_files_write(
-        &out, &(nd_corpus_piece){.ids = {ids, TOKENS, 0}, .ends = {&end, 1, 0}}));
-    assert_ok(nd_token_files_commit(&out));
-    nd_token_files_fini(&out);
+    const nd_corpus_piece one = {.ids = {ids, TOKENS, 0}, .ends = {&end, 1, 0}};
+    assert_ok(corpus_write(prefix, VOCAB, &one, 1));
     tempdir_write(&dir, "p.mask", mask.data, mask.count);
     assert_fails(open_files(), ND_ERR_DATA, "another index");
     /* Other tokens in the same documents: the same index, and another .bin. */
@@ -190,7 +182,6 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
     static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     char tokenizer_path[PATH_MAX], rows_path[PATH_MAX];
     nd_dataset *encoded;
-    nd_token_files out;
     corpus_result all = {0};
     int64_t counts[2];
     snprintf(tokenizer_path, sizeof tokenizer_path,
@@ -207,11 +198,8 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
     assert_ok(nd_corpus_files_add(&files, rows_path, ND_DATA_AUTO));
     assert_ok(corpus_encode(
         (nd_corpus_job){.files = &files, .tokenizer = tokenizer, .rules = &rules}, &all));
-    assert_ok(nd_token_files_open(prefix, VOCAB, NULL, &out));
-    assert_ok(nd_token_files_write(
-        &out, &(nd_corpus_piece){.ids = all.ids, .ends = all.ends, .spans = all.spans}));
-    assert_ok(nd_token_files_commit(&out));
-    nd_token_files_fini(&out);
+    const nd_corpus_piece whole = {.ids = all.ids, .ends = all.ends, .spans = all.spans};
+    assert_ok(corpus_write(prefix, VOCAB, &whole, 1));
     assert_ok(open_files());
     cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(opened));
     for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
