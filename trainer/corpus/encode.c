@@ -38,8 +38,7 @@ typedef struct crew {
 
     nd_monitor monitor; /* guards what follows */
     int64_t turn;       /* the block that is written next */
-    bool failed;
-    nd_error error;
+    nd_error error;     /* the first one; its status ND_OK: there is none */
     nd_corpus_counts counts;
 } crew;
 
@@ -428,16 +427,6 @@ static nd_status write_piece(worker *w, nd_status status)
     return c->job->write(c->job->context, piece, w->block.bytes);
 }
 
-/* With the lock held. */
-static void note_failure(crew *c)
-{
-    if (!c->failed) {
-        c->failed = true;
-        c->error = *nd_error_last();
-    }
-    nd_monitor_tell(&c->monitor);
-}
-
 static void work(void *context)
 {
     worker *w = context;
@@ -453,13 +442,13 @@ static void work(void *context)
                                            w->block.file->path, (unsigned long long)w->block.line);
         }
         nd_monitor_lock(&c->monitor);
-        while (!c->failed && c->turn != w->block.number) {
+        while (c->error.status == ND_OK && c->turn != w->block.number) {
             nd_monitor_wait(&c->monitor, ND_CLOCK_NEVER);
         }
-        if (!c->failed && write_piece(w, status) != ND_OK) {
-            note_failure(c);
+        if (c->error.status == ND_OK && write_piece(w, status) != ND_OK) {
+            c->error = *nd_error_last();
         }
-        goes_on = !c->failed;
+        goes_on = c->error.status == ND_OK;
         c->turn++;
         nd_monitor_tell(&c->monitor);
         nd_monitor_unlock(&c->monitor);
@@ -512,7 +501,8 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     }
     if (started < threads) {
         nd_monitor_lock(&c.monitor);
-        note_failure(&c);
+        c.error = c.error.status == ND_OK ? *nd_error_last() : c.error;
+        nd_monitor_tell(&c.monitor);
         nd_monitor_unlock(&c.monitor);
     }
     for (int i = 0; i < started; i++) {
@@ -534,7 +524,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     free(c.reader.held.data);
     nd_monitor_fini(&c.monitor);
     pthread_mutex_destroy(&c.read_lock);
-    if (c.failed) {
+    if (c.error.status != ND_OK) {
         return nd_fail(c.error.status, "%s", c.error.message);
     }
     if (c.counts.tokens > 0 && c.counts.ignored == c.counts.tokens) {

@@ -169,8 +169,7 @@ static nd_status mark_piece(const nd_dataset *dataset, const block_piece *piece,
 
 typedef struct packing {
     const nd_dataset *dataset;
-    nd_documents *documents; /* whose numbers of rows are counted */
-    int64_t most;            /* tokens of a block */
+    int64_t most; /* tokens of a block */
     /* Pieces in the order of the file: there is room for as many as there can be, unless the file
      * changes meanwhile. */
     int64_t pieces, room;
@@ -201,7 +200,7 @@ static nd_status fail_changed(const nd_dataset *dataset)
 static nd_status list_pieces(void *context)
 {
     packing *p = context;
-    nd_documents *d = p->documents;
+    nd_documents *d = p->dataset->documents;
     for (uint64_t i = 0; i < d->borders; i++) {
         range row;
         ND_TRY(row_at(p->dataset, i, &row));
@@ -279,22 +278,12 @@ static int64_t lay_pieces(const packing *p, bool longest_first, nd_documents *d)
     return blocks;
 }
 
-static nd_status fail_empty(const packing *p)
-{
-    return nd_fail(ND_ERR_DATA, "no row of \"%s\" has 2 to %lld tokens%s", p->dataset->path,
-                   (long long)p->most,
-                   p->documents->long_rows > 0
-                       ? ", and data.long_rows is drop; raise train.sequence_length, or set "
-                         "data.long_rows: cut"
-                       : "; a row needs an input and the label after it");
-}
-
 /* Makes blocks of whole rows, once documents are separate and their borders known. Takes 8 bytes
  * for each row, and while it works 12 more; time grows with their number, and hardly more. */
 static nd_status pack_rows(nd_dataset *dataset)
 {
     nd_documents *d = dataset->documents;
-    packing p = {.dataset = dataset, .documents = d, .most = dataset->sequence + 1};
+    packing p = {.dataset = dataset, .most = dataset->sequence + 1};
     nd_status status = ND_OK;
     p.room = (int64_t)d->borders + dataset->tokens / p.most;
     ND_TRY_OUT(ND_ALLOC(p.room, &d->firsts));
@@ -304,7 +293,14 @@ static nd_status pack_rows(nd_dataset *dataset)
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.ends));
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.shorter));
     ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, list_pieces, &p));
-    ND_TRY_OUT(p.pieces > 0 ? ND_ALLOC(p.pieces, &p.sorted) : fail_empty(&p));
+    ND_TRY_OUT(p.pieces > 0
+                   ? ND_ALLOC(p.pieces, &p.sorted)
+                   : nd_fail(ND_ERR_DATA, "no row of \"%s\" has 2 to %lld tokens%s", dataset->path,
+                             (long long)p.most,
+                             d->long_rows > 0
+                                 ? ", and data.long_rows is drop; raise train.sequence_length, or "
+                                   "set data.long_rows: cut"
+                                 : "; a row needs an input and the label after it"));
     sort_pieces(&p);
     const int64_t in_order = lay_pieces(&p, false, NULL);
     const bool longest_first = lay_pieces(&p, true, NULL) <= in_order;

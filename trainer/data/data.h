@@ -7,8 +7,8 @@
  * docs/documents.md has separate documents.
  *
  * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens: inputs are the
- * first S, labels the last S. What a block lacks has input 0 and label -100. Files are memory-
- * mapped and a block is decoded when it is asked for. JSON lines are always encoded into a cache,
+ * first S, labels the last S. What a block lacks has input 0 and label -100. Files are mapped into
+ * memory, and a block is decoded when it is asked for. JSON lines are always encoded into a cache,
  * also when their ids are bytes: one reader has one set of rules. Where documents are separate
  * (nd_dataset_set_documents), rows with prompts stay whole (blocks.c).
  *

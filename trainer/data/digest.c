@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/hash.h"
+#include "runtime/base/math.h"
 #include "trainer/data/dataset.h"
 
 enum {
@@ -102,29 +103,22 @@ static nd_status hash_dataset(const nd_dataset *dataset, const files_of *all, ch
     if (dataset->blend) {
         return hash_sources(dataset->blend, all, hex);
     }
-    if (dataset->cache && all) {
-        hex[0] = '\0';
-        return ND_OK;
-    }
     if (dataset->cache) {
         const nd_token_view *v = &dataset->cache->view;
         const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
-        return hash_file(file, ND_HASH_SHA256, numbers, 4, hex);
+        hex[0] = '\0';
+        return all ? ND_OK : hash_file(file, ND_HASH_SHA256, numbers, 4, hex);
     }
     if (!all) {
         const uint64_t numbers[] = {size, dataset->format->number, (uint64_t)dataset->tokens};
         return hash_file(file, ND_HASH_SHA256, numbers, 3, hex);
     }
+    const bool share = all->files > 1 && all->bytes > CONTENT_BYTES;
+    const double part = (double)size / (double)all->bytes * CONTENT_BYTES;
     const uint64_t numbers[] = {size, dataset->index.digest[0], dataset->index.digest[1]};
-    file.bytes = CONTENT_BYTES;
-    file.sample = CONTENT_SAMPLE_BYTES;
-    if (all->files > 1 && all->bytes > CONTENT_BYTES) {
-        file.bytes = (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
-                     (size_t)(CONTENT_EVEN_BYTES / all->files);
-        if (file.bytes < 2 * CONTENT_SAMPLE_BYTES) { /* the first and the last bytes at least */
-            file.sample = file.bytes / 2;
-        }
-    }
+    file.bytes = share ? (size_t)part + (size_t)(CONTENT_EVEN_BYTES / all->files) : CONTENT_BYTES;
+    /* The first and the last bytes at least. */
+    file.sample = (size_t)nd_min(CONTENT_SAMPLE_BYTES, (int64_t)file.bytes / 2);
     return hash_file(file, ND_HASH_XXH3_128, numbers, 3, hex);
 }
 
