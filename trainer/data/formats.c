@@ -359,13 +359,7 @@ static nd_status check_tokenizer(const nd_dataset *dataset, const char *tokenize
     if (strcmp(tokenizer, "bytes") == 0) {
         return check_bytes(dataset->format->holds_ids, dataset->vocab);
     }
-    if (strcmp(tokenizer, "file") != 0) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "data.tokenizer is \"%s\"; known are \"bytes\" (id = byte) and \"file\" (the "
-            "ids of a token file as they are)",
-            tokenizer);
-    }
+    ND_ASSERT(strcmp(tokenizer, "file") == 0);
     return dataset->format->holds_ids
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG,

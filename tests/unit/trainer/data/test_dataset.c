@@ -83,8 +83,6 @@ Test(dataset, text_errors_say_what_to_do)
     assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 32000, 4), ND_ERR_CONFIG,
                  "vocab_size is 32000");
     assert_fails(try_open(path, ND_DATA_AUTO, "file", 256, 4), ND_ERR_CONFIG, "holds no token ids");
-    assert_fails(try_open(path, ND_DATA_AUTO, "gpt2", 256, 4), ND_ERR_CONFIG,
-                 "data.tokenizer is \"gpt2\"");
 }
 
 Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
