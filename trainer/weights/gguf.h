@@ -84,6 +84,9 @@ extern const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES]; /* by ggml_type */
 typedef struct nd_gguf_head {
     const char *path;
     nd_fs_map map;
+    size_t at;      /* its head is read up to here */
+    bool cut;       /* the file ended before what was to be read */
+    int64_t values; /* of all keys so far */
     json_t *keys;
     nd_safetensors_list list;
     json_t *files; /* of a model folder, by their names */

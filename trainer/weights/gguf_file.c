@@ -18,39 +18,30 @@ enum { U32 = 4, I32, F32, FLAG, TEXT, ARRAY, F64 = 12 };
 
 /* Reading. */
 
-/* A place in the head of a file. */
-typedef struct cursor {
-    nd_gguf_head *head;
-    const uint8_t *at, *end;
-    int64_t values; /* of all keys so far */
-    bool cut;       /* the file ended before what was to be read */
-} cursor;
-
 /* Bytes as a number; zero behind the end. */
-static uint64_t take(cursor *c, size_t bytes)
+static uint64_t take(nd_gguf_head *h, size_t bytes)
 {
     uint64_t number = 0;
-    c->cut |= (size_t)(c->end - c->at) < bytes;
-    if (!c->cut) {
-        memcpy(&number, c->at, bytes);
-        c->at += bytes;
+    h->cut |= h->map.size - h->at < bytes;
+    if (!h->cut) {
+        memcpy(&number, h->map.data + h->at, bytes);
+        h->at += bytes;
     }
     return number;
 }
 
 /* A text, lent; an empty one behind the end. */
-static const char *take_text(cursor *c, size_t *size)
+static const char *take_text(nd_gguf_head *h, size_t *size)
 {
-    const uint64_t bytes = take(c, 8);
-    const char *text = (const char *)c->at;
-    c->cut |= bytes > (uint64_t)(c->end - c->at);
-    *size = c->cut ? 0 : (size_t)bytes;
-    c->at += *size;
-    return text;
+    const uint64_t bytes = take(h, 8);
+    h->cut |= bytes > h->map.size - h->at;
+    *size = h->cut ? 0 : (size_t)bytes;
+    h->at += *size;
+    return *size > 0 ? (const char *)h->map.data + h->at - *size : "";
 }
 
 /* NULL: no such kind, a text that is not UTF-8, no finite number. */
-static json_t *take_value(cursor *c, uint64_t kind)
+static json_t *take_value(nd_gguf_head *h, uint64_t kind)
 {
     static const int sizes[] = {1, -1, 2, -2, 4, -4, 4, 1, 0, 0, 8, -8, 8}; /* below 0: signed */
     const int size = kind < sizeof sizes / sizeof *sizes ? sizes[kind] : 0;
@@ -58,10 +49,10 @@ static json_t *take_value(cursor *c, uint64_t kind)
     float f32;
     double f64;
     if (kind == TEXT) {
-        const char *text = take_text(c, &bytes);
+        const char *text = take_text(h, &bytes);
         return json_stringn(text, bytes);
     }
-    const uint64_t bits = take(c, (size_t)abs(size));
+    const uint64_t bits = take(h, (size_t)abs(size));
     const int unused = 64 - 8 * abs(size);
     memcpy(&f32, &bits, sizeof f32);
     memcpy(&f64, &bits, sizeof f64);
@@ -74,38 +65,37 @@ static json_t *take_value(cursor *c, uint64_t kind)
 }
 
 /* The value of a key, or a list of values. */
-static nd_status take_key(cursor *c)
+static nd_status take_key(nd_gguf_head *h)
 {
     size_t size;
     char key[256];
-    json_t *const keys = c->head->keys;
-    const char *text = take_text(c, &size);
-    uint64_t kind = take(c, 4), count = 0;
+    const char *text = take_text(h, &size);
+    uint64_t kind = take(h, 4), count = 0;
     const bool list = kind == ARRAY;
     if (list) {
-        kind = take(c, 4);
-        count = take(c, 8);
+        kind = take(h, 4);
+        count = take(h, 8);
     }
-    c->cut |= count > (uint64_t)(c->end - c->at);
+    h->cut |= count > h->map.size - h->at;
     snprintf(key, sizeof key, "%.*s", (int)nd_min((int64_t)size, sizeof key), text);
-    json_t *value = list ? json_array() : take_value(c, kind);
-    for (uint64_t i = 0; i < count && value && !c->cut && c->values < VALUES_MAX; i++) {
-        nd_json_append(&value, take_value(c, kind));
-        c->values++;
+    json_t *value = list ? json_array() : take_value(h, kind);
+    for (uint64_t i = 0; i < count && value && !h->cut && h->values < VALUES_MAX; i++) {
+        nd_json_append(&value, take_value(h, kind));
+        h->values++;
     }
-    const bool good = strlen(key) == size && !json_object_get(keys, key) &&
-                      c->values < VALUES_MAX && json_object_set(keys, key, value) == 0;
+    const bool good = strlen(key) == size && !json_object_get(h->keys, key) &&
+                      h->values < VALUES_MAX && json_object_set(h->keys, key, value) == 0;
     json_decref(value);
-    return good || c->cut
+    return good || h->cut
                ? ND_OK
-               : nd_gguf_refuse(c->head,
+               : nd_gguf_refuse(h,
                                 "the key %s is there twice, or no number, text in UTF-8 or "
                                 "list of them, or one of too many values",
                                 key);
 }
 
 /* A tensor by llama.cpp's name; its place counts from that of the first one. */
-static nd_status take_tensor(cursor *c, nd_safetensors_tensor *t)
+static nd_status take_tensor(nd_gguf_head *h, nd_safetensors_tensor *t)
 {
     static const char *const names[] = {
         [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
@@ -116,24 +106,24 @@ static nd_status take_tensor(cursor *c, nd_safetensors_tensor *t)
         [34] = "TQ1_0",  [35] = "TQ2_0",   [39] = "MXFP4", [40] = NULL};
     size_t size;
     uint64_t shape[2] = {1, 1}; /* the axis of adjacent elements first */
-    const char *text = take_text(c, &size);
+    const char *text = take_text(h, &size);
     ND_TRY(nd_fs_format(&t->name, "%.*s", (int)nd_min((int64_t)size, 64), text));
-    t->axes = (int)take(c, 4);
+    t->axes = (int)take(h, 4);
     for (int i = 0; i < t->axes && i < 2; i++) {
-        shape[i] = take(c, 8);
+        shape[i] = take(h, 8);
     }
-    t->number = (int64_t)take(c, 4);
-    t->begin = take(c, 8);
+    t->number = (int64_t)take(h, 4);
+    t->begin = take(h, 8);
     const nd_gguf_type *type = t->number < ND_GGUF_TYPES ? &nd_gguf_types[t->number] : NULL;
-    if (c->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 ||
+    if (h->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 ||
         shape[0] - 1 >= INT32_MAX || shape[1] - 1 >= INT32_MAX) {
-        return c->cut ? ND_OK
-                      : nd_gguf_refuse(c->head, "its tensor \"%s\" is neither vector nor matrix",
-                                       t->name);
+        return h->cut
+                   ? ND_OK
+                   : nd_gguf_refuse(h, "its tensor \"%s\" is neither vector nor matrix", t->name);
     }
     if (!type || type->bytes == 0 || shape[0] % (uint64_t)type->block != 0) {
         const char *name = names[nd_min(t->number, 40)];
-        return nd_gguf_refuse(c->head,
+        return nd_gguf_refuse(h,
                               "its tensor %s is of the type %s (%lld), or has rows that are no "
                               "blocks of it; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K are "
                               "read",
@@ -152,14 +142,13 @@ static int by_place(const void *a, const void *b)
 }
 
 /* Tensors lie in the file, and no two share a byte. */
-static nd_status place_tensors(cursor *c)
+static nd_status place_tensors(nd_gguf_head *h)
 {
-    nd_gguf_head *h = c->head;
     const json_t *said = json_object_get(h->keys, "general.alignment");
     const json_int_t alignment = said ? json_integer_value(said) : ALIGNMENT;
-    const size_t head = (size_t)(c->at - h->map.data);
-    uint64_t end = alignment > 0 && alignment < 1 << 20 ? nd_round_up_bytes(head, (size_t)alignment)
-                                                        : UINT64_MAX;
+    uint64_t end = alignment > 0 && alignment < 1 << 20
+                       ? nd_round_up_bytes(h->at, (size_t)alignment)
+                       : UINT64_MAX;
     const uint64_t first = end;
     qsort(h->list.tensors, (size_t)h->list.count, sizeof *h->list.tensors, by_place);
     for (int64_t i = 0; i < h->list.count; i++) {
@@ -181,11 +170,8 @@ static nd_status place_tensors(cursor *c)
 
 static nd_status take_head(nd_gguf_head *h)
 {
-    static const uint8_t nothing[1];
-    const uint8_t *data = h->map.size > 0 ? h->map.data : nothing; /* an empty file has no map */
-    cursor c = {.head = h, .at = data, .end = data + h->map.size};
-    const uint64_t magic = take(&c, 4);
-    const uint32_t version = (uint32_t)take(&c, 4);
+    const uint64_t magic = take(h, 4);
+    const uint32_t version = (uint32_t)take(h, 4);
     if (magic != 0x46554747) { /* "GGUF" */
         return nd_gguf_refuse(h, "it is a file, and no GGUF file; a model is one of these, or a "
                                  "folder with config.json");
@@ -194,17 +180,17 @@ static nd_status take_head(nd_gguf_head *h)
         return nd_gguf_refuse(h, "it is of GGUF's version %u%s; 2 and 3 are read", version,
                               bswap_32(version) - 1 < 3 ? ", as its numbers are big-endian" : "");
     }
-    const uint64_t tensors = take(&c, 8);
-    for (uint64_t left = take(&c, 8); left > 0 && !c.cut; left--) {
-        ND_TRY(take_key(&c));
+    const uint64_t tensors = take(h, 8);
+    for (uint64_t left = take(h, 8); left > 0 && !h->cut; left--) {
+        ND_TRY(take_key(h));
     }
-    c.cut |= tensors > (uint64_t)(c.end - c.at) / 32; /* bytes of a tensor's entry at least */
-    ND_TRY(c.cut ? ND_OK : ND_ALLOC(tensors + 1, &h->list.tensors));
-    while (!c.cut && h->list.count < (int64_t)tensors) {
-        ND_TRY(take_tensor(&c, &h->list.tensors[h->list.count++]));
+    h->cut |= tensors > (h->map.size - h->at) / 32; /* bytes of a tensor's entry at least */
+    ND_TRY(h->cut ? ND_OK : ND_ALLOC(tensors + 1, &h->list.tensors));
+    while (!h->cut && h->list.count < (int64_t)tensors) {
+        ND_TRY(take_tensor(h, &h->list.tensors[h->list.count++]));
     }
-    return c.cut ? nd_gguf_refuse(h, "it ends within its head: it was cut off; copy it again")
-                 : place_tensors(&c);
+    return h->cut ? nd_gguf_refuse(h, "it ends within its head: it was cut off; copy it again")
+                  : place_tensors(h);
 }
 
 /* A tensor that is there gets another name and number, and the type as which it is read: one that

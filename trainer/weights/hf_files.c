@@ -11,8 +11,7 @@
 #include "runtime/base/log.h"
 #include "trainer/text/tokenizer.h"
 
-/* The text is freed; NULL: memory ran out. */
-static nd_status write_text(const char *folder, const char *name, char *text)
+nd_status nd_hf_text_write(const char *folder, const char *name, char *text)
 {
     char *path = NULL;
     nd_status status =
@@ -29,12 +28,12 @@ nd_status nd_hf_byte_tokenizer_write(const char *folder)
 {
     char *text = NULL;
     ND_TRY(nd_byte_tokenizer_text(true, &text));
-    ND_TRY(write_text(folder, "tokenizer.json", text));
+    ND_TRY(nd_hf_text_write(folder, "tokenizer.json", text));
     json_t *config = json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class", "PreTrainedTokenizerFast",
                                "clean_up_tokenization_spaces", 0, "model_input_names", "input_ids",
                                "attention_mask");
     const nd_status status =
-        write_text(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
+        nd_hf_text_write(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
     json_decref(config);
     return status;
 }

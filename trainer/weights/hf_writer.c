@@ -338,7 +338,6 @@ static nd_status check_coverage(const nd_hf_writer *writer)
 
 static nd_status write_index(const nd_hf_writer *writer)
 {
-    char *path = NULL;
     json_t *map = json_object();
     for (int64_t i = 0; i < writer->entry_count; i++) {
         const tensor_entry *e = &writer->entries[i];
@@ -348,15 +347,7 @@ static nd_status write_index(const nd_hf_writer *writer)
                              (json_int_t)writer->tensor_bytes, "weight_map", map);
     char *text = nd_json_text(root, JSON_INDENT(2));
     json_decref(root);
-    nd_status status =
-        text ? nd_fs_format(&path, "%s/model.safetensors.index.json", writer->temporary)
-             : nd_fail_memory("the index of the model");
-    if (status == ND_OK) {
-        status = nd_fs_write_atomic(path, text, strlen(text));
-    }
-    free(path);
-    free(text);
-    return status;
+    return nd_hf_text_write(writer->temporary, "model.safetensors.index.json", text);
 }
 
 static nd_status write_config(const nd_hf_writer *writer)
@@ -390,29 +381,31 @@ static int32_t find_end_of_turn(const nd_hf_writer *writer)
     return found && chat.close < writer->options.shape.vocab ? chat.close : -1;
 }
 
-/* A model that has learned to end its turns is asked by generation_config.json to end there. */
+/* A model that has learned to end its turns is asked by generation_config.json to end there. A file
+ * that is no JSON stays as it is. */
 static nd_status name_end_of_turn(const nd_hf_writer *writer)
 {
-    enum { BYTES_MAX = 1 << 20 };
+    static const char name[] = "generation_config.json";
     const nd_hf_writer_options *o = &writer->options;
     const int32_t end = o->chat == ND_CHOOSE_CHAT_NONE ? -1 : find_end_of_turn(writer);
-    char *path = NULL, *text = NULL;
-    size_t size, i;
-    bool there = false, named = false;
-    json_t *root = NULL, *ends = NULL, *old, *one;
-    nd_status status = ND_OK;
-    if (end < 0) {
+    json_t *root = NULL, *ends, *old, *one;
+    bool named = false;
+    size_t i;
+    nd_status status = end < 0 ? ND_OK : nd_json_read(writer->temporary, name, 0, &root);
+    if (status == ND_ERR_DATA) {
+        nd_error_clear();
         return ND_OK;
     }
-    ND_TRY_OUT(nd_fs_format(&path, "%s/generation_config.json", writer->temporary));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
-    ND_TRY_OUT(there ? nd_fs_read(path, BYTES_MAX, ND_ERR_DATA, &text, &size) : ND_OK);
-    root = there ? json_loadb(text, size, 0, NULL) : json_object();
+    if (end < 0 || status != ND_OK) {
+        return status;
+    }
+    root = root ? root : json_object();
     old = json_object_get(root, "eos_token_id");
     ends = json_is_array(old) ? json_incref(old) : json_array();
-    if (json_is_integer(old) || (o->shape.eos_id >= 0 && (!old || json_is_null(old)))) {
-        nd_json_append(&ends,
-                       json_is_integer(old) ? json_incref(old) : json_integer(o->shape.eos_id));
+    if (json_is_integer(old)) {
+        nd_json_append(&ends, json_incref(old));
+    } else if ((!old || json_is_null(old)) && o->shape.eos_id >= 0) {
+        nd_json_append(&ends, json_integer(o->shape.eos_id));
     }
     for (i = 0; (!old || json_is_null(old)) && i < (size_t)o->shape.more_end_count; i++) {
         nd_json_append(&ends, json_integer(o->shape.more_ends[i]));
@@ -422,17 +415,12 @@ static nd_status name_end_of_turn(const nd_hf_writer *writer)
         named = named || json_integer_value(one) == end;
     }
     if (json_is_object(root) && !named) {
-        free(text);
         nd_json_append(&ends, json_integer(end));
         nd_json_set(&root, "eos_token_id", json_incref(ends));
-        text = nd_json_text(root, JSON_INDENT(2));
-        status = text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("%s", path);
+        status = nd_hf_text_write(writer->temporary, name, nd_json_text(root, JSON_INDENT(2)));
     }
-out:
     json_decref(ends);
     json_decref(root);
-    free(text);
-    free(path);
     return status;
 }
 

@@ -98,6 +98,8 @@ nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer
 /* Copies this file as tokenizer.json, and the tokenizer's other files of its folder when that is
  * its name. ND_ERR_DATA when it cannot be read. */
 nd_status nd_hf_tokenizer_copy(const char *path, const char *to);
+/* Writes and fsyncs a file of the folder. The text is freed; NULL: memory ran out. */
+nd_status nd_hf_text_write(const char *folder, const char *name, char *text);
 /*
  * Writes and fsyncs tokenizer.json and tokenizer_config.json for a model whose ids are bytes, as
  * transformers' AutoTokenizer reads them: byte-level BPE without merges, whose vocabulary maps the
