@@ -201,25 +201,22 @@ using handle = std::shared_ptr<Tensor_attributes>;
 struct documents {
     handle rows_q, rows_kv, starts[ND_RAGGED_KINDS];
 
-    static handle numbers(Graph &graph, const char *name, int64_t id, int64_t count,
-                          fe::DataType_t type)
-    {
-        return graph.tensor(Tensor_attributes()
-                                .set_name(name)
-                                .set_uid(id)
-                                .set_dim({count, 1, 1, 1})
-                                .set_stride({1, 1, 1, 1})
-                                .set_data_type(type));
-    }
-
     documents(Graph &graph, const nd_sdpa_form &f)
     {
+        const auto numbers = [&](int64_t id, int64_t count, fe::DataType_t type) {
+            return graph.tensor(Tensor_attributes()
+                                    .set_name("documents")
+                                    .set_uid(id)
+                                    .set_dim({count, 1, 1, 1})
+                                    .set_stride({1, 1, 1, 1})
+                                    .set_data_type(type));
+        };
         if (f.tokens > 0) {
-            rows_q = numbers(graph, "rows_q", ROWS_Q, f.batch, fe::DataType_t::INT32);
-            rows_kv = numbers(graph, "rows_kv", ROWS_KV, f.batch, fe::DataType_t::INT32);
-        }
-        for (int i = 0; f.tokens > 0 && i < (f.backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT); i++) {
-            starts[i] = numbers(graph, "starts", STARTS + i, f.batch + 1, fe::DataType_t::INT64);
+            rows_q = numbers(ROWS_Q, f.batch, fe::DataType_t::INT32);
+            rows_kv = numbers(ROWS_KV, f.batch, fe::DataType_t::INT32);
+            for (int i = 0; i < (f.backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT); i++) {
+                starts[i] = numbers(STARTS + i, f.batch + 1, fe::DataType_t::INT64);
+            }
         }
     }
 
@@ -393,9 +390,9 @@ extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_s
         if (form->tokens > 0) {
             at[ROWS_Q] = const_cast<int32_t *>(t->rows);
             at[ROWS_KV] = const_cast<int32_t *>(t->keys);
-        }
-        for (int i = 0; form->tokens > 0 && i < ND_RAGGED_KINDS; i++) {
-            at[STARTS + i] = const_cast<int64_t *>(t->starts[i]);
+            for (int i = 0; i < ND_RAGGED_KINDS; i++) {
+                at[STARTS + i] = const_cast<int64_t *>(t->starts[i]);
+            }
         }
         cudnnStatus_t set = fe::detail::set_stream(cudnn->handle, (cudaStream_t)stream->native);
         if (set != CUDNN_STATUS_SUCCESS) {

@@ -128,7 +128,7 @@ static nd_status compute(check *c, int side, bool *taken)
                                             .end_key = c->end_key,
                                             .add_kv = true};
     nd_sdpa_call calls[] = {nd_sdpa_forward_call(c->context, &forward),
-                            nd_sdpa_backward_call(c->context, &backward)};
+                            {.context = c->context, .backward = true, .x = backward}};
     nd_cuda_queue queue = nd_cuda_stream(&c->stream);
     const int32_t *owners = NULL;
     int launched = 0;

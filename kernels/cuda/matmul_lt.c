@@ -134,28 +134,35 @@ static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form,
     return ND_OK;
 }
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
+/* c (+)= a b of rows as they are stored. */
+static nd_lt_key key_of(nd_tensor c, nd_tensor a, nd_tensor b, bool beta)
 {
-    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
-    nd_lt_plan *plan = NULL;
-    nd_lt_key key = {
+    return (nd_lt_key){
         .m = c.shape[1],
         .n = c.shape[0],
-        .k = a.shape[args->a_transposed ? 0 : 1],
+        .k = a.shape[1],
         .lda = b.stride[0],
         .ldb = a.stride[0],
         .ldd = c.stride[0],
         .a = b.dtype,
         .b = a.dtype,
         .d = c.dtype,
-        .a_transposed = args->b_transposed,
-        .b_transposed = args->a_transposed,
-        .beta = args->beta != 0.0f,
+        .beta = beta,
         .align_a = nd_lt_alignment(b.data),
         .align_b = nd_lt_alignment(a.data),
         .align_d = nd_lt_alignment(c.data),
     };
+}
+
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
+{
+    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
+    nd_lt_plan *plan = NULL;
+    nd_lt_key key = key_of(c, a, b, args->beta != 0.0f);
     nd_lt_operands x = {.a = b.data, .b = a.data, .d = c.data};
+    key.k = a.shape[args->a_transposed ? 0 : 1];
+    key.a_transposed = args->b_transposed;
+    key.b_transposed = args->a_transposed;
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
     return nd_lt_run(lt, stream, plan, &x);
 }
@@ -171,24 +178,11 @@ static nd_tensor along_k(const nd_matrix *x, bool as_stored)
 static nd_lt_key fp8_key(nd_tensor c, nd_tensor a, nd_tensor b, bool beta, bool fast,
                          nd_lt_scaling scaling)
 {
-    return (nd_lt_key){
-        .m = c.shape[1],
-        .n = c.shape[0],
-        .k = a.shape[1],
-        .lda = b.stride[0],
-        .ldb = a.stride[0],
-        .ldd = c.stride[0],
-        .a = b.dtype,
-        .b = a.dtype,
-        .d = c.dtype,
-        .a_transposed = true,
-        .beta = beta,
-        .fast = fast,
-        .scaling = (int32_t)scaling,
-        .align_a = nd_lt_alignment(b.data),
-        .align_b = nd_lt_alignment(a.data),
-        .align_d = nd_lt_alignment(c.data),
-    };
+    nd_lt_key key = key_of(c, a, b, beta);
+    key.a_transposed = true;
+    key.fast = fast;
+    key.scaling = (int32_t)scaling;
+    return key;
 }
 
 static nd_status check_fp8(nd_tensor c, nd_tensor a, nd_tensor b)

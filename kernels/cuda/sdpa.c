@@ -15,9 +15,10 @@ static bool has_form(const nd_cuda_context *context, const nd_attention *a, nd_d
 
 static bool cudnn_takes(const nd_sdpa_call *c)
 {
-    return has_form(c->context, c->a, c->q.dtype, c->backward) && !c->first_key.data &&
-           nd_sdpa_is_aligned(c->q) && nd_sdpa_is_aligned(c->k) && nd_sdpa_is_aligned(c->v) &&
-           nd_sdpa_is_aligned(c->out) && (!c->backward || nd_sdpa_is_aligned(c->dout));
+    return has_form(c->context, &c->x.attention, c->x.q.dtype, c->backward) &&
+           !c->x.first_key.data && nd_sdpa_is_aligned(c->x.q) && nd_sdpa_is_aligned(c->x.k) &&
+           nd_sdpa_is_aligned(c->x.v) && nd_sdpa_is_aligned(c->x.out) &&
+           (!c->backward || nd_sdpa_is_aligned(c->x.dout));
 }
 
 static void note_scratch(nd_cuda_context *context, size_t bytes)
@@ -38,10 +39,10 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
 {
     nd_sdpa_form form = nd_sdpa_form_of(c, p);
     nd_sdpa_tensors t = {
-        .q = nd_sdpa_at(c->q, p->row, 0).data,
-        .k = c->k.data,
-        .v = c->v.data,
-        .out = nd_sdpa_at(c->out, p->row, 0).data,
+        .q = nd_sdpa_at(c->x.q, p->row, 0).data,
+        .k = c->x.k.data,
+        .v = c->x.v.data,
+        .out = nd_sdpa_at(c->x.out, p->row, 0).data,
         .stats = nd_sdpa_stats(c, p),
         .workspace = c->scratch,
     };
@@ -88,8 +89,8 @@ static nd_status store_queries(nd_stream *stream, const nd_sdpa_call *c, const n
                                nd_tensor part, nd_tensor result)
 {
     nd_tensor sum = nd_sdpa_part(c->sum_q, 0, p->rows, 0, part.shape[2]);
-    if (c->add_q || (p->first && p->last)) {
-        return nd_sdpa_store(stream, result, part, c->add_q);
+    if (c->x.add_q || (p->first && p->last)) {
+        return nd_sdpa_store(stream, result, part, c->x.add_q);
     }
     ND_TRY(nd_sdpa_store(stream, sum, part, !p->first));
     return p->last ? nd_sdpa_store(stream, result, sum, false) : ND_OK;
@@ -98,30 +99,31 @@ static nd_status store_queries(nd_stream *stream, const nd_sdpa_call *c, const n
 static nd_status store_keys(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p,
                             nd_tensor dk, nd_tensor dv)
 {
-    bool sums = c->cut.adds_keys && !c->add_kv;
-    nd_tensor k = sums ? c->sum_k : c->dk, v = sums ? c->sum_v : c->dv;
-    bool add = sums || c->add_kv;
+    bool sums = c->cut.adds_keys && !c->x.add_kv;
+    nd_tensor k = sums ? c->sum_k : c->x.dk, v = sums ? c->sum_v : c->x.dv;
+    bool add = sums || c->x.add_kv;
     ND_TRY(nd_sdpa_store(stream, nd_sdpa_part(k, p->key, p->keys, p->kv, p->kvs), dk, add));
     return nd_sdpa_store(stream, nd_sdpa_part(v, p->key, p->keys, p->kv, p->kvs), dv, add);
 }
 
 static nd_status backward_piece(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
-    int64_t group = c->a->heads / c->a->kv_heads, h = p->kv * group, heads = p->kvs * group;
-    nd_tensor result = nd_sdpa_part(c->dq, p->row, p->rows, h, heads);
+    int64_t group = c->x.attention.heads / c->x.attention.kv_heads, h = p->kv * group,
+            heads = p->kvs * group;
+    nd_tensor result = nd_sdpa_part(c->x.dq, p->row, p->rows, h, heads);
     nd_tensor dq = c->through_q ? nd_sdpa_part(c->to_q, 0, p->rows, 0, heads) : result;
     nd_tensor dk = c->through_kv ? nd_sdpa_part(c->to_k, 0, p->keys, 0, p->kvs)
-                                 : nd_sdpa_part(c->dk, p->key, p->keys, p->kv, p->kvs);
+                                 : nd_sdpa_part(c->x.dk, p->key, p->keys, p->kv, p->kvs);
     nd_tensor dv = c->through_kv ? nd_sdpa_part(c->to_v, 0, p->keys, 0, p->kvs)
-                                 : nd_sdpa_part(c->dv, p->key, p->keys, p->kv, p->kvs);
+                                 : nd_sdpa_part(c->x.dv, p->key, p->keys, p->kv, p->kvs);
     nd_sdpa_form form = nd_sdpa_form_of(c, p);
     nd_sdpa_tensors t = {
-        .q = nd_sdpa_at(c->q, p->row, h).data,
-        .k = nd_sdpa_at(c->k, p->key, p->kv).data,
-        .v = nd_sdpa_at(c->v, p->key, p->kv).data,
-        .out = nd_sdpa_at(c->out, p->row, h).data,
+        .q = nd_sdpa_at(c->x.q, p->row, h).data,
+        .k = nd_sdpa_at(c->x.k, p->key, p->kv).data,
+        .v = nd_sdpa_at(c->x.v, p->key, p->kv).data,
+        .out = nd_sdpa_at(c->x.out, p->row, h).data,
         .stats = nd_sdpa_stats(c, p),
-        .dout = nd_sdpa_at(c->dout, p->row, h).data,
+        .dout = nd_sdpa_at(c->x.dout, p->row, h).data,
         .dq = dq.data,
         .dk = dk.data,
         .dv = dv.data,
@@ -140,7 +142,7 @@ static nd_status backward_piece(nd_stream *stream, const nd_sdpa_call *c, const 
 
 static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
 {
-    bool sums = c->cut.adds_keys && !c->add_kv;
+    bool sums = c->cut.adds_keys && !c->x.add_kv;
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     if (sums) {
@@ -152,15 +154,15 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
         ND_TRY(backward_piece(stream, c, &p));
     }
     if (sums) {
-        ND_TRY(nd_sdpa_store(stream, c->dk, c->sum_k, false));
-        ND_TRY(nd_sdpa_store(stream, c->dv, c->sum_v, false));
+        ND_TRY(nd_sdpa_store(stream, c->x.dk, c->sum_k, false));
+        ND_TRY(nd_sdpa_store(stream, c->x.dv, c->sum_v, false));
     }
     return ND_OK;
 }
 
-static nd_status check_delta(const nd_sdpa_call *c, const nd_attention_bwd_args *args)
+static nd_status check_delta(const nd_sdpa_call *c)
 {
-    return args->delta.data || cudnn_takes(c)
+    return c->x.delta.data || cudnn_takes(c)
                ? ND_OK
                : nd_fail(ND_ERR_INTERNAL,
                          "attention's backward without delta needs tensors at multiples of 16 "
@@ -169,10 +171,10 @@ static nd_status check_delta(const nd_sdpa_call *c, const nd_attention_bwd_args 
 
 nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = nd_sdpa_backward_call(nd_cuda_context_of(stream->device), args);
+    nd_sdpa_call c = {.context = nd_cuda_context_of(stream->device), .backward = true, .x = *args};
     const bool documents = nd_documents_take(&c);
     const int32_t *owners = NULL;
-    ND_TRY(check_delta(&c, args));
+    ND_TRY(check_delta(&c));
     if (documents || !cudnn_takes(&c)) {
         ND_TRY(documents ? nd_documents_run(stream, &c, args->scratch, &owners) : ND_OK);
         return plain_bwd(stream, args, owners);
@@ -205,17 +207,16 @@ static bool keeps_documents(nd_cuda_context *context, const nd_attention *a)
 static nd_status prepare(nd_sdpa_call *c)
 {
     nd_cuda_context *context = c->context;
-    if (nd_documents_take(c) && keeps_documents(context, c->a)) {
+    if (nd_documents_take(c) && keeps_documents(context, &c->x.attention)) {
         note_scratch(context, c->documents.end);
     } else if (cudnn_takes(c)) {
         ND_TRY(nd_sdpa_plan(c));
         note_scratch(context, c->layout.end);
     } else {
-        context->plain_documents |= c->first_key.data != NULL;
+        context->plain_documents |= c->x.first_key.data != NULL;
         nd_sdpa_call open = *c;
-        nd_attention a = *c->a;
-        a.window = 0, open.a = &a;
-        context->plain_windows |= c->a->window > 0 && cudnn_takes(&open);
+        open.x.attention.window = 0;
+        context->plain_windows |= c->x.attention.window > 0 && cudnn_takes(&open);
         return ND_OK;
     }
     context->attention_prepared = true;
@@ -230,8 +231,8 @@ nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_
 
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = nd_sdpa_backward_call(context, args);
-    ND_TRY(check_delta(&c, args));
+    nd_sdpa_call c = {.context = context, .backward = true, .x = *args};
+    ND_TRY(check_delta(&c));
     return prepare(&c);
 }
 
@@ -243,16 +244,11 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     nd_tensor k = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sk, a->kv_heads, a->head_dim);
     nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, a->batch, a->heads, a->sq);
     nd_sdpa_call c = {.context = context,
-                      .a = a,
                       .backward = backward,
-                      .q = q,
-                      .k = k,
-                      .v = k,
-                      .out = q,
-                      .lse = lse};
+                      .x = {.attention = *a, .q = q, .k = k, .v = k, .out = q, .lse = lse}};
     if (backward) {
-        c.dout = c.dq = q;
-        c.dk = c.dv = k;
+        c.x.dout = c.x.dq = q;
+        c.x.dk = c.x.dv = k;
     }
     if (nd_sdpa_plan(&c) != ND_OK) {
         nd_error_clear();

@@ -9,34 +9,14 @@
 nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x)
 {
     return (nd_sdpa_call){.context = context,
-                          .a = &x->attention,
-                          .q = x->q,
-                          .k = x->k,
-                          .v = x->v,
-                          .out = x->out,
-                          .lse = x->lse,
-                          .first_key = x->first_key,
-                          .end_key = x->end_key};
-}
-
-nd_sdpa_call nd_sdpa_backward_call(nd_cuda_context *context, const nd_attention_bwd_args *x)
-{
-    return (nd_sdpa_call){.context = context,
-                          .a = &x->attention,
-                          .backward = true,
-                          .q = x->q,
-                          .k = x->k,
-                          .v = x->v,
-                          .out = x->out,
-                          .lse = x->lse,
-                          .first_key = x->first_key,
-                          .end_key = x->end_key,
-                          .dout = x->dout,
-                          .dq = x->dq,
-                          .dk = x->dk,
-                          .dv = x->dv,
-                          .add_q = x->add_q,
-                          .add_kv = x->add_kv};
+                          .x = {.attention = x->attention,
+                                .q = x->q,
+                                .k = x->k,
+                                .v = x->v,
+                                .out = x->out,
+                                .lse = x->lse,
+                                .first_key = x->first_key,
+                                .end_key = x->end_key}};
 }
 
 bool nd_sdpa_is_aligned(nd_tensor t)
@@ -66,9 +46,9 @@ nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows)
     return lse;
 }
 
-static int64_t group_of(const nd_attention *a)
+static int64_t group_of(const nd_sdpa_call *c)
 {
-    return a->heads / a->kv_heads;
+    return c->x.attention.heads / c->x.attention.kv_heads;
 }
 
 static nd_sdpa_strides strides_of(nd_tensor t)
@@ -80,23 +60,23 @@ nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
     nd_sdpa_form form;
     memset(&form, 0, sizeof form); /* compared by bytes */
-    form.batch = c->a->batch;
+    form.batch = c->x.attention.batch;
     form.sq = p->rows;
     form.sk = p->keys;
-    form.heads = p->kvs * group_of(c->a);
+    form.heads = p->kvs * group_of(c);
     form.kv_heads = p->kvs;
-    form.head_dim = c->a->head_dim;
-    form.q = strides_of(c->q);
-    form.k = strides_of(c->k);
-    form.v = strides_of(c->v);
-    form.out = strides_of(c->out);
-    form.window = c->a->window;
-    form.scale = c->a->scale;
+    form.head_dim = c->x.attention.head_dim;
+    form.q = strides_of(c->x.q);
+    form.k = strides_of(c->x.k);
+    form.v = strides_of(c->x.v);
+    form.out = strides_of(c->documents.count > 0 && !c->backward ? c->to_q : c->x.out);
+    form.window = c->x.attention.window;
+    form.scale = c->x.attention.scale;
     form.mask = (int32_t)p->mask;
     if (c->backward) {
         form.backward = true;
         form.deterministic = c->context->deterministic;
-        form.dout = strides_of(c->dout);
+        form.dout = strides_of(c->x.dout);
         form.dq = strides_of(c->to_q);
         form.dk = strides_of(c->to_k);
         form.dv = strides_of(c->to_v);
@@ -107,22 +87,23 @@ nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *c, const nd_sdpa_piece *p)
 /* Contiguous, and somewhere in the scratch. */
 static nd_tensor room(const nd_sdpa_call *c, nd_dtype dtype, int64_t rows, int64_t heads)
 {
-    return nd_tensor_4d(NULL, dtype, c->a->batch, rows, heads, c->a->head_dim);
+    return nd_tensor_4d(NULL, dtype, c->x.attention.batch, rows, heads, c->x.attention.head_dim);
 }
 
 static void choose_results(nd_sdpa_call *c)
 {
     const nd_sdpa_cut *cut = &c->cut;
-    c->through_q = c->dq.dtype != ND_DTYPE_BF16 || cut->adds_queries || !nd_sdpa_is_aligned(c->dq);
-    c->through_kv = c->dk.dtype != ND_DTYPE_BF16 || cut->adds_keys || !nd_sdpa_is_aligned(c->dk) ||
-                    !nd_sdpa_is_aligned(c->dv);
-    nd_tensor q = room(c, ND_DTYPE_BF16, cut->rows, cut->kvs * group_of(c->a));
+    c->through_q =
+        c->x.dq.dtype != ND_DTYPE_BF16 || cut->adds_queries || !nd_sdpa_is_aligned(c->x.dq);
+    c->through_kv = c->x.dk.dtype != ND_DTYPE_BF16 || cut->adds_keys ||
+                    !nd_sdpa_is_aligned(c->x.dk) || !nd_sdpa_is_aligned(c->x.dv);
+    nd_tensor q = room(c, ND_DTYPE_BF16, cut->rows, cut->kvs * group_of(c));
     nd_tensor k = room(c, ND_DTYPE_BF16, cut->keys, cut->kvs);
-    c->to_q = c->through_q ? q : c->dq;
-    c->to_k = c->through_kv ? k : c->dk;
-    c->to_v = c->through_kv ? k : c->dv;
-    c->sum_q = room(c, ND_DTYPE_F32, cut->rows, cut->kvs * group_of(c->a));
-    c->sum_k = c->sum_v = room(c, ND_DTYPE_F32, c->a->sk, c->a->kv_heads);
+    c->to_q = c->through_q ? q : c->x.dq;
+    c->to_k = c->through_kv ? k : c->x.dk;
+    c->to_v = c->through_kv ? k : c->x.dv;
+    c->sum_q = room(c, ND_DTYPE_F32, cut->rows, cut->kvs * group_of(c));
+    c->sum_k = c->sum_v = room(c, ND_DTYPE_F32, c->x.attention.sk, c->x.attention.kv_heads);
 }
 
 nd_status nd_sdpa_plan(nd_sdpa_call *c)
@@ -133,7 +114,8 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c)
     nd_sdpa_piece p;
     size_t workspace = 0, bytes = 0;
     bool hopper = context->capability / 10 == 9;
-    c->cut = nd_sdpa_cut_block(c->a, ordered ? context->ordered_bytes : 0, c->backward && hopper);
+    c->cut = nd_sdpa_cut_block(&c->x.attention, ordered ? context->ordered_bytes : 0,
+                               c->backward && hopper);
     if (c->backward) {
         choose_results(c);
     }
@@ -144,7 +126,7 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c)
             workspace = bytes > workspace ? bytes : workspace;
         }
     }
-    c->layout = nd_sdpa_layout_of(c->a, &c->cut, workspace, c->backward);
+    c->layout = nd_sdpa_layout_of(&c->x.attention, &c->cut, workspace, c->backward);
     return ND_OK;
 }
 
@@ -155,8 +137,8 @@ nd_status nd_sdpa_check_scratch(const nd_sdpa_call *c, size_t bytes)
                : nd_fail(ND_ERR_INTERNAL,
                          "attention's %s of %lld rows and %lld keys needs %zu bytes of scratch; "
                          "%zu were planned",
-                         c->backward ? "backward" : "forward", (long long)c->a->sq,
-                         (long long)c->a->sk, bytes, c->context->attention_scratch);
+                         c->backward ? "backward" : "forward", (long long)c->x.attention.sq,
+                         (long long)c->x.attention.sk, bytes, c->context->attention_scratch);
 }
 
 nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
@@ -181,28 +163,30 @@ nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
  * packed statistics only, even when the form has other strides. */
 static bool are_stats_packed(const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
-    return p->rows == c->a->sq && p->kvs == c->a->kv_heads && (uintptr_t)c->lse.data % 16 == 0;
+    return p->rows == c->x.attention.sq && p->kvs == c->x.attention.kv_heads &&
+           (uintptr_t)c->x.lse.data % 16 == 0;
 }
 
 float *nd_sdpa_stats(const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
-    return are_stats_packed(c, p) ? c->lse.data : (float *)(c->scratch + c->layout.stats);
+    return are_stats_packed(c, p) ? c->x.lse.data : (float *)(c->scratch + c->layout.stats);
 }
 
 nd_status nd_sdpa_move_stats(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
-    int64_t heads = p->kvs * group_of(c->a), head = p->kv * group_of(c->a);
-    bool at_once = heads == c->a->heads; /* lse is contiguous */
-    int64_t parts = at_once ? 1 : c->a->batch, rows = at_once ? c->a->batch * heads : heads;
+    int64_t heads = p->kvs * group_of(c), head = p->kv * group_of(c);
+    bool at_once = heads == c->x.attention.heads; /* lse is contiguous */
+    int64_t parts = at_once ? 1 : c->x.attention.batch,
+            rows = at_once ? c->x.attention.batch * heads : heads;
     if (are_stats_packed(c, p)) {
         return ND_OK;
     }
     for (int64_t b = 0; b < parts; b++) {
-        int64_t first = (b * c->a->heads + head) * c->a->sq + p->row;
+        int64_t first = (b * c->x.attention.heads + head) * c->x.attention.sq + p->row;
         nd_tensor packed =
             nd_tensor_2d(nd_sdpa_stats(c, p) + b * heads * p->rows, ND_DTYPE_F32, rows, p->rows);
-        nd_tensor part = nd_tensor_2d((float *)c->lse.data + first, ND_DTYPE_F32, rows, p->rows);
-        part.stride[0] = c->a->sq;
+        nd_tensor part = nd_tensor_2d((float *)c->x.lse.data + first, ND_DTYPE_F32, rows, p->rows);
+        part.stride[0] = c->x.attention.sq;
         nd_cast_args copy = {.out = c->backward ? packed : part, .x = c->backward ? part : packed};
         int launched = nd_cuda_cast(nd_cuda_stream(stream), &copy, NULL);
         ND_TRY(nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched));

@@ -93,12 +93,9 @@ nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *, const nd_sdpa_cut *, size
 
 typedef struct nd_sdpa_call {
     nd_cuda_context *context;
-    const nd_attention *a;
     bool backward;
-    nd_tensor q, k, v, out, lse, first_key, end_key;
-    nd_tensor dout, dq, dk, dv; /* backward */
-    bool add_q, add_kv;
-    nd_documents documents; /* where nd_documents_take does, and nothing below but the scratch */
+    nd_attention_bwd_args x; /* of a forward: what it has too, with the out and lse that it makes */
+    nd_documents documents;  /* where nd_documents_take does, and nothing below but the scratch */
     nd_sdpa_cut cut;
     /* What cuDNN writes: the results themselves, or the scratch, which has room for one piece. */
     nd_tensor to_q, to_k, to_v;
@@ -110,7 +107,6 @@ typedef struct nd_sdpa_call {
 } nd_sdpa_call;
 
 nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x);
-nd_sdpa_call nd_sdpa_backward_call(nd_cuda_context *context, const nd_attention_bwd_args *x);
 
 /* Whether the tensor lies at a multiple of 16 bytes and has strides of multiples of 8 elements:
  * what the vector accesses of cuDNN need. */

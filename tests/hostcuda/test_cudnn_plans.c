@@ -50,7 +50,7 @@ static nd_tensor heads(int64_t rows, int64_t count, int64_t head_dim, int64_t ro
 /* Bytes of the scores of the largest piece, which only cuDNN's deterministic way keeps. */
 static size_t most_scores(const nd_sdpa_call *c)
 {
-    const nd_attention *a = c->a;
+    const nd_attention *a = &c->x.attention;
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     int64_t most = 0;
@@ -76,17 +76,17 @@ static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, i
                                .ordered_bytes = ND_SDPA_ORDERED_BYTES};
     nd_tensor q = heads(sq, H, D, row), k = heads(sk, K, D, row), out = heads(sq, H, D, H * D);
     nd_sdpa_call c = {.context = &context,
-                      .a = &a,
                       .backward = backward,
-                      .q = q,
-                      .k = k,
-                      .v = k,
-                      .out = out,
-                      .lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, H, sq),
-                      .dout = out,
-                      .dq = q,
-                      .dk = k,
-                      .dv = k};
+                      .x = {.attention = a,
+                            .q = q,
+                            .k = k,
+                            .v = k,
+                            .out = out,
+                            .lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, H, sq),
+                            .dout = out,
+                            .dq = q,
+                            .dk = k,
+                            .dv = k}};
     int64_t before = nd_cudnn_plan_count(cudnn);
     size_t planned = nd_cuda_sdpa_scratch_by_formula(&a, ND_DTYPE_BF16, backward,
                                                      deterministic ? ND_SDPA_ORDERED_BYTES : 0);
@@ -222,7 +222,7 @@ static void expect_segments(nd_attention a, int tiers)
                                             .add_kv = true};
     cr_expect(nd_documents_fit(&a, false));
     nd_sdpa_call calls[] = {nd_sdpa_forward_call(&context, &forward),
-                            nd_sdpa_backward_call(&context, &backward)};
+                            {.context = &context, .backward = true, .x = backward}};
     for (int i = 0; i < 2; i++) {
         cr_expect(nd_documents_take(&calls[i]));
         cr_expect_leq(calls[i].documents.end, nd_documents_scratch_by_formula(&a, i == 1));
