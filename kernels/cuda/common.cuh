@@ -204,16 +204,7 @@ template <class T> __device__ inline float divide_for(float a, float b)
 
 /* reductions: every thread gets the result */
 
-__device__ inline float warp_sum(float x)
-{
-    ND_UNROLL
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        x += __shfl_xor_sync(0xffffffffu, x, lanes);
-    }
-    return x;
-}
-
-__device__ inline double warp_sum(double x)
+template <class T> __device__ inline T warp_sum(T x)
 {
     ND_UNROLL
     for (int lanes = 16; lanes > 0; lanes /= 2) {

@@ -118,23 +118,13 @@ template <class T> int stats(nd_cuda_queue queue, const nd_ce_stats_args *x)
 /* small vectors */
 
 struct rescale_of {
-    static constexpr int together = 1;
     float *sum;
     const float *max, *global;
 
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
+    __device__ void operator()(int64_t at) const
     {
-        s.at = v;
-    }
-
-    __device__ void finish(state &s) const
-    {
-        float own = max[s.at]; /* -inf: the sum is 0 or NaN */
-        sum[s.at] = own == -INFINITY ? sum[s.at] : sum[s.at] * expf(own - global[s.at]);
+        float own = max[at]; /* -inf: the sum is 0 or NaN */
+        sum[at] = own == -INFINITY ? sum[at] : sum[at] * expf(own - global[at]);
     }
 };
 
@@ -267,7 +257,7 @@ int nd_cuda_ce_rescale(nd_cuda_queue queue, const nd_ce_rescale_args *args, void
     const nd_tensor row_sum = args->row_sum;
     rescale_of f = {(float *)row_sum.data, (const float *)args->row_max.data,
                     (const float *)args->global_max.data};
-    return map(queue, f, count_of(row_sum));
+    return each(queue, f, count_of(row_sum));
 }
 
 int nd_cuda_ce_loss(nd_cuda_queue queue, const nd_ce_loss_args *args, void *scratch)

@@ -9,7 +9,6 @@
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
 #include "kernels/ops_check.h"
-#include "runtime/base/clock.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
@@ -262,9 +261,11 @@ UNCHECKED_OP(fp8_count)
 
 static nd_status prepare_product(nd_stream *s, const nd_product_args *x)
 {
-    nd_lt_prepare_begin(lt_of(s));
+    nd_lt *lt = lt_of(s);
+    ND_ASSERT(lt->candidates <= 1); /* or the first use would time it */
+    lt->preparing = true;
     nd_status status = make_product(s, x);
-    nd_lt_prepare_end(lt_of(s));
+    lt->preparing = false;
     return status;
 }
 
@@ -314,7 +315,8 @@ static nd_status context_create(nd_device *device, bool deterministic)
     snprintf(context->machine, sizeof context->machine,
              "sm_%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu", context->capability,
              info.runtime / 1000, info.runtime % 1000 / 10, info.driver / 1000,
-             info.driver % 1000 / 10, nd_lt_version(context->lt), nd_cudnn_version(context->cudnn));
+             info.driver % 1000 / 10, context->lt->library.version(),
+             nd_cudnn_version(context->cudnn));
     device->native = context;
     device->native_close = context_destroy;
 out:
@@ -363,38 +365,12 @@ nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors)
                        "to at most %d, or to 0",
                        (long long)processors, device->name, info.processors, info.processors);
     }
-    nd_lt_limit(nd_cuda_context_of(device)->lt, (int)processors);
+    nd_cuda_context_of(device)->lt->processors = (int)processors;
     return ND_OK;
-}
-
-void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
-{
-    nd_lt_tune(nd_cuda_context_of(device)->lt, candidates, nd_clock_seconds() + seconds);
-}
-
-int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
-{
-    return nd_lt_choices(nd_cuda_context_of(device)->lt, out);
-}
-
-nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
-{
-    return nd_lt_install(nd_cuda_context_of(device)->lt, choices, count);
-}
-
-int nd_ops_cuda_unchosen(const nd_device *device)
-{
-    return nd_lt_unchosen(nd_cuda_context_of(device)->lt);
 }
 
 void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt)
 {
     *capability = nd_cuda_context_of(device)->capability;
-    *cublaslt = nd_lt_version(nd_cuda_context_of(device)->lt);
-}
-
-nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
-                             void *context, int repeats, double *seconds)
-{
-    return nd_cuda_median(stream, call, context, repeats, seconds);
+    *cublaslt = nd_cuda_context_of(device)->lt->library.version();
 }

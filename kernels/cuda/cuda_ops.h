@@ -35,10 +35,17 @@ size_t nd_ops_cuda_workspace(void);
  */
 nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors);
 
-/* Autotune of the products (rules: lt.h). `tune` times each form at its first use, for `seconds` in
- * total; `install` applies choices, which may come from another run or rank. */
+/*
+ * Autotune of the products: until nd_ops_cuda_install the first use of a form times the library's
+ * best `candidates` algorithms on the operands of the call, whose result is lost, and keeps the
+ * fastest; after `seconds` in total the library's first choice. 0 or 1 candidates: off. Marks forms
+ * as not yet used.
+ */
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);
+/* The forms used since nd_ops_cuda_tune, in the order of their first uses; returns how many. */
 int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS]);
+/* Forgets all forms, then adopts these choices, which may come from another run or rank.
+ * ND_ERR_CONFIG when the library does not accept one. */
 nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count);
 /* Forms met since nd_ops_cuda_install that were not among the choices. */
 int nd_ops_cuda_unchosen(const nd_device *device);

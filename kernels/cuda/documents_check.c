@@ -185,29 +185,22 @@ out:
     return status;
 }
 
-static nd_status run(check *c, bool *right)
-{
-    bool taken = true;
-    ND_TRY(make_operands(c));
-    for (int side = 0; side < 2 && taken; side++) {
-        ND_TRY(compute(c, side, &taken));
-    }
-    *right = taken;
-    for (int i = 0; i < RESULTS && *right; i++) {
-        ND_TRY(compare(c, i, right));
-    }
-    return ND_OK;
-}
-
-static nd_status check_on(check *c, size_t bytes, bool *right)
+static nd_status run(check *c, size_t bytes, bool *right)
 {
     nd_device *device = c->context->device;
     void *memory = NULL;
     nd_status status = ND_OK;
+    *right = true;
     ND_TRY(device->table->stream_init(device, &c->stream));
     ND_TRY_OUT(nd_device_alloc(device, bytes, &memory));
     c->memory = memory;
-    ND_TRY_OUT(run(c, right));
+    ND_TRY_OUT(make_operands(c));
+    for (int side = 0; side < 2 && *right; side++) {
+        ND_TRY_OUT(compute(c, side, right));
+    }
+    for (int i = 0; i < RESULTS && *right; i++) {
+        ND_TRY_OUT(compare(c, i, right));
+    }
 out:
     if (memory) {
         nd_device_free(device, memory, bytes);
@@ -230,7 +223,7 @@ bool nd_documents_are_right(nd_cuda_context *context, const nd_attention *of)
     c.bytes = (size_t)(TOKENS * (c.a.heads + 2) * (24 * c.a.head_dim + 32)) + (64 << 10);
     const size_t scratch = nd_documents_scratch_by_formula(&c.a, true) + (1 << 20);
     context->attention_scratch = scratch; /* of these calls */
-    if (check_on(&c, c.bytes + scratch, &right) != ND_OK) {
+    if (run(&c, c.bytes + scratch, &right) != ND_OK) {
         nd_log_warning("cuDNN's attention of separate documents could not be checked (%s), so the "
                        "plain kernels compute it",
                        nd_error_last()->message);

@@ -158,23 +158,13 @@ __device__ float random_normal(uint64_t seed, uint64_t random_stream, uint64_t i
 }
 
 struct normal_of {
-    static constexpr int together = 1;
     float *out;
     float deviation;
     uint64_t seed, random_stream, first;
 
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
+    __device__ void operator()(int64_t at) const
     {
-        s.at = v;
-    }
-
-    __device__ void finish(state &s) const
-    {
-        out[s.at] = deviation * random_normal(seed, random_stream, first + (uint64_t)s.at);
+        out[at] = deviation * random_normal(seed, random_stream, first + (uint64_t)at);
     }
 };
 
@@ -220,7 +210,7 @@ int nd_cuda_bias_bwd(nd_cuda_queue queue, const nd_bias_bwd_args *args, void *sc
 
 int nd_cuda_random_normal(nd_cuda_queue queue, const nd_random_normal_args *args, void *scratch)
 {
-    return map(queue,
-               normal_of{args->out, args->deviation, args->seed, args->random_stream, args->first},
-               args->count);
+    return each(queue,
+                normal_of{args->out, args->deviation, args->seed, args->random_stream, args->first},
+                args->count);
 }

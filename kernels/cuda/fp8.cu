@@ -128,68 +128,38 @@ int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
 /* scales */
 
 struct copy_of_scales {
-    static constexpr int together = 1;
     float *to;
     int stride;
     const float *a, *b;
 
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
+    __device__ void operator()(int64_t at) const
     {
-        s.at = v;
-    }
-
-    __device__ void finish(state &s) const
-    {
-        to[s.at * stride] = s.at ? *b : *a;
+        to[at * stride] = at ? *b : *a;
     }
 };
 
 struct scale_of {
-    static constexpr int together = 1;
     float *scale, *inverse;
     const float *amax;
     double limit;
     bool power_of_two;
 
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
+    __device__ void operator()(int64_t at) const
     {
-        s.at = v;
-    }
-
-    __device__ void finish(state &s) const
-    {
-        double size = (double)amax[s.at];
+        double size = (double)amax[at];
         float x = (float)(limit / (size < 1e-12 ? 1e-12 : size)); /* NaN stays */
         if (power_of_two && x > 0.0f && x < INFINITY) {
             x = ldexpf(1.0f, (int)floorf((float)log2((double)x)));
         }
-        scale[s.at] = x;
-        inverse[s.at] = 1.0f / x;
+        scale[at] = x;
+        inverse[at] = 1.0f / x;
     }
 };
 
 /* One thread per tensor: adjacent threads read adjacent columns of the history. */
 struct delayed_of {
-    static constexpr int together = 1;
     nd_fp8_history h;
     bool most_recent;
-
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
-    {
-        s.at = v;
-    }
 
     /* The amax that the scale follows; shifts the history by one step. */
     __device__ float roll(int64_t i) const
@@ -211,15 +181,15 @@ struct delayed_of {
         return most_recent ? newest : largest;
     }
 
-    __device__ void finish(state &s) const
+    __device__ void operator()(int64_t at) const
     {
-        float amax = roll(s.at), scale = h.scale[s.at];
+        float amax = roll(at), scale = h.scale[at];
         if (amax > 0.0f && amax < INFINITY) {
-            scale = h.limit[s.at] / amax;
+            scale = h.limit[at] / amax;
             scale = scale == INFINITY ? 3.402823466e+38f : scale;
-            h.scale[s.at] = scale;
+            h.scale[at] = scale;
         }
-        h.inverse[s.at] = 1.0f / scale;
+        h.inverse[at] = 1.0f / scale;
     }
 };
 
@@ -347,14 +317,15 @@ int nd_cuda_amax(nd_cuda_queue queue, const nd_amax_args *args, void *scratch)
 int nd_cuda_fp8_scale(nd_cuda_queue queue, const nd_fp8_scale_args *args, void *scratch)
 {
     double limit = args->format == ND_DTYPE_F8_E4M3 ? 448.0 : 57344.0;
-    return map(queue, scale_of{args->scale, args->inverse, args->amax, limit, args->power_of_two},
-               args->count);
+    return each(queue, scale_of{args->scale, args->inverse, args->amax, limit, args->power_of_two},
+                args->count);
 }
 
 int nd_cuda_fp8_delayed(nd_cuda_queue queue, const nd_fp8_delayed_args *args, void *scratch)
 {
     const nd_fp8_history *history = &args->history;
-    return map(queue, delayed_of{*history, args->algorithm == ND_AMAX_MOST_RECENT}, history->count);
+    return each(queue, delayed_of{*history, args->algorithm == ND_AMAX_MOST_RECENT},
+                history->count);
 }
 
 int nd_cuda_fp8_count(nd_cuda_queue queue, const nd_fp8_count_args *args, void *scratch)
@@ -379,5 +350,5 @@ int nd_cuda_fp8_rescale(nd_cuda_queue queue, const nd_fp8_rescale_args *args)
 
 int nd_cuda_copy_scales(nd_cuda_queue queue, float *to, int stride, const float *a, const float *b)
 {
-    return map(queue, copy_of_scales{to, stride, a, b}, 2);
+    return each(queue, copy_of_scales{to, stride, a, b}, 2);
 }

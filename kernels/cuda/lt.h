@@ -22,40 +22,9 @@ typedef struct nd_lt nd_lt;
  * old. */
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out);
 void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
-/* The version of the library that was opened, 130100 is 13.1.0. */
-size_t nd_lt_version(const nd_lt *lt);
-
-/* The multiprocessors that products of new forms are laid out for; 0: all of the GPU. */
-void nd_lt_limit(nd_lt *lt, int processors);
 
 nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
 nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
-/* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
- * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
-void nd_lt_prepare_begin(nd_lt *lt);
-void nd_lt_prepare_end(nd_lt *lt);
-/* Forms met so far, for tests. */
-int nd_lt_plan_count(const nd_lt *lt);
-
-/*
- * Autotune: until nd_lt_install the first use of a form times the library's best `candidates`
- * algorithms on the operands of the call, whose result is lost, and keeps the fastest; after
- * `deadline` (nd_clock_seconds) the library's first choice. 0 or 1 candidates: off. Marks forms as
- * not yet used.
- */
-void nd_lt_tune(nd_lt *lt, int candidates, double deadline);
-/* The forms used since nd_lt_tune, in the order of their first uses; returns how many. */
-int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS]);
-/* Forgets all forms, then adopts these choices. ND_ERR_CONFIG when the library does not accept one.
- * */
-nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count);
-/* Forms met since nd_lt_install that were not among its choices. */
-int nd_lt_unchosen(const nd_lt *lt);
-
-enum { ND_CUDA_MEDIAN_MAX = 16 };
-/* Seconds of what `call` enqueues: the median of `repeats` calls after a first one. Waits. */
-nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
-                         void *context, int repeats, double *seconds);
 
 /* One form of a product in the library's own, column-major terms. */
 typedef struct nd_lt_plan {
@@ -67,7 +36,7 @@ typedef struct nd_lt_plan {
     size_t workspace;
     /* Autotune. */
     bool chosen;  /* by autotune, or installed from a record */
-    bool touched; /* called since the last nd_lt_tune */
+    bool touched; /* called since the last nd_ops_cuda_tune */
     int number;   /* in the order of first uses */
     int candidates, picked;
     double seconds, first_seconds;
@@ -77,12 +46,15 @@ struct nd_lt {
     nd_device *device;
     nd_lt_library library;
     cublasLtHandle_t handle;
-    int capability, candidates, plan_count;
-    int processors;  /* of new forms; 0: all of the GPU */
-    double deadline; /* of tuning, in seconds of nd_clock_seconds */
+    int capability, plan_count; /* plan_count: forms met so far */
+    int candidates;             /* that the first use of a form times; 0 or 1: none */
+    int processors;             /* of new forms; 0: all of the GPU */
+    double deadline; /* of tuning, on nd_clock_seconds: then the library's first choice */
     bool installed;  /* choices were installed */
-    bool preparing;  /* plans are made, nothing is enqueued */
-    uint32_t told;   /* kinds of vector forms whose refusal the log has */
+    /* Plans are made and nothing is enqueued: operands need no memory, but addresses that are
+     * aligned as those of the calls. */
+    bool preparing;
+    uint32_t told; /* kinds of vector forms whose refusal the log has */
     void *workspace;
     nd_lt_plan plans[ND_LT_PLANS]; /* open addressing */
 };

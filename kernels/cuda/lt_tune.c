@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Autotune: the fastest of the library's algorithms for each form, and choices in and out. */
-#include "kernels/cuda/lt.h"
-
+/* Autotune (cuda_ops.h): the fastest of the library's algorithms for each form, and choices in and
+ * out. */
 #include <string.h>
 
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/lt.h"
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda_check.h"
 
-enum { REPEATS = 5 };
+enum { REPEATS = 5, MOST_REPEATS = 16 };
 
-void nd_lt_tune(nd_lt *lt, int candidates, double deadline)
+static nd_lt *lt_of(const nd_device *device)
 {
+    return nd_cuda_context_of(device)->lt;
+}
+
+void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
+{
+    nd_lt *lt = lt_of(device);
     lt->candidates = candidates > ND_LT_CANDIDATES ? ND_LT_CANDIDATES : candidates;
-    lt->deadline = deadline;
+    lt->deadline = nd_clock_seconds() + seconds;
     for (int i = 0; i < ND_LT_PLANS; i++) {
         lt->plans[i].touched = false;
     }
@@ -53,7 +61,7 @@ nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_
         if (!can_be_replayed(lt, plan, &results[i], &plan->workspace)) {
             continue;
         }
-        if (nd_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
+        if (nd_ops_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
             nd_error_clear(); /* this GPU cannot run it; a broken device fails again below */
             continue;
         }
@@ -71,13 +79,13 @@ nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_
     return nd_stream_sync(stream);
 }
 
-nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
-                         void *context, int repeats, double *seconds)
+nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                             void *context, int repeats, double *seconds)
 {
-    cudaEvent_t events[2 * ND_CUDA_MEDIAN_MAX] = {0};
-    float ms[ND_CUDA_MEDIAN_MAX];
+    cudaEvent_t events[2 * MOST_REPEATS] = {0};
+    float ms[MOST_REPEATS];
     cudaError_t error = cudaSuccess;
-    ND_ASSERT(repeats > 0 && repeats <= ND_CUDA_MEDIAN_MAX);
+    ND_ASSERT(repeats > 0 && repeats <= MOST_REPEATS);
     nd_status status = call(context, stream); /* warm */
     for (int i = 0; i < 2 * repeats && status == ND_OK && error == cudaSuccess; i++) {
         error = cudaEventCreate(&events[i]);
@@ -106,8 +114,9 @@ nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_
     return ND_OK;
 }
 
-int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS])
+int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
 {
+    const nd_lt *lt = lt_of(device);
     int count = 0;
     for (int number = 0; number < lt->plan_count; number++) {
         for (int i = 0; i < ND_LT_PLANS; i++) {
@@ -131,8 +140,9 @@ int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS])
     return count;
 }
 
-nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count)
+nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
 {
+    nd_lt *lt = lt_of(device);
     memset(lt->plans, 0, sizeof lt->plans);
     lt->plan_count = 0;
     lt->candidates = 1;
@@ -149,8 +159,9 @@ nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count)
     return ND_OK;
 }
 
-int nd_lt_unchosen(const nd_lt *lt)
+int nd_ops_cuda_unchosen(const nd_device *device)
 {
+    const nd_lt *lt = lt_of(device);
     int count = 0;
     for (int i = 0; i < ND_LT_PLANS && lt->installed; i++) {
         count += lt->plans[i].used && !lt->plans[i].refused && !lt->plans[i].chosen;

@@ -5,14 +5,14 @@
  * Elementwise work over strided views: a layout (which element of each operand a pack is) and a
  * kernel that walks it.
  *
- * map_kernel<F> gives each thread F::together packs at a time and issues the loads of all of them
+ * map_kernel gives each thread F::together packs at a time and issues the loads of all of them
  * before the first is used, so that enough bytes are in flight to cover the latency of memory. F
  * has
  *   struct state                        what load leaves for finish
  *   void load(int64_t v, state &) const
  *   void finish(state &) const          after load, by the same thread; may store where load of the
  *                                       same v has read
- * map_amax_kernel<F> also merges the largest sizes of F::amaxes results into f.amax[k] (NULL: not
+ * With F::amaxes it also merges the largest sizes of so many results into f.amax[k] (NULL: not
  * wanted); there
  *   void finish(state &, uint32_t (&sizes)[F::amaxes]) const    raises sizes, bits of |x|
  */
@@ -184,10 +184,12 @@ layout<OPERANDS> layout_of(const nd_tensor (&t)[OPERANDS], int pack, bool keep_r
     return l;
 }
 
-template <class F>
+/* AMAXES: F::amaxes, or 0 for a kernel without maxima. */
+template <class F, int AMAXES>
 __global__ void __launch_bounds__(MAP_THREADS) map_kernel(const F f, int64_t count)
 {
     const int64_t tile = MAP_THREADS * F::together;
+    uint32_t sizes[AMAXES > 0 ? AMAXES : 1] = {};
     for (int64_t begin = blockIdx.x * tile; begin < count; begin += gridDim.x * tile) {
         typename F::state states[F::together];
         ND_UNROLL
@@ -200,37 +202,20 @@ __global__ void __launch_bounds__(MAP_THREADS) map_kernel(const F f, int64_t cou
         ND_UNROLL
         for (int u = 0; u < F::together; u++) {
             if (begin + u * MAP_THREADS + threadIdx.x < count) {
-                f.finish(states[u]);
+                if constexpr (AMAXES > 0) {
+                    f.finish(states[u], sizes);
+                } else {
+                    f.finish(states[u]);
+                }
             }
         }
     }
-}
-
-template <class F>
-__global__ void __launch_bounds__(MAP_THREADS) map_amax_kernel(const F f, int64_t count)
-{
-    const int64_t tile = MAP_THREADS * F::together;
-    uint32_t sizes[F::amaxes] = {};
-    for (int64_t begin = blockIdx.x * tile; begin < count; begin += gridDim.x * tile) {
-        typename F::state states[F::together];
+    if constexpr (AMAXES > 0) {
         ND_UNROLL
-        for (int u = 0; u < F::together; u++) {
-            int64_t v = begin + u * MAP_THREADS + threadIdx.x;
-            if (v < count) {
-                f.load(v, states[u]);
+        for (int k = 0; k < AMAXES; k++) {
+            if (f.amax[k]) {
+                amax_merge(f.amax[k], sizes[k]);
             }
-        }
-        ND_UNROLL
-        for (int u = 0; u < F::together; u++) {
-            if (begin + u * MAP_THREADS + threadIdx.x < count) {
-                f.finish(states[u], sizes);
-            }
-        }
-    }
-    ND_UNROLL
-    for (int k = 0; k < F::amaxes; k++) {
-        if (f.amax[k]) {
-            amax_merge(f.amax[k], sizes[k]);
         }
     }
 }
@@ -243,7 +228,7 @@ template <class F> int map_amax(nd_cuda_queue queue, const F &f, int64_t count)
     }
     int64_t blocks = nd_ceil_div(count, (int64_t)MAP_THREADS * F::together);
     int64_t most = (int64_t)processors() * 16;
-    return ND_LAUNCH_MEETING((map_amax_kernel<F>), blocks < most ? blocks : most, MAP_THREADS,
+    return ND_LAUNCH_MEETING((map_kernel<F, F::amaxes>), blocks < most ? blocks : most, MAP_THREADS,
                              queue, f, count);
 }
 
@@ -254,7 +239,33 @@ template <class F> int map(nd_cuda_queue queue, const F &f, int64_t count)
     }
     int64_t blocks = nd_ceil_div(count, (int64_t)MAP_THREADS * F::together);
     const int64_t most = 0x7fffffff;
-    return ND_LAUNCH((map_kernel<F>), blocks < most ? blocks : most, MAP_THREADS, queue, f, count);
+    return ND_LAUNCH((map_kernel<F, 0>), blocks < most ? blocks : most, MAP_THREADS, queue, f,
+                     count);
+}
+
+/* f(i) of each i below count. */
+template <class F> struct each_of {
+    static constexpr int together = 1;
+    F f;
+
+    struct state {
+        int64_t i;
+    };
+
+    __device__ void load(int64_t i, state &s) const
+    {
+        s.i = i;
+    }
+
+    __device__ void finish(state &s) const
+    {
+        f(s.i);
+    }
+};
+
+template <class F> int each(nd_cuda_queue queue, const F &f, int64_t count)
+{
+    return map(queue, each_of<F>{f}, count);
 }
 
 } // namespace nd

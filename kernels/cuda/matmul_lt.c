@@ -49,32 +49,6 @@ void nd_lt_destroy(nd_lt *lt)
     }
 }
 
-size_t nd_lt_version(const nd_lt *lt)
-{
-    return lt->library.version();
-}
-
-int nd_lt_plan_count(const nd_lt *lt)
-{
-    return lt->plan_count;
-}
-
-void nd_lt_limit(nd_lt *lt, int processors)
-{
-    lt->processors = processors;
-}
-
-void nd_lt_prepare_begin(nd_lt *lt)
-{
-    ND_ASSERT(lt->candidates <= 1);
-    lt->preparing = true;
-}
-
-void nd_lt_prepare_end(nd_lt *lt)
-{
-    lt->preparing = false;
-}
-
 /* The library has just failed to plan or to make a product with vectors of scales: from now on the
  * caller applies the scales of this form itself. Said once for each kind of form. */
 static void refuse_vectors(nd_lt *lt, nd_lt_plan *plan)

@@ -30,8 +30,8 @@ static plan_counts count(const nd_trainer *t)
 {
     const nd_cuda_context *c = nd_cuda_context_of(t->rank->device);
     nd_double_counts ran = nd_double_counts_get();
-    return (plan_counts){nd_cudnn_plan_count(c->cudnn), nd_lt_plan_count(c->lt),
-                         ran.usual_backwards, ran.ordered_backwards};
+    return (plan_counts){nd_cudnn_plan_count(c->cudnn), c->lt->plan_count, ran.usual_backwards,
+                         ran.ordered_backwards};
 }
 
 static nd_status before(void *context, nd_trainer *t, int64_t step)
