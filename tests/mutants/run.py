@@ -13,7 +13,7 @@
 A rule of rules.txt is a name behind "==", then the lines to search for, which must occur exactly once, each behind "-", and their
 replacement, each line behind "+". The lines "file" and "suites" above say for all rules up to the next such line what is changed
 and who should notice. A suite may be followed by a filter of
-Criterion: trainer_model:head/*. The suites are tried in their order until one fails. The last line is the share noticed.
+Criterion: trainer_model:head/*. The parts of a suite, as events_1, are named together: events. The suites are tried in their order until one fails. The last line is the share noticed.
 """
 import argparse
 import json
@@ -120,6 +120,10 @@ class Build:
         return json.loads(subprocess.run(["meson", "introspect", what, str(self.folder)], check=True,
                                          stdout=subprocess.PIPE).stdout)
 
+    def parts(self, suites):
+        """Their names; "events" stands for events_1, events_2, ..."""
+        return [part for suite in suites for part in sorted(name for name in self.tests if name.rstrip("0123456789") == suite + "_") or [suite]]
+
     def make(self, suites):
         """Builds what the suites need. False: the source does not compile."""
         targets = []
@@ -157,7 +161,7 @@ class Build:
 
 def notice(build, rule):
     """The suite that notices the fault, or None."""
-    for suite in rule.suites:
+    for suite in build.parts(rule.suites):
         if not build.make([suite]):
             raise RuntimeError(f"rule \"{rule.name}\": the fault does not compile; see {build.log}")
         if not build.passes(suite):
@@ -167,7 +171,7 @@ def notice(build, rule):
 
 def try_suites(build, rules):
     """All suites pass without a fault; otherwise they would notice anything."""
-    for suite in sorted({suite for rule in rules for suite in rule.suites}):
+    for suite in sorted({suite for rule in rules for suite in build.parts(rule.suites)}):
         begin = time.monotonic()
         if not build.make([suite]) or not build.passes(suite):
             raise RuntimeError(f"{suite} fails without a fault; see {build.log}")

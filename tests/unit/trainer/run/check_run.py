@@ -5,6 +5,7 @@
     check_run.py PROGRAM [SEEDS]           CI: seeds 0 to SEEDS - 1 (default 100), and the cases that are written down
     check_run.py PROGRAM --seed N          one seed, with what it does
     check_run.py PROGRAM SEEDS --from N    others
+    check_run.py PROGRAM --part K          every eighth case, K is 1 to 8
 
 A seed is a case: settings, then a list of starts, each with the events that meet it. A negative one is written down, not drawn.
 PROGRAM is test_run.c: ndtrain train, in which an event comes with a given micro-batch or batch of a validation, and whose losses are
@@ -34,6 +35,7 @@ PROMPTS = "|}"
 LR, SPIKE = 2.0**-10, 64 # SPIKE: what one adds to each label of a micro-batch
 SPIKE_LEAST, REWINDS_MAX, WARM_UP = 16, 10, 2 # losses without which nothing is a spike; steps that are left out of the trace
 MORE = 3 # steps of an event M
+PARTS = 8
 FAILURES_MAX = 3 # each is shrunk, and more would say the same
 KILLED, STOPPED, NUMERIC, DATA = 137, 75, 70, 65
 
@@ -734,8 +736,10 @@ def main():
     parser.add_argument("seeds", nargs="?", type=int, default=100)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--part", type=int, choices=range(1, PARTS + 1))
     options = parser.parse_args()
     seeds = list(range(options.first or -len(WRITTEN), options.first + options.seeds))
+    seeds = seeds[options.part - 1::PARTS] if options.part else seeds
     seeds, says = ([options.seed], True) if options.seed is not None else (seeds, False)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         bad = sum(pool.map(lambda part: try_seeds(options.program, seeds[part::2], says), range(2)))
