@@ -8,7 +8,7 @@
  *   test_drawn_runs --seed N                 one, with what it draws
  *   test_drawn_runs --case "shard=2 tp=3"    the case with these numbers
  *   test_drawn_runs --hours H                random seeds, until so long has passed
- *   --part K                                 of the seeds of CI every eighth, K is 1 to 8
+ *   --part K                                 of the seeds of CI every twentieth, K is 1 to 20
  *   --jobs N                                 cases at a time; else as many as there are CPUs
  *
  * A case that fails is run again with smaller numbers, as long as it still fails. Each runs in a
@@ -27,7 +27,14 @@
 #include "runtime/base/log.h"
 #include "tests/drawn/drawn_check.h"
 
-enum { CASE_SECONDS = 150, TRIES = 60, MESSAGE = 1024, JOBS_MAX = 64, DAY_SEEDS = 1000, PARTS = 8 };
+enum {
+    CASE_SECONDS = 150,
+    TRIES = 60,
+    MESSAGE = 1024,
+    JOBS_MAX = 64,
+    DAY_SEEDS = 1000,
+    PARTS = 20
+};
 
 typedef struct child {
     pid_t pid;
