@@ -8,6 +8,7 @@
 #include "kernels/cpu/isa.h"
 #include "runtime/base/math.h"
 #include "runtime/config/config.h"
+#include "trainer/shape/shape.h"
 #include "tests/drawn/draw.h"
 
 const char *const drawn_filters[] = {"accelerate", "mlp", "gate_proj,down_proj,layers.0"};
@@ -115,6 +116,9 @@ drawn_case drawn_case_of_seed(uint64_t seed)
     c.packed = draw_range(d, 0, 2);
     c.ulysses = draw_once_in(d, 3) ? c.cp : draw_range(d, 1, c.cp);
     c.copies = draw_once_in(d, 3) ? c.tp : DRAW(d, 1, 1, 2);
+    c.family = draw_once_in(d, 2) ? draw_range(d, 0, ND_FAMILY_COUNT - 1) : ND_FAMILY_LLAMA;
+    c.biases = draw_once_in(d, 2);
+    c.window = draw_once_in(d, 2) ? draw_range(d, 1, c.sequence) : 0;
     drawn_case_settle(&c);
     return c;
 }
@@ -194,6 +198,9 @@ void drawn_case_settle(drawn_case *c)
     for (int i = 0; i < NUMBERS; i++) {
         *number(c, i) = *number(c, i) < numbers[i].least ? numbers[i].least : *number(c, i);
     }
+    c->family = most(c->family, ND_FAMILY_COUNT - 1);
+    c->window = nd_families[c->family].window == ND_WINDOW_NEVER ? 0 : c->window;
+    c->rope = c->family == ND_FAMILY_LLAMA ? c->rope : ND_ROPE_DEFAULT;
     settle_copies(c);
     settle_work(c);
     c->head_dim += c->head_dim % 2;

@@ -55,7 +55,10 @@
     X(save_piece, 0)                                                                               \
     X(staging, 0) /* bytes of a round of a reduction, from each rank; 0: the program's own */      \
     X(isa, 0)     /* of drawn_isas */                                                              \
-    X(packed, 0)  /* of drawn_packed */
+    X(packed, 0)  /* of drawn_packed */                                                            \
+    X(family, 0)  /* nd_family */                                                                  \
+    X(biases, 0)  /* where config.json decides */                                                  \
+    X(window, 0)
 
 typedef struct drawn_case {
 #define DRAWN_MEMBER(name, least) int64_t name;
