@@ -14,14 +14,21 @@ static uint64_t seed_of(int replica, int tp)
     return (uint64_t)(replica * 8 + tp + 1);
 }
 
+static bool is_of_kv(const nd_param *p)
+{
+    return p->id == ND_PARAM_K || p->id == ND_PARAM_V || p->id == ND_PARAM_K_BIAS ||
+           p->id == ND_PARAM_V_BIAS || p->id == ND_PARAM_NORM_K_ALL;
+}
+
 /* The sum over dp_replicate, of replicated parameters over tp, and of KV heads over their copies.
  * p: of any rank. */
 static float summed(const nd_mesh *mesh, const nd_param *p, int64_t element)
 {
     float sum = 0.0f;
-    const bool kv = p->id == ND_PARAM_K || p->id == ND_PARAM_V;
     const int tp = mesh->size[ND_AXIS_TP], copies = mesh->kv_copies;
-    const int blocks = p->axes == 1 ? 1 : kv ? tp / copies : 0; /* 0: each rank has one */
+    const int blocks = p->split == ND_SPLIT_NONE ? 1
+                       : is_of_kv(p)             ? tp / copies
+                                                 : 0; /* 0: each rank has one */
     const int first = blocks ? (int)(element / (p->rows * p->cols / blocks)) * (tp / blocks) : 0;
     for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
         for (int t = first; t < first + (blocks ? tp / blocks : 1); t++) {
@@ -35,8 +42,8 @@ static nd_status write_span(void *context, const nd_span *span)
 {
     mesh_shards *s = context;
     const int *at = s->rank->coord.at;
-    const bool kv = span->param->id == ND_PARAM_K || span->param->id == ND_PARAM_V;
-    int tp = span->param->axes == 1 || kv ? at[ND_AXIS_TP] : 0;
+    const bool several = span->param->split == ND_SPLIT_NONE || is_of_kv(span->param);
+    const int tp = several ? at[ND_AXIS_TP] : 0;
     for (int64_t i = 0; i < span->rows * span->cols; i++) {
         s->fsdp.grad[span->begin + i] = mesh_param_value(seed_of(at[ND_AXIS_DP_REPLICATE], tp),
                                                          span->param, nd_span_global(span, i));
@@ -129,7 +136,10 @@ Test(fsdp_grads, sums_and_norm_of_every_mesh)
                               .body = body};
             const int *n = job.mesh.size;
             job.shape.kv_heads = variant & 4 ? 2 : 4; /* 2: with tp 4 there are copies */
-            if (variant & 2) {                        /* in both segments */
+            job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = 1;
+            job.shape.qk_norm = variant & 1 ? 2 : 1;
+            job.shape.post_norm = 2;
+            if (variant & 2) { /* in both segments */
                 job.config.train.precision = ND_PRECISION_FP8;
                 job.config.fp8.all_gather = true;
             }

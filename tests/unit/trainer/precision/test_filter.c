@@ -98,12 +98,21 @@ Test(filter, patterns)
     cr_expect(nd_filter_converts(&f, 3, Q));
     cr_expect_not(nd_filter_converts(&f, 30, Q));
     nd_filter_fini(&f);
-    f = filter_of("*.1?.*_proj", ND_FP8_TENSORWISE, &shape);
-    cr_expect_eq(f.converted, 70);
-    nd_filter_fini(&f);
-    f = filter_of("*", ND_FP8_TENSORWISE, &shape);
-    cr_expect_eq(f.converted, 7 * 32);
-    nd_filter_fini(&f);
+    static const struct {
+        const char *text;
+        int64_t converted;
+    } matched[] = {
+        {"*", 7 * 32},
+        {"*.1?.*_proj", 70},
+        {"*up_proj", 32},
+        {"model.layers.?.mlp.up_proj", 10},
+        {"model.layers.[0-2].mlp.up_proj", 3},
+    };
+    for (size_t i = 0; i < sizeof matched / sizeof *matched; i++) {
+        f = filter_of(matched[i].text, ND_FP8_TENSORWISE, &shape);
+        cr_expect_eq(f.converted, matched[i].converted, "%s", matched[i].text);
+        nd_filter_fini(&f);
+    }
     expect_refused("w1", &shape, "w1 matches no linear", "gate_proj");
     expect_refused("mlp, lm_head", &shape, "lm_head", "BF16");
 }
