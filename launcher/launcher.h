@@ -113,6 +113,7 @@ typedef struct nd_output {
     FILE *file; /* below launch.log_dir, or NULL */
     char line[ND_LINE_MAX];
     size_t used;
+    bool returned;  /* behind these bytes came a carriage return: the next ones overwrite them */
     nd_shown shown; /* rank 0's bytes on their way */
     bool as_it_is;  /* they go to a file or a pipe that gets them unchanged */
     bool torn;      /* bytes of rank 0 were lost, and no line has begun since */

@@ -112,7 +112,7 @@ static bool is_for_the_screen(const nd_output *output, const char *line, size_t 
 static void pass_on(nd_output *output, const char *bytes, size_t count)
 {
     const char *end = bytes + count, *unwritten = bytes, *newline;
-    bool begins = output->used == 0;
+    bool begins = output->used == 0 || output->returned;
     for (const char *line = bytes; (newline = memchr(line, '\n', (size_t)(end - line))) != NULL;
          line = newline + 1) {
         if (begins && is_for_the_screen(output, line, (size_t)(newline - line))) {
@@ -162,12 +162,18 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
     }
     for (ssize_t i = 0; i < count; i++) {
         char c = buffer->base[i];
+        if (c == '\r') {
+            output->returned = true;
+            continue;
+        }
+        if (output->returned && c != '\n') {
+            output->used = 0; /* of a rewritten line only the last state is kept */
+        }
+        output->returned = false;
         if (c == '\n' || output->used == sizeof output->line - 1) {
             emit_line(output);
         }
-        if (c == '\r') {
-            output->used = 0; /* of a rewritten line only the last state is kept */
-        } else if (c != '\n') {
+        if (c != '\n') {
             output->line[output->used++] = c;
         }
     }

@@ -199,7 +199,7 @@ Test(start, log_dir_keeps_each_workers_streams_of_each_start)
                                    logs)),
                  2);
     cr_assert_str_eq(shell_prints("cat %s/nd-*/rank-1.stderr.log", logs),
-                     "last words\nlast words\n");
+                     "both ends\nlast words\nboth ends\nlast words\n");
 }
 
 Test(start, a_log_dir_that_cannot_be_made_stops_the_start)

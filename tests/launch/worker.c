@@ -189,7 +189,7 @@ static int act(const nd_identity *id, nd_store *store, const char *what, int cho
         fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
-        fprintf(stderr, "last words"); /* without a newline */
+        fprintf(stderr, "1 %%\r99 %%\rboth ends\r\nlast words"); /* without a newline */
         return 7;
     } else if (id->rank == chosen && strcmp(what, "abort") == 0) {
         raise(SIGKILL);
