@@ -186,7 +186,7 @@ nd_status nd_config_resolve(nd_config *c)
 static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t *out)
 {
     const double samples = c->train.epochs * (double)e->samples, steps = samples / (double)e->step;
-    /* 0.1 x 30 is a little more than 3. */
+    /* 1.1 x 50 is a little more than 55. */
     double whole = ceil(steps - 1e-9 * steps);
     if (whole * (double)e->step > (double)e->limit && floor(steps) >= 1) {
         whole = floor(steps);

@@ -19,14 +19,20 @@ static void expect_steps(int64_t samples, int64_t step, int64_t wanted)
 
 Test(epochs, give_steps_rounded_up)
 {
-    assert_ok(flags_in(&c, "--num-train-epochs 3"));
-    expect_steps(100, 8, 38);
-    assert_ok(flags_in(&c, "--num_epochs 0.1"));
-    expect_steps(30, 1, 3);
-    assert_ok(flags_in(&c, "--epochs 0.001"));
-    expect_steps(30, 8, 1);
-    assert_ok(flags_in(&c, "--num-steps 7"));
-    expect_steps(30, 8, 7);
+    static const struct {
+        const char *flags;
+        int64_t samples, step, wanted;
+    } cases[] = {
+        {"--num-train-epochs 3", 100, 8, 38}, {"--num_epochs 0.1", 30, 1, 3},
+        {"--epochs 1.1", 50, 1, 55}, /* the product of doubles is a little more */
+        {"--epochs 2.3", 100, 10, 23},        {"--epochs 1.12", 50, 1, 56},
+        {"--epochs 1.13", 50, 1, 57},         {"--epochs 0.001", 30, 8, 1},
+        {"--num-steps 7", 30, 8, 7},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_ok(flags_in(&c, cases[i].flags));
+        expect_steps(cases[i].samples, cases[i].step, cases[i].wanted);
+    }
     assert_ok(flags_in(&c, "--epochs 1 --warmup-ratio 0.1"));
     assert_ok(take(100, INT64_MAX, 2));
     cr_assert_eq(c.optimizer.warmup_steps, 5);
