@@ -12,6 +12,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "trainer/corpus/token_cache.h"
 
 enum {
@@ -53,57 +54,53 @@ static nd_status open_part(nd_token_output *out, bool shared, bool *is_new)
                                   nd_fs_reason(errno));
 }
 
-typedef struct waiting {
-    off_t bytes;          /* of the .part, which grows as long as its writer gets on */
-    long pause_ms;        /* the next one: each is longer, or many ranks would load the folder */
-    double changed, said; /* when the bytes changed, when this process said so; 0: not yet */
-} waiting;
-
-static nd_status wait_for_writer(const nd_token_output *out, const nd_token_sharing *sharing,
-                                 waiting *w)
+/* With sharing, waits for the process that has the file locked as long as it gets on: the file
+ * grows then. Each pause is longer, or many ranks would load the folder. */
+static nd_status lock_part(const nd_token_output *out, const nd_token_sharing *sharing,
+                           nd_fs_locked *locked)
 {
-    const struct timespec pause = {.tv_sec = w->pause_ms / 1000,
-                                   .tv_nsec = w->pause_ms % 1000 * 1000000L};
-    const double stall = sharing->stall_seconds > 0 ? sharing->stall_seconds : STALL_SECONDS;
-    const double now = nd_clock_seconds();
-    struct stat st = {.st_size = w->bytes};
-    (void)fstat(out->fd, &st);
-    if (sharing->stop && atomic_load(sharing->stop)) {
-        return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+    const double stall =
+        sharing && sharing->stall_seconds > 0 ? sharing->stall_seconds : STALL_SECONDS;
+    double changed = 0, said = 0;
+    struct stat st = {.st_size = -1}; /* not looked at yet */
+    for (long pause = POLL_MS;; pause = nd_min(pause * 3 / 2, POLL_MS_MAX)) {
+        const off_t bytes = st.st_size;
+        const double now = nd_clock_seconds();
+        ND_TRY(nd_fs_lock(out->fd, out->part, locked));
+        if (*locked != ND_FS_LOCKED_BY_ANOTHER || !sharing) {
+            return ND_OK;
+        }
+        if (sharing->stop && atomic_load(sharing->stop)) {
+            return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+        }
+        (void)fstat(out->fd, &st);
+        changed = st.st_size != bytes ? now : changed;
+        if (now - changed > stall) {
+            return nd_fail(ND_ERR_HANG,
+                           "another process, which encodes the text into \"%s\", made no progress "
+                           "for %.0f s; end it, or set data.cache_dir to another folder",
+                           out->path, stall);
+        }
+        if (said == 0 || now - said >= WORD_SECONDS) {
+            said = now;
+            nd_log_info("waiting for another process, which encodes the text into %s: %.1f MB so "
+                        "far",
+                        out->path, (double)st.st_size * 1e-6);
+        }
+        nanosleep(&(struct timespec){.tv_sec = pause / 1000, .tv_nsec = pause % 1000 * 1000000L},
+                  NULL);
     }
-    if (w->changed == 0 || st.st_size != w->bytes) {
-        w->bytes = st.st_size;
-        w->changed = now;
-    }
-    if (now - w->changed > stall) {
-        return nd_fail(ND_ERR_HANG,
-                       "another process, which encodes the text into \"%s\", made no progress for "
-                       "%.0f s; end it, or set data.cache_dir to another folder",
-                       out->path, stall);
-    }
-    if (w->said == 0 || now - w->said >= WORD_SECONDS) {
-        w->said = now;
-        nd_log_info("waiting for another process, which encodes the text into %s: %.1f MB so far",
-                    out->path, (double)w->bytes * 1e-6);
-    }
-    nanosleep(&pause, NULL);
-    w->pause_ms = w->pause_ms * 3 / 2 < POLL_MS_MAX ? w->pause_ms * 3 / 2 : POLL_MS_MAX;
-    return ND_OK;
 }
 
 /* *taken: this process has the file of this name locked, or has made it (`is_new`) where there are
  * no locks; it is empty then. */
 static nd_status take_part(const nd_token_output *out, const nd_token_sharing *sharing, bool is_new,
-                           waiting *wait, bool *taken)
+                           bool *taken)
 {
     struct stat held, named;
     nd_fs_kind kind;
     nd_fs_locked locked;
-    ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
-    while (locked == ND_FS_LOCKED_BY_ANOTHER && sharing) {
-        ND_TRY(wait_for_writer(out, sharing, wait));
-        ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
-    }
+    ND_TRY(lock_part(out, sharing, &locked));
     if (locked == ND_FS_LOCKED_BY_ANOTHER) {
         return nd_fail(ND_ERR_CANTCREATE, "another process writes \"%s\"; wait for its end",
                        out->part);
@@ -137,14 +134,13 @@ static nd_status open_output(const char *path, const char *suffix, const nd_toke
                              nd_token_output *out)
 {
     nd_token_output made = {.fd = -1};
-    waiting wait = {.pause_ms = POLL_MS};
     bool is_new;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&made.path, "%s%s", path, suffix));
     ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", made.path));
     for (bool taken = false; !taken;) {
         ND_TRY_OUT(open_part(&made, sharing, &is_new));
-        status = take_part(&made, sharing, is_new, &wait, &taken);
+        status = take_part(&made, sharing, is_new, &taken);
         if (!taken || status != ND_OK) {
             close(made.fd);
         }

@@ -460,33 +460,27 @@ typedef struct span_count {
     int64_t tokens;
 } span_count;
 
-/* Adds the tokens of the span that blocks hold. *row: the first one that may have some. */
-static nd_status count_kept(span_count *c, const range *span, uint64_t *row)
-{
-    for (; *row < c->dataset->documents->borders; ++*row) {
-        range r;
-        ND_TRY(row_at(c->dataset, *row, &r));
-        const uint64_t kept = r.begin + (uint64_t)kept_of(c->dataset, &r);
-        const uint64_t begin = r.begin > span->begin ? r.begin : span->begin;
-        const uint64_t end = kept < span->end ? kept : span->end;
-        c->tokens += end > begin ? (int64_t)(end - begin) : 0;
-        if (r.end >= span->end) {
-            break;
-        }
-    }
-    return ND_OK;
-}
-
 static nd_status count_spans(void *context)
 {
     span_count *c = context;
-    const bool all = nd_dataset_tokens(c->dataset) == c->dataset->tokens;
-    uint64_t row = 0;
-    for (uint64_t i = 0; i < c->dataset->spans; i++) {
-        range s;
-        ND_TRY(span_at(c->dataset, i, &s));
-        c->tokens += all ? (int64_t)(s.end - s.begin) : 0;
-        ND_TRY(all ? ND_OK : count_kept(c, &s, &row));
+    const nd_dataset *dataset = c->dataset;
+    const bool all = nd_dataset_tokens(dataset) == dataset->tokens;
+    const uint64_t rows = all ? 0 : dataset->documents->borders;
+    uint64_t row = 0; /* the first one that may have tokens of the span */
+    for (uint64_t i = 0; i < dataset->spans; i++) {
+        range span, r = {0};
+        ND_TRY(span_at(dataset, i, &span));
+        c->tokens += all ? (int64_t)(span.end - span.begin) : 0;
+        for (; row < rows; row++) { /* those tokens that blocks hold */
+            ND_TRY(row_at(dataset, row, &r));
+            const uint64_t kept = r.begin + (uint64_t)kept_of(dataset, &r);
+            const uint64_t begin = r.begin > span.begin ? r.begin : span.begin;
+            const uint64_t end = kept < span.end ? kept : span.end;
+            c->tokens += end > begin ? (int64_t)(end - begin) : 0;
+            if (r.end >= span.end) {
+                break;
+            }
+        }
     }
     return ND_OK;
 }

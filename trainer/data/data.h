@@ -127,12 +127,9 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset); /* without those of rows that are left out */
-/*
- * Of the tokens that are read those that never count as labels: of prompts, and what a loss mask
- * leaves out. Fewer than all tokens, unless rows are left out: data of which none counts are
- * refused when they are opened. Ids are not read, but all spans are, 16 bytes for each; of an
- * encoded text their checksums are compared (ND_ERR_DATA when they differ).
- */
+/* Of the tokens that are read those that never count as labels: of prompts, and what a loss mask
+ * leaves out. Reads all spans, 16 bytes for each, and no ids; those of an encoded text are compared
+ * with their checksums (ND_ERR_DATA). */
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 
 /* Arrays are the caller's, I32 (S). */
@@ -153,16 +150,11 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, nd_block *b
  * content, in hexadecimal. Its time does not grow with the file. That of a blend covers each
  * source's digest, weight and epochs. */
 nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
-/*
- * A digest of more of the content, for the comparison at a resume: XXH3 of the size and of all
- * bytes of a file of at most 64 MiB; of a larger one 1024 samples of 64 KiB, evenly spaced, with
- * the first and the last bytes. Of Megatron data also all of the .idx and of the loss mask. Empty
- * for an encoded text, of which nd_dataset_digest covers all ids.
- *
- * The files of a blend that have more than 64 MiB together share these by their sizes, and 16 MiB
- * alike: of each that is larger than its share so many samples, at least the first and the last
- * bytes. The first call computes it, the dataset keeps it. Not thread-safe.
- */
+/* A digest of more of the content, for the comparison at a resume: XXH3 of the size and of all
+ * bytes of up to 64 MiB, else of 1024 samples of 64 KiB, which files of a blend share; of Megatron
+ * data also of all of the .idx and of the loss mask. Empty for an encoded text, of which
+ * nd_dataset_digest covers all ids. The first call computes it, the dataset keeps it. Not
+ * thread-safe. */
 nd_status nd_dataset_content(nd_dataset *dataset, char hex[33]);
 
 typedef struct nd_loader nd_loader;
