@@ -93,7 +93,8 @@ def check_refusals(clone):
     cases = [("a.jsonl", good * 30 + '{"text": "x', 'line 31, column 10: broken JSON'),
              ("b.jsonl", good + '{"conversations": [{"from": "human", "value": "x"}]}\n', 'line 2: it has "conversations"; rename this key to "messages"'),
              ("c.jsonl", '{"body": "x"}\n', 'line 1: it has no string "text"'),
-             ("d.csv", "a,b\n1,2\n", "is a table; write its column of text as JSON lines")]
+             ("d.csv", "a,b\n1,2\n", "is a table; write its column of text as JSON lines"),
+             ("e.json", "[{\"text\": \"a\"}]", "is JSON; write it as JSON lines")]
     for name, text, words in cases:
         (clone / name).write_text(text)
         done = subprocess.run(["scripts/prepare_data", "--from", name, "--output-prefix", "refused"], cwd=clone, text=True,
