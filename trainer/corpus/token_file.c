@@ -408,21 +408,18 @@ static nd_status remove_old(const char *path)
     return status;
 }
 
-static nd_status write_mask(nd_token_files *f)
-{
-    f->buffer.count = 0;
-    ND_TRY(
-        nd_loss_mask_make(&f->spans, f->tokens.part, f->idx.part, (int64_t)f->count, &f->buffer));
-    ND_TRY(append(&f->mask, f->buffer.data, f->buffer.count));
-    return sync_output(&f->mask);
-}
-
 /* All get their names, or none. */
 static nd_status commit_megatron(nd_token_files *f)
 {
     ND_TRY(sync_output(&f->tokens));
     ND_TRY(write_index(f));
-    ND_TRY(f->spans.count > 0 ? write_mask(f) : ND_OK);
+    if (f->spans.count > 0) {
+        f->buffer.count = 0;
+        ND_TRY(nd_loss_mask_make(&f->spans, f->tokens.part, f->idx.part, (int64_t)f->count,
+                                 &f->buffer));
+        ND_TRY(append(&f->mask, f->buffer.data, f->buffer.count));
+        ND_TRY(sync_output(&f->mask));
+    }
     ND_TRY(remove_old(f->idx.path));
     ND_TRY(remove_old(f->mask.path));
     nd_status status = rename_output(&f->tokens);
