@@ -46,6 +46,15 @@ static char letter(const nd_dataset *blend, int64_t block)
     return (char)x[0];
 }
 
+static nd_step_batch batch; /* the last one that a test has read */
+
+static nd_loader *open_loader(const nd_dataset *dataset, const nd_loader_options *options)
+{
+    nd_loader *loader;
+    assert_ok(nd_loader_open(dataset, options, &loader));
+    return loader;
+}
+
 Test(blend, blocks_are_those_of_the_sources_in_a_row)
 {
     nd_dataset *blend = blend_of(1, 1, 1, NULL);
@@ -138,9 +147,7 @@ Test(blend, limited_sources_end_and_the_rest_has_no_labels)
     cr_assert_eq(nd_dataset_sample(blend, 9, 21), 21);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 4, .accumulation = 3, .dp_size = 1, .first_step = 1};
-    nd_loader *loader;
-    nd_step_batch batch;
-    assert_ok(nd_loader_open(blend, &o, &loader));
+    nd_loader *loader = open_loader(blend, &o);
     assert_ok(nd_loader_next(loader, &batch));
     cr_assert_eq(batch.valid, 9 * S); /* of 24 samples 21 are there */
     assert_ok(nd_loader_next(loader, &batch));
@@ -155,9 +162,7 @@ Test(blend, a_validation_reads_its_sets_one_by_one)
     nd_dataset *blend = blend_of(0, 0, 0, NULL);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 1, .dp_size = 1, .validation = true};
-    nd_loader *loader;
-    nd_step_batch batch;
-    assert_ok(nd_loader_open(nd_dataset_source(blend, 0), &o, &loader));
+    nd_loader *loader = open_loader(nd_dataset_source(blend, 0), &o);
     for (int turn = 0; turn < 6; turn++) {
         const nd_dataset *set = nd_dataset_source(blend, turn % SOURCES);
         int64_t valid = 0, steps = nd_loader_validation_steps(set, &o);
@@ -180,9 +185,7 @@ Test(blend, a_step_says_where_its_samples_come_from)
     nd_dataset *blend = blend_of(2, 1, 1, NULL);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 4, .dp_size = 1, .seed = 3};
-    nd_loader *loader;
-    nd_step_batch batch;
-    assert_ok(nd_loader_open(blend, &o, &loader));
+    nd_loader *loader = open_loader(blend, &o);
     for (int step = 0; step < 3; step++) {
         int64_t valid[SOURCES] = {0};
         assert_ok(nd_loader_next(loader, &batch));
@@ -214,9 +217,7 @@ Test(blend, order_does_not_depend_on_the_mesh)
                                    .dp_size = dp,
                                    .dp_index = r,
                                    .seed = 3};
-            nd_loader *loader;
-            nd_step_batch batch;
-            assert_ok(nd_loader_open(blend, &o, &loader));
+            nd_loader *loader = open_loader(blend, &o);
             for (int step = 0; step < 4; step++) {
                 assert_ok(nd_loader_next(loader, &batch));
                 for (int micro = 0; micro < 8 / dp; micro++) {

@@ -37,6 +37,15 @@ static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int 
                                .seed = 5};
 }
 
+static nd_step_batch batch; /* the last one that a test has read */
+
+static nd_loader *open_loader(const nd_dataset *dataset, const nd_loader_options *options)
+{
+    nd_loader *loader;
+    assert_ok(nd_loader_open(dataset, options, &loader));
+    return loader;
+}
+
 /* The order of the contract, computed here from the formula of DESIGN 9. */
 static int64_t expected_block(const nd_loader_options *o, int64_t step, int64_t micro, int64_t b)
 {
@@ -53,7 +62,6 @@ Test(loader, order_is_the_formula_for_every_data_rank_over_epochs)
         nd_loader *loader;
         assert_ok(nd_loader_open(dataset, &o, &loader));
         for (int64_t step = 0; step < 6; step++) { /* 6 x 18 samples: almost five epochs of 23 */
-            nd_step_batch batch;
             assert_ok(nd_loader_next(loader, &batch));
             cr_assert_eq(batch.valid, 6 * S);
             for (int row = 0; row < 6; row++) {
@@ -74,9 +82,7 @@ Test(loader, starts_at_first_step_and_rewinds_to_it)
     nd_dataset *dataset = make_dataset(N * (S + 1));
     nd_loader_options o = options_of(2, 1, 1, 0);
     o.first_step = 4;
-    nd_loader *loader;
-    nd_step_batch batch;
-    assert_ok(nd_loader_open(dataset, &o, &loader));
+    nd_loader *loader = open_loader(dataset, &o);
     for (int round = 0; round < 3; round++) {
         for (int64_t step = 4; step < 7; step++) {
             assert_ok(nd_loader_next(loader, &batch));
@@ -99,9 +105,7 @@ Test(loader, goes_on_behind_the_samples_that_were_seen)
         nd_loader_options o = options_of(2, 1, 1, 0);
         o.first_step = 5;
         o.samples_ahead = ahead;
-        nd_loader *loader;
-        nd_step_batch batch;
-        assert_ok(nd_loader_open(dataset, &o, &loader));
+        nd_loader *loader = open_loader(dataset, &o);
         for (int64_t step = 0; step < 3; step++) {
             assert_ok(nd_loader_next(loader, &batch));
             for (int row = 0; row < 6; row++) {
@@ -149,9 +153,7 @@ Test(loader, every_block_once_an_epoch_whatever_the_mesh)
             nd_loader_options o = options_of(dp, r, 1, 0);
             o.accumulation = 6 / dp;
             o.micro_batch = 1;
-            nd_loader *loader;
-            nd_step_batch batch;
-            assert_ok(nd_loader_open(dataset, &o, &loader));
+            nd_loader *loader = open_loader(dataset, &o);
             for (int64_t step = 0; step < 4; step++) {
                 assert_ok(nd_loader_next(loader, &batch));
                 for (int64_t m = 0; m < o.accumulation; m++) {
@@ -182,9 +184,7 @@ Test(loader, context_parallel_ranks_hold_chunks_r_and_2cp_minus_1_minus_r)
         int chunk = S / (2 * cp), local = S / cp;
         for (int r = 0; r < cp; r++) {
             nd_loader_options o = options_of(1, 0, cp, r);
-            nd_loader *loader;
-            nd_step_batch batch;
-            assert_ok(nd_loader_open(dataset, &o, &loader));
+            nd_loader *loader = open_loader(dataset, &o);
             assert_ok(nd_loader_next(loader, &batch));
             cr_assert_eq(batch.valid, 6 * local);
             for (int row = 0; row < 6; row++) {
@@ -215,9 +215,7 @@ Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
     for (int round = 0; round < 2; round++) {
         for (int r = 0; r < 3; r++) {
             o.dp_index = r;
-            nd_loader *loader;
-            nd_step_batch batch;
-            assert_ok(nd_loader_open(dataset, &o, &loader));
+            nd_loader *loader = open_loader(dataset, &o);
             for (int64_t step = 0; step < steps; step++) {
                 assert_ok(nd_loader_next(loader, &batch));
                 int64_t block = step * 6 + r * 2;
@@ -253,9 +251,7 @@ Test(loader, an_error_of_the_thread_is_the_error_of_the_step_that_needs_it)
     nd_loader_options o = options_of(1, 0, 1, 0);
     o.micro_batch = o.accumulation = 1;
     o.validation = true;
-    nd_loader *loader;
-    nd_step_batch batch;
-    assert_ok(nd_loader_open(dataset, &o, &loader));
+    nd_loader *loader = open_loader(dataset, &o);
     assert_ok(nd_loader_next(loader, &batch));
     assert_ok(nd_loader_next(loader, &batch));
     for (int again = 0; again < 2; again++) {
@@ -272,9 +268,7 @@ Test(loader, closes_at_any_time)
     nd_dataset *dataset = make_dataset(N * (S + 1));
     for (int taken = 0; taken < 4; taken++) {
         nd_loader_options o = options_of(1, 0, 2, 1);
-        nd_loader *loader;
-        nd_step_batch batch;
-        assert_ok(nd_loader_open(dataset, &o, &loader));
+        nd_loader *loader = open_loader(dataset, &o);
         for (int i = 0; i < taken; i++) {
             assert_ok(nd_loader_next(loader, &batch));
         }
@@ -295,7 +289,6 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
         tempdir dir;
         nd_dataset *dataset;
         nd_loader *loader;
-        nd_step_batch batch;
         tempdir_make(&dir);
         memset(text, 'a', BYTES);
         for (size_t i = 0; kind == 1 && i < BYTES; i += LINE) {
