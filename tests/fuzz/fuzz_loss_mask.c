@@ -39,7 +39,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char hex[DIGEST + 1];
     uint8_t *file = malloc(size + DIGEST);
     ND_ASSERT(file);
-    memcpy(file, data, size);
+    if (size > 0) {
+        memcpy(file, data, size);
+    }
     check(file, size); /* as it is */
     if (size >= 16) {
         memcpy(file, "NDMASK\0\0\2\0\0\0\0\0\0", 16);
