@@ -195,6 +195,12 @@ static nd_token_cache *open_cache(void)
     return cache;
 }
 
+static void open_fails(nd_token_cache_request asked, nd_status status, const char *words)
+{
+    nd_token_cache *cache;
+    assert_fails(nd_token_cache_open(&asked, &cache), status, words);
+}
+
 static ino_t inode(const char *path)
 {
     struct stat st;
@@ -452,11 +458,10 @@ Test(token_cache, who_waits_looks_less_and_less_often)
 Test(token_cache, a_vocabulary_that_is_too_large_is_refused_without_waiting)
 {
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     begin_part();
     asked.vocab = 10;
     asked.stall_seconds = 0.05;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
     end_part();
 }
 
@@ -466,7 +471,7 @@ Test(token_cache, a_writer_without_progress_has_a_deadline)
     nd_token_cache *cache;
     begin_part();
     asked.stall_seconds = 0.05;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_HANG, "made no progress");
+    open_fails(asked, ND_ERR_HANG, "made no progress");
     cr_assert_eq(pwrite(part.fd, "half a cache", 12, 100000), 12);
     close(part.fd); /* a process that was killed */
     cache = open_cache();
@@ -502,21 +507,18 @@ Test(token_cache, a_stop_ends_encoding_and_waiting)
 {
     const atomic_bool stop = true;
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     asked.job.stop = &stop;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
+    open_fails(asked, ND_ERR_PREEMPTED, "stopped by a signal");
     cr_expect_eq(count_files(), 0);
     begin_part();
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
+    open_fails(asked, ND_ERR_PREEMPTED, "stopped by a signal");
     end_part();
 }
 
 Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
 {
-    nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     atomic_store(&shared_locks->none, true);
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CANTCREATE, "set data.cache_dir");
+    open_fails(request(), ND_ERR_CANTCREATE, "set data.cache_dir");
     cr_expect_eq(count_files(), 0);
     atomic_store(&shared_locks->none, false);
     nd_token_cache_close(open_cache());
@@ -558,10 +560,8 @@ Test(token_cache, a_read_that_fails_is_no_wrong_text)
 /* It is not taken again and again until the disk answers. */
 Test(token_cache, a_lock_that_cannot_be_examined_is_an_error)
 {
-    const nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     failing_looks = 1000;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_IO, "cannot examine");
+    open_fails(request(), ND_ERR_IO, "cannot examine");
     cr_expect_gt(failing_looks, 900);
     failing_looks = 0;
     nd_token_cache_close(open_cache());
@@ -678,10 +678,8 @@ Test(token_cache, a_text_that_has_just_changed_is_let_settle)
 
 Test(token_cache, a_text_that_changes_meanwhile_is_refused)
 {
-    const nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     growing = files.list[0].path;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "changed while it was encoded");
+    open_fails(request(), ND_ERR_DATA, "changed while it was encoded");
     cr_expect_null(growing);
     cr_expect_eq(count_files(), 0);
 }
@@ -690,14 +688,13 @@ Test(token_cache, a_text_that_changes_meanwhile_is_refused)
 Test(token_cache, a_vocabulary_that_is_too_large_is_refused_first)
 {
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     nd_token_cache_close(open_cache());
     asked.vocab = 10;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
     change_a_byte(files.list[0].path, 0); /* no JSON any more */
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
     asked.vocab = 0;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "line 1");
+    open_fails(asked, ND_ERR_DATA, "line 1");
 }
 
 Test(token_cache, what_fails_leaves_no_file)
@@ -717,10 +714,10 @@ Test(token_cache, what_fails_leaves_no_file)
     cr_expect_not_null(strstr(nd_error_last()->message, "set data.cache_dir"));
     cr_expect_eq(count_files(), 0);
     asked.folder = "/proc/nowhere";
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CANTCREATE, "data.cache_dir");
+    open_fails(asked, ND_ERR_CANTCREATE, "data.cache_dir");
     asked = request();
     rules.append_eod = true;
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "names no end of text");
+    open_fails(asked, ND_ERR_DATA, "names no end of text");
     cr_expect_eq(count_files(), 0);
 }
 
@@ -750,10 +747,8 @@ Test(token_cache, bytes_that_are_lost_on_their_way_to_the_disk_are_an_error)
 Test(token_cache, a_text_without_a_label_is_refused)
 {
     static const char rows[] = "{\"prompt\": \"only a question\", \"completion\": \"\"}\n";
-    const nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     use_text(tempdir_write(&dir, "b.jsonl", rows, strlen(rows)));
-    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "counts in the loss");
+    open_fails(request(), ND_ERR_DATA, "counts in the loss");
     cr_expect_eq(count_files(), 0);
 }
 
