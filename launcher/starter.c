@@ -104,14 +104,13 @@ nd_status nd_starter_write(FILE *said, const char *path)
 nd_status nd_starter_main(int argc, char **argv)
 {
     nd_command_flags line;
-    int at = 0;
     if (nd_command_wants_help(argc, argv)) {
         nd_command_print_help(ND_COMMAND_CONFIG);
         return ND_OK;
     }
     ND_TRY(nd_command_flags_read(ND_COMMAND_CONFIG, argc, argv, &line));
     const nd_flag_value *file = &line.values[ND_CONFIG_FILE];
-    const char *word = nd_command_flags_next(&line, ND_NO_FLAG, &at);
+    const char *word = line.word[0];
     if (word && strcmp(word, "default") != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "ndlaunch config does not take \"%.60s\"; it takes --config-file FILE, the "

@@ -316,8 +316,6 @@ nd_status nd_config_check_log(const nd_config *c)
     return check_steps(c, "dump_steps", c->log.dump_steps);
 }
 
-/* Settings that the run does not read. */
-
 nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MAX])
 {
     const bool fp8 = config->train.precision == ND_PRECISION_FP8;
@@ -344,8 +342,6 @@ nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MA
                        : ": without effect, because train.precision is not fp8");
     return ND_OK;
 }
-
-/* These checks look for files. */
 
 /* A pair of Megatron files may be named without a suffix, and files of text by a pattern. */
 static nd_status is_there(const char *path, bool is_data, bool *out)

@@ -51,13 +51,16 @@ typedef struct nd_flag_value {
     double real;
 } nd_flag_value;
 
+enum { ND_WORDS_MAX = 32 };
+
 /* A command line; borrows its words. */
 typedef struct nd_command_flags {
     nd_command_id command;
     int argc;
     char **argv;
     nd_flag_value values[ND_OWN_FLAG_COUNT]; /* by nd_own_flag_id */
-    int words;                               /* that belong to no flag */
+    int words; /* that belong to no flag of a tool; NULL stands behind the last */
+    const char *word[ND_WORDS_MAX + 1];
 } nd_command_flags;
 
 /* Reads and checks the command's own flags; argv[0] is skipped. ND_ERR_CONFIG names the flag and
@@ -65,10 +68,8 @@ typedef struct nd_command_flags {
  * worker's command are settings, and are left to nd_config_parse. */
 nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv,
                                 nd_command_flags *out);
-enum { ND_NO_FLAG = -1 };
-/* The values of a flag one after the other, or (ND_NO_FLAG, of a tool) the words that belong to
- * none; NULL behind the last. *at is 0 before the first. */
-const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at);
+/* The values of a flag one after the other; NULL behind the last. *at is 0 before the first. */
+const char *nd_command_flags_next(const nd_command_flags *line, nd_own_flag_id flag, int *at);
 /* ND_ERR_CONFIG: the flag is not given, or empty; says what it is for. */
 nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag);
 

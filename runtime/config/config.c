@@ -45,8 +45,6 @@ void nd_config_fini(nd_config *config)
     config->source = NULL;
 }
 
-/* Values of a layer. */
-
 static void begin_layer(nd_reader *reader, nd_layer layer)
 {
     reader->layer = layer;
@@ -320,8 +318,6 @@ static nd_status end_layers(nd_reader *r)
                ? nd_text_replace(&c->data.tokenizer, "file")
                : ND_OK;
 }
-
-/* Layers. */
 
 static nd_status read_root(nd_reader *reader, const nd_yaml_node *root, const char *name)
 {

@@ -52,31 +52,17 @@ static void *member_of(const nd_config *config, const nd_field *field)
     return (char *)config + field->offset;
 }
 
-/* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
-static const char *choice_at(const char *choices, unsigned index, size_t *length)
-{
-    const char *c = choices;
-    for (; index > 0; index--) {
-        c += strcspn(c, "|");
-        if (!*c++) {
-            return NULL;
-        }
-    }
-    *length = strcspn(c, "|");
-    return c;
-}
-
 int nd_choice_find(const char *choices, const char *text, char ours[ND_CHOICE_MAX])
 {
-    size_t length;
-    const char *choice;
-    for (unsigned i = 0; choices && (choice = choice_at(choices, i, &length)); i++) {
-        const char *equals = memchr(choice, '=', length);
-        const size_t own = equals ? (size_t)(equals - choice) : length;
-        const size_t from = equals ? own + 1 : 0;
-        if (own == strlen(text) && strncasecmp(choice, text, own) == 0) {
-            snprintf(ours, ND_CHOICE_MAX, "%.*s", (int)(length - from), choice + from);
-            return (int)i;
+    char choice[ND_CHOICE_MAX];
+    for (int i = 0; nd_list_word(choices, '|', i, choice, sizeof choice); i++) {
+        char *equals = strchr(choice, '=');
+        snprintf(ours, ND_CHOICE_MAX, "%s", equals ? equals + 1 : choice);
+        if (equals) {
+            *equals = '\0';
+        }
+        if (strcasecmp(choice, text) == 0) {
+            return i;
         }
     }
     return -1;
@@ -84,13 +70,16 @@ int nd_choice_find(const char *choices, const char *text, char ours[ND_CHOICE_MA
 
 const char *nd_field_range(const nd_field *f, char *buffer, size_t size)
 {
-    const char *choice;
-    size_t used = 0, length;
+    char choice[ND_CHOICE_MAX], next[ND_CHOICE_MAX];
+    size_t used = 0;
     buffer[0] = '\0';
-    for (unsigned i = 0; f->choices && (choice = choice_at(f->choices, i, &length)); i++) {
-        const char *between = i == 0 ? "" : choice[length] ? ", " : " or ";
-        used +=
-            (size_t)snprintf(buffer + used, size - used, "%s%.*s", between, (int)length, choice);
+    for (int i = 0; nd_list_word(f->choices, '|', i, choice, sizeof choice); i++) {
+        const bool last = !nd_list_word(f->choices, '|', i + 1, next, sizeof next);
+        used += (size_t)snprintf(buffer + used, size - used, "%s%s",
+                                 i == 0 ? ""
+                                 : last ? " or "
+                                        : ", ",
+                                 choice);
         ND_ASSERT(used < size);
     }
     if (f->type == ND_FIELD_TYPE_CHOICES) {
@@ -112,16 +101,16 @@ static void append_choices(nd_text *text, const nd_field *f, unsigned bits)
 {
     const bool several = (bits & (bits - 1)) != 0;
     const unsigned left = bits ? bits : 1;
-    const char *choice, *before = several ? "[" : "";
-    size_t length;
-    for (unsigned i = 0; left >> i; i++) {
-        if (!(choice = choice_at(f->choices, i, &length))) {
+    const char *before = several ? "[" : "";
+    char choice[ND_CHOICE_MAX];
+    for (int i = 0; left >> i; i++) {
+        if (!nd_list_word(f->choices, '|', i, choice, sizeof choice)) {
             text->status =
                 nd_fail(ND_ERR_INTERNAL, "%s holds the unknown choices %#x", f->name, bits);
             return;
         }
         if (left >> i & 1) {
-            nd_text_append(text, "%s%.*s", before, (int)length, choice);
+            nd_text_append(text, "%s%s", before, choice);
             before = ", ";
         }
     }
@@ -235,8 +224,6 @@ static nd_status check_sources(nd_field_id id, const nd_setting *setting)
     return status;
 }
 
-/* Values. */
-
 /* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. Without a least and a
  * greatest value there is no range. */
 static bool in_range(const nd_field *f, double value)
@@ -272,14 +259,11 @@ enum { NEAREST_MAX = 96 };
 /* "; did you mean separate?"; empty where no choice is near. */
 static const char *nearest_choice(const char *choices, const char *text, char near[NEAREST_MAX])
 {
-    char word[64];
-    const char *choice;
-    size_t length;
+    char choice[ND_CHOICE_MAX];
     nd_suggest search;
     nd_suggest_init(&search, text);
-    for (unsigned i = 0; choices && (choice = choice_at(choices, i, &length)); i++) {
-        snprintf(word, sizeof word, "%.*s", (int)length, choice);
-        nd_suggest_offer(&search, word);
+    for (int i = 0; nd_list_word(choices, '|', i, choice, sizeof choice); i++) {
+        nd_suggest_offer(&search, choice);
     }
     near[0] = '\0';
     if (search.best) {
@@ -304,24 +288,18 @@ static nd_status out_of_range(const nd_field *f, const nd_setting *setting, cons
  * to the text. */
 static void strip_list(const char *text, bool quoted, char *out)
 {
-    size_t length = strlen(text);
-    if (!quoted && length >= 2 && text[0] == '[' && text[length - 1] == ']') {
-        text++;
-        length -= 2;
-    }
-    size_t used = 0;
-    for (size_t i = 0; i < length; i++) {
-        bool edge = used == 0 || out[used - 1] == ',';
-        if (text[i] == ' ' && edge) {
-            continue;
+    const size_t length = strlen(text);
+    const bool brackets = !quoted && length >= 2 && text[0] == '[' && text[length - 1] == ']';
+    size_t used = 0, spaces = 0;
+    for (size_t i = brackets; i < length - brackets; i++) {
+        const bool within = text[i] != ',' && used > 0 && out[used - 1] != ',';
+        spaces = text[i] == ' ' ? spaces + 1 : within ? spaces : 0;
+        for (; text[i] != ' ' && spaces > 0; spaces--) {
+            out[used++] = ' ';
         }
-        while (text[i] == ',' && used > 0 && out[used - 1] == ' ') {
-            used--;
+        if (text[i] != ' ') {
+            out[used++] = text[i];
         }
-        out[used++] = text[i];
-    }
-    while (used > 0 && out[used - 1] == ' ') {
-        used--;
     }
     out[used] = '\0';
 }
@@ -469,8 +447,6 @@ nd_status nd_field_check(nd_config *config, nd_field_id id)
     free(text);
     return status;
 }
-
-/* Fields of a layer. */
 
 const nd_field_id nd_path_fields[ND_PATH_COUNT] = {
     [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,

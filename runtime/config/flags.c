@@ -35,19 +35,21 @@ static int find_key(const char *name)
 
 /* Words of a command line. */
 
+enum { NO_FLAG = -1 };
+
 /* A word of a command line: "--a_b=v" is a flag with the name "a-b" and the value "v". */
 typedef struct part {
     const char *word;
     bool is_flag;
     char name[ND_FLAG_NAME_MAX];
     const char *value; /* NULL: there is none yet */
-    int own;           /* the command's own flag that it is, or belongs to; ND_NO_FLAG: none */
+    int own;           /* the command's own flag that it is, or belongs to; NO_FLAG: none */
 } part;
 
 /* The flags of `command` are known as own ones. */
 static part split_word(nd_command_id command, const char *word)
 {
-    part p = {.word = word, .own = ND_NO_FLAG};
+    part p = {.word = word, .own = NO_FLAG};
     p.is_flag = word[0] == '-' && word[1] && !(word[1] >= '0' && word[1] <= '9');
     if (!p.is_flag) {
         return p;
@@ -77,12 +79,12 @@ typedef struct walk {
     int argc;
     char *const *argv;
     int at;   /* the next word */
-    int open; /* an own flag that takes further words, or ND_NO_FLAG */
+    int open; /* an own flag that takes further words, or NO_FLAG */
 } walk;
 
 static walk begin_walk(nd_command_id command, int argc, char *const *argv)
 {
-    return (walk){command, argc, argv, 1, ND_NO_FLAG};
+    return (walk){command, argc, argv, 1, NO_FLAG};
 }
 
 static const char *next_word(const walk *w)
@@ -100,16 +102,16 @@ static bool next_part(walk *w, part *p)
         return false;
     }
     *p = split_word(w->command, w->argv[w->at++]);
-    if (p->own == ND_NO_FLAG) {
-        w->open = strncmp(p->word, "--", 2) == 0 ? ND_NO_FLAG : w->open;
+    if (p->own == NO_FLAG) {
+        w->open = strncmp(p->word, "--", 2) == 0 ? NO_FLAG : w->open;
         p->own = w->open;
-        p->value = w->open == ND_NO_FLAG ? p->value : p->word;
+        p->value = w->open == NO_FLAG ? p->value : p->word;
         return true;
     }
     const nd_field_type type = nd_own_flags[p->own].type;
-    w->open = type == ND_FIELD_TYPE_WORDS ? p->own : ND_NO_FLAG;
+    w->open = type == ND_FIELD_TYPE_WORDS ? p->own : NO_FLAG;
     if (type != ND_FIELD_TYPE_SWITCH && !p->value && next_word(w) &&
-        split_word(w->command, next_word(w)).own == ND_NO_FLAG) {
+        split_word(w->command, next_word(w)).own == NO_FLAG) {
         p->value = w->argv[w->at++];
     }
     return true;
@@ -117,14 +119,14 @@ static bool next_part(walk *w, part *p)
 
 /* Flags that a command has of its own. */
 
-const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at)
+const char *nd_command_flags_next(const nd_command_flags *line, nd_own_flag_id flag, int *at)
 {
     int number = 0;
     part p;
     for (walk w = begin_walk(line->command, line->argc, line->argv); next_part(&w, &p);) {
-        if (p.own == flag && number++ == *at) {
+        if (p.own == (int)flag && number++ == *at) {
             ++*at;
-            return flag == ND_NO_FLAG ? p.word : p.value;
+            return p.value;
         }
     }
     return NULL;
@@ -136,7 +138,7 @@ static nd_status take_value(nd_command_flags *line, const part *p)
     nd_flag_value *v = &line->values[p->own];
     const bool again = v->given;
     char name[ND_FLAG_NAME_MAX], wanted[96] = "a number";
-    nd_flag_list_word(flag->flags, 0, name, sizeof name);
+    nd_list_word(flag->flags, ' ', 0, name, sizeof name);
     v->given = true;
     v->text = p->value;
     if (flag->type == ND_FIELD_TYPE_SWITCH) {
@@ -179,7 +181,7 @@ static nd_status take_word(nd_command_flags *line, const part *p)
     const int n = (int)strcspn(p->word, "=");
     nd_suggest search;
     if (is_word && line->words < row->most) {
-        line->words++;
+        line->word[line->words++] = p->word;
         return ND_OK;
     }
     ND_REFUSE(is_word && row->most > 0,
@@ -208,7 +210,7 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd
         v->whole = (int64_t)v->real;
     }
     for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
-        if (p.own != ND_NO_FLAG) {
+        if (p.own != NO_FLAG) {
             ND_TRY(take_value(out, &p));
         } else if (!(row->programs & ND_TAKES_SETTINGS)) {
             ND_TRY(take_word(out, &p));
@@ -236,18 +238,6 @@ typedef struct target {
     const nd_name *foreign; /* NULL: none */
     int field;              /* -1: none */
 } target;
-
-static target find_target(const char *name)
-{
-    const nd_name *foreign = nd_name_find(ND_MAP_FLAGS, name);
-    int field = 0;
-    while (field < ND_FIELD_COUNT && !nd_flag_list_holds(nd_fields[field].flags, name)) {
-        field++;
-    }
-    field = field < ND_FIELD_COUNT ? field : find_key(name);
-    const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
-    return (target){nd_flag_list_holds(run_flags, name), both ? NULL : foreign, field};
-}
 
 static nd_status fail_unknown(const part *p, nd_command_id command)
 {
@@ -286,7 +276,14 @@ static nd_status resolve_flag(const part *p, nd_command_id command, target *out)
                       nd_flag_list_holds(refusals[i].names, p->name),
                   "%.*s: %s", (int)strcspn(p->word, "="), p->word, refusals[i].sentence);
     }
-    *out = find_target(p->name);
+    const nd_name *foreign = nd_name_find(ND_MAP_FLAGS, p->name);
+    int field = 0;
+    while (field < ND_FIELD_COUNT && !nd_flag_list_holds(nd_fields[field].flags, p->name)) {
+        field++;
+    }
+    field = field < ND_FIELD_COUNT ? field : find_key(p->name);
+    const bool both = field >= 0 && foreign && foreign->map != ND_MAP_FLAGS;
+    *out = (target){nd_flag_list_holds(run_flags, p->name), both ? NULL : foreign, field};
     return out->of_run || out->foreign || out->field >= 0 ? ND_OK : fail_unknown(p, command);
 }
 
@@ -329,10 +326,9 @@ static nd_status read_list(walk *w, part *p, char *list, size_t size)
         used += (size_t)snprintf(list + used, size - used, ",%s", w->argv[w->at++]);
     }
     p->value = list;
-    return used < size
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "%s has values of more than %zu bytes; give the flag less",
-                         p->word, size - 1);
+    ND_REFUSE(used >= size, "%s has values of more than %zu bytes; give the flag less", p->word,
+              size - 1);
+    return ND_OK;
 }
 
 static nd_status apply_set(nd_reader *reader, const char *text)
@@ -367,9 +363,8 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 {
     const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
     part p;
-    target t;
     for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
-        if (p.own != ND_NO_FLAG || !nd_flag_list_holds(run_flags, p.name)) {
+        if (p.own != NO_FLAG || !nd_flag_list_holds(run_flags, p.name)) {
             continue;
         }
         if (strcmp(p.name, "help") == 0) {
@@ -379,8 +374,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
         }
         cli->version |= strcmp(p.name, "version") == 0;
         if (strcmp(p.name, "config-file") == 0) {
-            t = find_target(p.name);
-            ND_TRY(read_value(&w, &p, &t));
+            ND_TRY(read_value(&w, &p, &(target){.of_run = true, .field = -1}));
             ND_REFUSE(*config_file, "--config-file is given twice (%.200s and %.200s); give one",
                       *config_file, p.value);
             *config_file = p.value;
@@ -396,7 +390,7 @@ static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc,
     part p;
     target t;
     for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
-        if (p.own != ND_NO_FLAG) {
+        if (p.own != NO_FLAG) {
             continue;
         }
         ND_REFUSE(!p.is_flag && nd_ends_with(p.word, ".py"),

@@ -143,10 +143,10 @@ static void print_field(FILE *out, nd_field_id id)
     const nd_field *f = &nd_fields[id];
     char line[512], word[ND_FLAG_NAME_MAX], range[256];
     nd_field_range(f, range, sizeof range);
-    nd_flag_list_word(f->flags, 0, word, sizeof word);
+    nd_list_word(f->flags, ' ', 0, word, sizeof word);
     int used = snprintf(line, sizeof line, "--%s %s%s", word, placeholder(f),
                         f->type == ND_FIELD_TYPE_CHOICES ? ",..." : "");
-    for (int i = 1; nd_flag_list_word(f->flags, i, word, sizeof word); i++) {
+    for (int i = 1; nd_list_word(f->flags, ' ', i, word, sizeof word); i++) {
         used += snprintf(line + used, sizeof line - (size_t)used, ", --%s", word);
     }
     print_wrapped(out, 2, line);
@@ -208,7 +208,7 @@ static void print_short_help(FILE *out, nd_program program)
     print_short(out, "--set SECTION.KEY=VALUE", "any key of the configuration");
     for (size_t i = 0; i < sizeof most_used / sizeof *most_used; i++) {
         const nd_field *f = &nd_fields[most_used[i]];
-        nd_flag_list_word(f->flags, 0, word, sizeof word);
+        nd_list_word(f->flags, ' ', 0, word, sizeof word);
         snprintf(flag, sizeof flag, "--%s %s", word, placeholder(f));
         print_short(out, flag, f->help);
     }
@@ -343,7 +343,7 @@ static int format_flag(const nd_field *flag, char *out, size_t size)
 {
     char word[ND_FLAG_NAME_MAX];
     int used = 0;
-    for (int i = 0; nd_flag_list_word(flag->flags, i, word, sizeof word); i++) {
+    for (int i = 0; nd_list_word(flag->flags, ' ', i, word, sizeof word); i++) {
         used += snprintf(out + used, size - (size_t)used, "%s%s%s", i > 0 ? ", " : "",
                          word[1] ? "--" : "-", word);
     }

@@ -335,7 +335,7 @@ const nd_name *nd_name_find(nd_map_id map, const char *key)
             return &names[i];
         }
         for (int w = 0; map != ND_MAP_FLAGS && names[i].map == map &&
-                        nd_flag_list_word(names[i].names, w, word, sizeof word);
+                        nd_list_word(names[i].names, ' ', w, word, sizeof word);
              w++) {
             if (strcmp(word, key) == 0 || strcmp(word + prefix, key) == 0) {
                 return &names[i];
@@ -350,7 +350,7 @@ void nd_names_offer(nd_map_id map, nd_suggest *search)
     char word[ND_FLAG_NAME_MAX];
     for (int i = 0; i < NAME_COUNT; i++) {
         for (int w = 0; (map == ND_MAP_FLAGS || names[i].map == map) &&
-                        nd_flag_list_word(names[i].names, w, word, sizeof word);
+                        nd_list_word(names[i].names, ' ', w, word, sizeof word);
              w++) {
             nd_suggest_offer(search, word);
             nd_suggest_offer(search, word + strlen(nd_maps[map].prefix));

@@ -53,8 +53,9 @@ enum { ND_FLAG_NAME_MAX = 96 };
 bool nd_flag_list_holds(const char *list, const char *name);
 /* Offers the names of such a list. */
 void nd_flag_list_offer(nd_suggest *search, const char *list);
-/* Word number `index` of such a list into buffer; false when there are fewer. */
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
+/* Word number `index` of a list into buffer; false when there are fewer, as in an empty list or
+ * NULL. */
+bool nd_list_word(const char *list, char between, int index, char *buffer, size_t size);
 
 /* ---- fields.c: the field table ---- */
 

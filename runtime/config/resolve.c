@@ -180,8 +180,6 @@ nd_status nd_config_resolve(nd_config *c)
     return ND_OK;
 }
 
-/* The number of steps, given or from epochs. */
-
 /* Steps of so many samples; one that is not full counts, unless the data end with it. */
 static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t *out)
 {
@@ -244,8 +242,6 @@ nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
     }
     return resolve_steps(config);
 }
-
-/* A job that goes on with fewer nodes than it began with. */
 
 nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out)
 {

@@ -3,7 +3,6 @@
 #include "runtime/config/sources.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,26 +10,16 @@
 #include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 
-/* Where messages place a node: a line of the file, or the setting as a whole. */
-typedef struct place {
-    const char *file; /* NULL: `where` stands for every node */
-    const char *where, *key;
-} place;
+enum { PLACE_MAX = 600 };
 
-/* ND_ERR_CONFIG with a sentence that begins with the place of the node (NULL: the setting's) and
- * the key. */
-__attribute__((format(printf, 3, 4))) static nd_status
-fail_at(const place *at, const nd_yaml_node *node, const char *format, ...)
+/* Where messages place a node: a line of the file, or (file NULL) the setting as a whole. */
+static const char *place_of(const char *file, const char *where, const nd_yaml_node *node,
+                            char line[PLACE_MAX])
 {
-    char text[1024], line[600] = "";
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (at->file) {
-        snprintf(line, sizeof line, "%.500s:%d: ", at->file, node->line);
+    if (file) {
+        snprintf(line, PLACE_MAX, "%.500s:%d: ", file, node->line);
     }
-    return nd_fail(ND_ERR_CONFIG, "%s%s%s", at->file ? line : at->where, at->key, text);
+    return file ? line : where;
 }
 
 /* "web" of "data/web.jsonl.zst", of "data/web-*.jsonl", and of a pattern for all in "data/web". */
@@ -96,35 +85,31 @@ static void name_sources(nd_data_sources *s)
 
 /* Each name is given once. Weights stand with all sources or with none, and so do epochs where
  * there are no weights. */
-static nd_status check_alike(const place *at, const nd_yaml_node *node, const nd_data_sources *s)
+static nd_status check_alike(const char *where, const char *key, const nd_data_sources *s)
 {
     for (int i = 0; i < s->count; i++) {
         const nd_data_source *a = &s->list[0], *b = &s->list[i];
         const bool weights = (a->weight > 0) != (b->weight > 0);
         const bool epochs = a->weight == 0 && (a->epochs > 0) != (b->epochs > 0);
-        if (b->named && is_taken(s, i, b->name)) {
-            return fail_at(at, node, " names two sources %s; give each its own name", b->name);
-        }
-        if (weights || epochs) {
-            const bool first = weights ? a->weight > 0 : a->epochs > 0;
-            const char *what = weights ? "a weight" : "epochs";
-            return fail_at(
-                at, node,
-                " gives \"%.200s\" %s, but not \"%.200s\"; give %s to every source, or to none",
-                first ? a->path : b->path, what, first ? b->path : a->path, what);
-        }
+        const bool first = weights ? a->weight > 0 : a->epochs > 0;
+        const char *what = weights ? "a weight" : "epochs";
+        ND_REFUSE(b->named && is_taken(s, i, b->name),
+                  "%s%s names two sources %s; give each its own name", where, key, b->name);
+        ND_REFUSE(weights || epochs,
+                  "%s%s gives \"%.200s\" %s, but not \"%.200s\"; give %s to every source, or to "
+                  "none",
+                  where, key, first ? a->path : b->path, what, first ? b->path : a->path, what);
     }
     return ND_OK;
 }
 
-static nd_status add_source(const place *at, const nd_yaml_node *node, nd_data_sources *s)
+/* One more source, which is all zero. */
+static nd_status add_source(const char *where, const char *key, nd_data_sources *s)
 {
-    if (s->count == ND_DATA_SOURCES_MAX) {
-        return fail_at(
-            at, node,
-            " has more than %d sources; name files that belong together by a folder or a pattern",
-            ND_DATA_SOURCES_MAX);
-    }
+    ND_REFUSE(s->count == ND_DATA_SOURCES_MAX,
+              "%s%s has more than %d sources; name files that belong together by a folder or a "
+              "pattern",
+              where, key, ND_DATA_SOURCES_MAX);
     nd_data_source *list = realloc(s->list, (size_t)(s->count + 1) * sizeof *list);
     if (!list) {
         return nd_fail_memory("the sources of the data");
@@ -134,98 +119,93 @@ static nd_status add_source(const place *at, const nd_yaml_node *node, nd_data_s
     return ND_OK;
 }
 
-static nd_status set_path(const place *at, const nd_yaml_node *node, nd_data_source *s,
-                          const char *path)
+static nd_status set_path(const char *where, const char *key, nd_data_source *s, const char *path)
 {
-    return *path ? nd_text_replace(&s->path, path)
-                 : fail_at(at, node, " has a source without a path; name its file");
+    ND_REFUSE(!*path, "%s%s has a source without a path; name its file", where, key);
+    return nd_text_replace(&s->path, path);
 }
 
-static nd_status set_name(const place *at, const nd_yaml_node *node, nd_data_source *s,
-                          const char *name)
+static nd_status set_name(const char *where, const char *key, nd_data_source *s, const char *name)
 {
     bool good = *name && strlen(name) < sizeof s->name;
     for (const char *c = name; *c && good; c++) {
         good = isalnum((unsigned char)*c) || strchr("._-", *c);
     }
-    if (!good) {
-        return fail_at(at, node,
-                       " has a source named '%.80s'; a name is 1 to %d letters, digits, dots, "
-                       "hyphens and underscores",
-                       name, ND_DATA_SOURCE_NAME - 1);
-    }
+    ND_REFUSE(!good,
+              "%s%s has a source named '%.80s'; a name is 1 to %d letters, digits, dots, hyphens "
+              "and underscores",
+              where, key, name, ND_DATA_SOURCE_NAME - 1);
     s->named = true;
     snprintf(s->name, sizeof s->name, "%s", name);
     return ND_OK;
 }
 
-static nd_status set_number(const place *at, const nd_yaml_node *node, const char *key,
+static nd_status set_number(const char *where, const char *key, const char *member,
                             const char *text, double *out)
 {
     double value = 0;
-    if (!nd_real_parse(text, &value) || value <= 0 || value > 1e12) {
-        return fail_at(at, node, ": %s is '%.80s'; it must be a number above 0", key, text);
-    }
+    ND_REFUSE(!nd_real_parse(text, &value) || value <= 0 || value > 1e12,
+              "%s%s: %s is '%.80s'; it must be a number above 0", where, key, member, text);
     *out = value;
     return ND_OK;
 }
 
-static nd_status set_member(const place *at, const nd_yaml_node *n, nd_data_source *s)
+static nd_status set_member(const char *where, const char *key, const nd_yaml_node *n,
+                            nd_data_source *s)
 {
-    if (n->kind != ND_YAML_SCALAR) {
-        return fail_at(at, n, ": %.80s is %s; it must be a single value", n->key,
-                       nd_yaml_kind_name(n->kind));
-    }
+    const bool weight = strcmp(n->key, "weight") == 0;
+    ND_REFUSE(n->kind != ND_YAML_SCALAR, "%s%s: %.80s is %s; it must be a single value", where, key,
+              n->key, nd_yaml_kind_name(n->kind));
     if (strcmp(n->key, "path") == 0) {
-        return set_path(at, n, s, n->text);
+        return set_path(where, key, s, n->text);
     }
     if (strcmp(n->key, "name") == 0) {
-        return set_name(at, n, s, n->text);
+        return set_name(where, key, s, n->text);
     }
-    const bool weight = strcmp(n->key, "weight") == 0;
-    if (weight || strcmp(n->key, "epochs") == 0) {
-        return set_number(at, n, n->key, n->text, weight ? &s->weight : &s->epochs);
-    }
-    return fail_at(at, n,
-                   " has a source with the key '%.80s'; it can have path, weight, epochs and name",
-                   n->key);
+    ND_REFUSE(!weight && strcmp(n->key, "epochs") != 0,
+              "%s%s has a source with the key '%.80s'; it can have path, weight, epochs and name",
+              where, key, n->key);
+    return set_number(where, key, n->key, n->text, weight ? &s->weight : &s->epochs);
 }
 
-/* One source: a path, or a map. */
-static nd_status read_source(const place *at, const nd_yaml_node *node, nd_data_sources *out)
+/* One source: a path, or a map. With a file its lines stand in messages in place of `where`. */
+static nd_status read_source(const char *file, const char *where, const char *key,
+                             const nd_yaml_node *node, nd_data_sources *out)
 {
-    ND_TRY(add_source(at, node, out));
+    char line[PLACE_MAX];
+    where = place_of(file, where, node, line);
+    ND_TRY(add_source(where, key, out));
     nd_data_source *s = &out->list[out->count - 1];
-    if (node->kind == ND_YAML_SEQUENCE) {
-        return fail_at(at, node,
-                       " holds a list inside a list; a source is a path, or {path: ..., weight: "
-                       "..., epochs: ...}");
-    }
+    ND_REFUSE(node->kind == ND_YAML_SEQUENCE,
+              "%s%s holds a list inside a list; a source is a path, or {path: ..., weight: ..., "
+              "epochs: ...}",
+              where, key);
     if (node->kind == ND_YAML_SCALAR) {
-        return set_path(at, node, s, nd_yaml_is_null(node) ? "" : node->text);
+        return set_path(where, key, s, nd_yaml_is_null(node) ? "" : node->text);
     }
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        ND_TRY(set_member(at, n, s));
+        ND_TRY(set_member(place_of(file, where, n, line), key, n, s));
     }
-    return s->path ? ND_OK : set_path(at, node, s, "");
+    return s->path ? ND_OK : set_path(place_of(file, where, node, line), key, s, "");
 }
 
-static nd_status read_node(const place *at, const nd_yaml_node *node, nd_data_sources *out)
+static nd_status read_node(const char *file, const char *where, const char *key,
+                           const nd_yaml_node *node, nd_data_sources *out)
 {
+    char line[PLACE_MAX];
     const bool is_map = node->kind == ND_YAML_MAP;
-    if (is_map && nd_yaml_find(node, "path")) {
-        return fail_at(at, node,
-                       " is a single source with keys; write it as a list of one: - path: ...");
-    }
+    ND_REFUSE(is_map && nd_yaml_find(node, "path"),
+              "%s%s is a single source with keys; write it as a list of one: - path: ...",
+              place_of(file, where, node, line), key);
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        ND_TRY(read_source(at, n, out));
-        ND_TRY(is_map ? set_name(at, n, &out->list[out->count - 1], n->key) : ND_OK);
+        ND_TRY(read_source(file, where, key, n, out));
+        ND_TRY(is_map ? set_name(place_of(file, where, n, line), key, &out->list[out->count - 1],
+                                 n->key)
+                      : ND_OK);
     }
-    if (out->count == 0) {
-        return fail_at(at, node, " is an empty %s; name at least one file",
-                       is_map ? "map" : "list");
-    }
-    return check_alike(at, node, out);
+    ND_REFUSE(out->count == 0, "%s%s is an empty %s; name at least one file",
+              place_of(file, where, node, line), key, is_map ? "map" : "list");
+    return check_alike(place_of(file, where, node, line), key, out);
 }
 
 /* Whether the words of the text are numbers and other words in turn. */
@@ -245,23 +225,25 @@ static bool is_weighted_words(const char *text)
     return words >= 2 && words % 2 == 0;
 }
 
-static nd_status read_words(const place *at, const char *text, nd_data_sources *out)
+static nd_status read_words(const char *where, const char *key, const char *text,
+                            nd_data_sources *out)
 {
     nd_status status = ND_OK;
     char *copy = NULL, *state = NULL;
     ND_TRY(nd_text_replace(&copy, text));
     for (char *word = strtok_r(copy, " ", &state); word; word = strtok_r(NULL, " ", &state)) {
-        ND_TRY_OUT(add_source(at, NULL, out));
+        ND_TRY_OUT(add_source(where, key, out));
         nd_data_source *s = &out->list[out->count - 1];
-        ND_TRY_OUT(set_number(at, NULL, "a weight", word, &s->weight));
-        ND_TRY_OUT(set_path(at, NULL, s, strtok_r(NULL, " ", &state)));
+        ND_TRY_OUT(set_number(where, key, "a weight", word, &s->weight));
+        ND_TRY_OUT(set_path(where, key, s, strtok_r(NULL, " ", &state)));
     }
 out:
     free(copy);
     return status;
 }
 
-static nd_status read_text(const place *at, const char *text, nd_data_sources *out)
+static nd_status read_text(const char *where, const char *key, const char *text,
+                           nd_data_sources *out)
 {
     const size_t length = strlen(text);
     const char ends[] = {length > 1 ? text[0] : ' ', length > 1 ? text[length - 1] : ' ', '\0'};
@@ -269,16 +251,16 @@ static nd_status read_text(const place *at, const char *text, nd_data_sources *o
     ND_TRY(nd_fs_exists(text, &is_file));
     if (!is_file && (strcmp(ends, "[]") == 0 || strcmp(ends, "{}") == 0)) {
         nd_yaml_node *root = NULL;
-        ND_TRY(nd_yaml_parse(text, strlen(text), at->key, &root));
-        nd_status status = read_node(at, root, out);
+        ND_TRY(nd_yaml_parse(text, strlen(text), key, &root));
+        nd_status status = read_node(NULL, where, key, root, out);
         nd_yaml_destroy(root);
         return status;
     }
     if (!is_file && is_weighted_words(text)) {
-        return read_words(at, text, out);
+        return read_words(where, key, text, out);
     }
-    ND_TRY(*text ? add_source(at, NULL, out) : ND_OK);
-    return *text ? set_path(at, NULL, &out->list[0], text) : ND_OK;
+    ND_TRY(*text ? add_source(where, key, out) : ND_OK);
+    return *text ? set_path(where, key, &out->list[0], text) : ND_OK;
 }
 
 /* Gives names to what was read, or frees it. */
@@ -296,7 +278,7 @@ nd_status nd_data_sources_read(const char *where, const char *key, const char *t
                                nd_data_sources *out)
 {
     *out = (nd_data_sources){0};
-    return finish(read_text(&(place){.where = where, .key = key}, text, out), out);
+    return finish(read_text(where, key, text, out), out);
 }
 
 void nd_data_sources_fini(nd_data_sources *sources)
@@ -322,7 +304,7 @@ nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_ya
 {
     nd_data_sources sources = {0};
     nd_text text = {0};
-    ND_TRY(finish(read_node(&(place){.file = file, .key = key}, node, &sources), &sources));
+    ND_TRY(finish(read_node(file, "", key, node, &sources), &sources));
     nd_text_append(&text, "[");
     for (int i = 0; i < sources.count; i++) {
         const nd_data_source *s = &sources.list[i];

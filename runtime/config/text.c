@@ -72,8 +72,6 @@ nd_status nd_text_finish(nd_text *text, char **out)
     return status;
 }
 
-/* Values. */
-
 bool nd_bool_parse(const char *text, bool digits, bool *out)
 {
     static const char *const yes[] = {"true", "yes", "on", "1"};
@@ -127,20 +125,18 @@ void nd_real_format(double value, char *buffer, size_t size)
     }
 }
 
-/* Lists of flags. */
-
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
+bool nd_list_word(const char *list, char between, int index, char *buffer, size_t size)
 {
-    while (index-- > 0) {
-        list += strcspn(list, " ");
-        list += strspn(list, " ");
+    const char ends[] = {between, '\0'};
+    list = list && *list ? list : NULL;
+    for (; list && index > 0; index--) {
+        list = strchr(list, between);
+        list += list != NULL;
     }
-    size_t n = strcspn(list, " ");
-    if (n == 0 || n >= size) {
+    if (!list) {
         return false;
     }
-    memcpy(buffer, list, n);
-    buffer[n] = '\0';
+    snprintf(buffer, size, "%.*s", (int)strcspn(list, ends), list);
     return true;
 }
 
@@ -168,7 +164,7 @@ bool nd_flag_list_holds(const char *list, const char *name)
 void nd_flag_list_offer(nd_suggest *search, const char *list)
 {
     char word[ND_FLAG_NAME_MAX];
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+    for (int i = 0; nd_list_word(list, ' ', i, word, sizeof word); i++) {
         nd_suggest_offer(search, word);
     }
 }

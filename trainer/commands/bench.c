@@ -23,8 +23,6 @@ typedef struct bench {
     nd_shape shape;
 } bench;
 
-/* Flags. */
-
 static nd_status add_size(bench *o, nd_linear_extents size)
 {
     for (int i = 0; i < o->size_count; i++) {
@@ -82,8 +80,6 @@ static nd_status check_flags(const nd_command_flags *line)
     return read_flags(line, &o);
 }
 
-/* These functions make what is timed. */
-
 /* One layer of the configured model, with the smallest vocabulary that its tp ranks can share, and
  * its linears, as one rank of the mesh has them. */
 static nd_status open_shape(const nd_config *config, bench *o)
@@ -137,8 +133,6 @@ static void print_cpu(const nd_rank *r)
         printf("%s; %s\n", nd_ops_machine(r->device), nd_ops_products(r->device));
     }
 }
-
-/* Products. */
 
 static nd_status print_product(const bench *o, nd_linear_extents e, const nd_linear_times *t)
 {
@@ -197,8 +191,6 @@ static nd_status products(nd_worker *worker, const bench *o, const nd_mesh *mesh
     }
     return ND_OK;
 }
-
-/* One layer. */
 
 static nd_status print_layer(const bench *o, const char *name, const nd_layer_times *t,
                              double usual, double tokens)
@@ -285,21 +277,6 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
     return ND_OK;
 }
 
-/* The command. */
-
-/* ndlaunch's workers are counted in the configuration: what asks before they start is alone. */
-static nd_status check_alone(const nd_command_call *call)
-{
-    const nd_identity *id = &call->worker->identity;
-    const int64_t workers =
-        id->source == ND_IDENTITY_NDLAUNCH ? call->config->launch.workers : id->world_size;
-    ND_REFUSE(workers != 1,
-              "--products times one worker, but this job has %lld; start it with `ndtrain bench "
-              "--products`, which takes any mesh, or use --layer",
-              (long long)workers);
-    return ND_OK;
-}
-
 static nd_status run(const nd_command_call *call)
 {
     nd_config *config = call->config;
@@ -308,7 +285,14 @@ static nd_status run(const nd_command_call *call)
     const bool is_layer = call->line->values[ND_BENCH_LAYER].given;
     bench o;
     ND_TRY(read_flags(call->line, &o));
-    ND_TRY(is_layer ? ND_OK : check_alone(call));
+    /* ndlaunch's workers are counted in the configuration: what asks before they start is alone. */
+    const int64_t workers = worker->identity.source == ND_IDENTITY_NDLAUNCH
+                                ? config->launch.workers
+                                : worker->identity.world_size;
+    ND_REFUSE(!is_layer && workers != 1,
+              "--products times one worker, but this job has %lld; start it with `ndtrain bench "
+              "--products`, which takes any mesh, or use --layer",
+              (long long)workers);
     if (is_layer && !call->checks) {
         ND_TRY(nd_job_check(config, &worker->identity));
         ND_TRY(nd_worker_meet(worker, config));

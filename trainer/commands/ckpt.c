@@ -18,13 +18,6 @@
 #include "trainer/commands/ckpt.h"
 #include "trainer/weights/weights.h"
 
-const char *nd_ckpt_place(const nd_command_flags *line, int number)
-{
-    return nd_command_flags_next(line, ND_NO_FLAG, &number);
-}
-
-/* Folders. */
-
 nd_status nd_ckpt_folder(const char *argument, char **out)
 {
     nd_fs_kind kind = ND_FS_ABSENT;
@@ -116,8 +109,6 @@ out:
     return status;
 }
 
-/* verify */
-
 /* Prints how the checkpoint is, also a fault, which is returned. */
 static nd_status verify(const char *folder)
 {
@@ -157,7 +148,7 @@ nd_status nd_ckpt_verify(const nd_command_flags *line)
 {
     nd_fs_names found;
     nd_status status = ND_OK, worst = ND_OK;
-    ND_TRY_OUT(find_checkpoints(nd_ckpt_place(line, 0), &found));
+    ND_TRY_OUT(find_checkpoints(line->word[0], &found));
     for (int i = 0; i < found.count; i++) {
         const nd_status one = verify(found.list[i]);
         worst = worst == ND_OK ? one : worst;
@@ -168,8 +159,6 @@ out:
     nd_fs_names_fini(&found);
     return status;
 }
-
-/* ls */
 
 enum { NAME_WIDTH_LEAST = 18, NAME_WIDTH_MOST = 64 };
 
@@ -354,12 +343,10 @@ static nd_status list_here(bool json)
 
 nd_status nd_ckpt_ls(const nd_command_flags *line)
 {
-    const char *folder = nd_ckpt_place(line, 0);
+    const char *folder = line->word[0];
     const bool json = line->values[ND_CKPT_LS_JSON].given;
     return folder ? list_folder(folder, json) : list_here(json);
 }
-
-/* prune */
 
 typedef struct pruning {
     char *run; /* owned */
@@ -486,7 +473,7 @@ nd_status nd_ckpt_prune(const nd_command_flags *line)
         return nd_fail(ND_ERR_CONFIG,
                        "--keep-last K is missing; K is the number of newest checkpoints to keep");
     }
-    ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &p.run));
+    ND_TRY_OUT(nd_ckpt_folder(line->word[0], &p.run));
     ND_TRY_OUT(list_checkpoints(p.run, &list, &count));
     if (!p.dry_run) {
         ND_TRY_OUT(nd_run_lock_acquire(p.run, &lock));

@@ -10,9 +10,6 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/commands/command.h"
 
-/* The word of this number among those that belong to no flag, from 0; NULL: there are fewer. */
-const char *nd_ckpt_place(const nd_command_flags *line, int number);
-
 /* folders; all results are owned by the caller */
 
 /* The path without slashes at its end. ND_ERR_DATA: it is no folder, and no link to one. */

@@ -151,7 +151,7 @@ nd_status nd_ckpt_diff(const nd_command_flags *line)
     const nd_diff_options options = {.verify = !line->values[ND_CKPT_DIFF_NO_VERIFY].given,
                                      .bf16 = dtype && strcmp(dtype, "bf16") == 0,
                                      .tolerance = line->values[ND_CKPT_DIFF_TOLERANCE].real};
-    const char *const folders[] = {nd_ckpt_place(line, 0), nd_ckpt_place(line, 1)};
+    const char *const *folders = line->word;
     const char *same = options.tolerance > 0 ? "are within the tolerance" : "have the same bits";
     bool dumps[2];
     for (int i = 0; i < 2; i++) {

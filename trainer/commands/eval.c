@@ -23,8 +23,6 @@ static nd_status check_flags(const nd_command_flags *line)
     return ND_OK;
 }
 
-/* The loss on data. */
-
 static nd_status check_settings(const nd_session *s)
 {
     const nd_config *config = &s->config;
@@ -250,8 +248,6 @@ out:
     nd_trainer_destroy(trainer);
     return status;
 }
-
-/* The command. */
 
 /* Blocks are as long as those of the run, unless a length is given. */
 static nd_status take_run_length(nd_session *s)

@@ -11,8 +11,6 @@
 #include "trainer/commands/plan.h"
 #include "trainer/dry/dry.h"
 
-/* Plans of a rank. */
-
 nd_status nd_plan_make(const nd_planner *p, const nd_config *config, const nd_tuning *tuning,
                        nd_trainer **out)
 {
@@ -192,8 +190,6 @@ static nd_status explain_step(const nd_trainer *t)
            s.host_ranks);
     return ND_OK;
 }
-
-/* The plan. */
 
 static void print_reasons(void)
 {

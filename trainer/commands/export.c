@@ -81,7 +81,7 @@ static nd_status find_for_gguf(const nd_model_files *m, char **tokenizer)
 
 static nd_status export(nd_model_files *m, const nd_command_flags *line, char **tokenizer)
 {
-    const char *file = line->values[ND_EXPORT_GGUF].text, *out = nd_ckpt_place(line, 1);
+    const char *file = line->values[ND_EXPORT_GGUF].text, *out = line->word[1];
     const char *side = line->values[ND_EXPORT_SIDE_FILES].text, *slash = strrchr(m->folder, '/');
     const int64_t type = choose_type(m, &line->values[ND_EXPORT_DTYPE]);
     const double begin = nd_clock_seconds();
@@ -125,13 +125,13 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
 nd_status nd_export(const nd_command_flags *line)
 {
     const nd_flag_value *file = &line->values[ND_EXPORT_GGUF];
-    const char *out = nd_ckpt_place(line, 1);
+    const char *out = line->word[1];
     char *tokenizer = NULL;
     nd_model_files m;
     if (!out == !file->given || (out && !out[0]) || (file->given && !file->text[0])) {
         return nd_fail(ND_ERR_CONFIG, "give either OUT, the folder that is made, or --gguf FILE");
     }
-    ND_TRY(nd_model_files_open(nd_ckpt_place(line, 0), &m));
+    ND_TRY(nd_model_files_open(line->word[0], &m));
     nd_status status = export(&m, line, &tokenizer);
     free(tokenizer);
     nd_model_files_close(&m);

@@ -15,8 +15,6 @@
 #include "trainer/corpus/row.h"
 #include "trainer/text/unicode.h"
 
-/* Flags. */
-
 static nd_status read_sampling(const nd_flag_value *v, nd_sampling *out)
 {
     *out = (nd_sampling){.temperature = v[ND_GENERATE_TEMPERATURE].real,
@@ -58,8 +56,6 @@ static nd_status check_flags(const nd_command_flags *line)
 {
     return read_flags(line, &(nd_generation){0});
 }
-
-/* The prompts. */
 
 /* Tokens of a conversation at most. */
 static int64_t context_of(const nd_session *s)
@@ -354,8 +350,6 @@ static nd_status run_lines(nd_generation *g)
     }
     return nd_stdin_each_line(s, "> ", answer, g);
 }
-
-/* The command. */
 
 static nd_status run(nd_session *s)
 {

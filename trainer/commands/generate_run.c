@@ -31,8 +31,6 @@ typedef struct job {
     bool streams; /* one text, printed as it comes */
 } job;
 
-/* Output. */
-
 static nd_status print_row(const job *j, size_t i)
 {
     const nd_request *q = &j->generation->requests.list[i];
@@ -111,8 +109,6 @@ static nd_status finish(job *j, size_t i)
     j->results[i].ended = true;
     return nd_text_out_end(&j->results[i].text);
 }
-
-/* Work. */
 
 static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
 {

@@ -123,8 +123,6 @@ nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id
     return nd_config_resolve(config);
 }
 
-/* The command train. */
-
 static nd_status begin_train(nd_worker *worker)
 {
     return nd_job_begin(worker, nd_train_request_stop);
@@ -153,8 +151,6 @@ out:
 
 const nd_command nd_command_train = {
     .id = ND_COMMAND_TRAIN, .trains = true, .begin = begin_train, .run = train};
-
-/* The command check. */
 
 /* ndlaunch checks with this command what it is about to start. */
 static bool called_by_ndlaunch(void)

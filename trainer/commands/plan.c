@@ -19,8 +19,6 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-/* The plan as it is. */
-
 /* Decimals of GiB, of two sizes that may be almost equal. */
 static int decimals(double a, double b, int usual)
 {
@@ -147,8 +145,6 @@ out:
     return status;
 }
 
-/* The longest sequence. */
-
 typedef struct length_search {
     const nd_planner *planner;
     nd_config config; /* borrows the texts of the run's own */
@@ -220,8 +216,6 @@ static nd_status print_longest_sequences(const nd_planner *p)
     }
     return ND_OK;
 }
-
-/* The command. */
 
 static nd_status plan(const nd_command_call *call)
 {

@@ -36,7 +36,7 @@ static nd_status check_replaceable(const char *path)
 static nd_status write_report(nd_run_view *views, int count, const char *output)
 {
     char *text = NULL, *path = NULL, verdict[ND_VERDICT_MAX];
-    bool twice[ND_PAGE_RUNS_MAX] = {false};
+    bool twice[ND_WORDS_MAX] = {false};
     size_t size = 0;
     nd_status status = ND_OK;
     for (int i = 0; i < count; i++) {
@@ -72,11 +72,11 @@ out:
 
 nd_status nd_report(const nd_command_flags *line)
 {
-    const char *output = line->values[ND_REPORT_OUTPUT].text, *run;
+    const char *output = line->values[ND_REPORT_OUTPUT].text;
     nd_run_view *views = NULL;
     int count = 0;
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(ND_PAGE_RUNS_MAX, &views));
+    ND_TRY(ND_ALLOC(line->words, &views));
     if (output && (!output[0] || strcmp(output, "-") == 0 || nd_ends_with(output, ".md"))) {
         status = nd_fail(ND_ERR_CONFIG,
                          "--output is \"%s\", and the report is a page of HTML; give a name that "
@@ -84,10 +84,8 @@ nd_status nd_report(const nd_command_flags *line)
                          output);
         goto out;
     }
-    for (int at = 0; (run = nd_command_flags_next(line, ND_NO_FLAG, &at));) {
-        ND_ASSERT(count < ND_PAGE_RUNS_MAX);
-        ND_TRY_OUT(nd_run_view_open(run, (int64_t)time(NULL), &views[count]));
-        count++;
+    for (; count < line->words; count++) {
+        ND_TRY_OUT(nd_run_view_open(line->word[count], (int64_t)time(NULL), &views[count]));
     }
     if (count > 1 && !output) {
         status = nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");

