@@ -195,7 +195,7 @@ static nd_status run_command(const nd_command *command, nd_command_call *call, i
                              char **words)
 {
     nd_command_flags line = {0};
-    if (call->cli->help && has_own_flags(command) && !call->cli->help_topic[0]) {
+    if (call->cli->help && command != &nd_command_train && !call->cli->help_topic[0]) {
         nd_command_print_help(command->id);
         return ND_OK;
     }

@@ -406,24 +406,25 @@ bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe)
 
 nd_status nd_config_to_yaml(const nd_config *config, bool for_worker, char **out)
 {
-    nd_text text = {0};
+    nd_text text;
     const char *section = "";
+    ND_TRY(nd_text_begin(&text));
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
         if (for_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
             continue;
         }
         if (strcmp(section, f->section) != 0) {
-            nd_text_append(&text, "%s:\n", f->section);
+            fprintf(text.out, "%s:\n", f->section);
             section = f->section;
         }
-        nd_text_append(&text, "  %s: ", f->key);
+        fprintf(text.out, "  %s: ", f->key);
         if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
-            nd_text_append_quoted(&text, *(char *const *)((const char *)config + f->offset));
+            nd_text_quote(text.out, *(char *const *)((const char *)config + f->offset));
         } else {
-            nd_field_append(&text, config, (nd_field_id)i);
+            nd_field_print(text.out, config, (nd_field_id)i);
         }
-        nd_text_append(&text, "\n");
+        fprintf(text.out, "\n");
     }
     return nd_text_finish(&text, out);
 }
@@ -442,12 +443,13 @@ nd_status nd_config_each(const nd_config *config,
 
 nd_status nd_config_job_text(const nd_config *config, char **out)
 {
-    nd_text text = {0};
+    nd_text text;
+    ND_TRY(nd_text_begin(&text));
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         if (nd_fields[i].job) {
-            nd_text_append(&text, "%s=", nd_fields[i].name);
-            nd_field_append(&text, config, (nd_field_id)i);
-            nd_text_append(&text, "\n");
+            fprintf(text.out, "%s=", nd_fields[i].name);
+            nd_field_print(text.out, config, (nd_field_id)i);
+            fprintf(text.out, "\n");
         }
     }
     return nd_text_finish(&text, out);

@@ -97,7 +97,7 @@ const char *nd_field_range(const nd_field *f, char *buffer, size_t size)
 }
 
 /* The first choice when no bit is set, the one whose bit is, or "[a, b]". */
-static void append_choices(nd_text *text, const nd_field *f, unsigned bits)
+static void print_choices(FILE *out, const nd_field *f, unsigned bits)
 {
     const bool several = (bits & (bits - 1)) != 0;
     const unsigned left = bits ? bits : 1;
@@ -105,19 +105,18 @@ static void append_choices(nd_text *text, const nd_field *f, unsigned bits)
     char choice[ND_CHOICE_MAX];
     for (int i = 0; left >> i; i++) {
         if (!nd_list_word(f->choices, '|', i, choice, sizeof choice)) {
-            text->status =
-                nd_fail(ND_ERR_INTERNAL, "%s holds the unknown choices %#x", f->name, bits);
-            return;
+            fprintf(out, "%sunknown choices %#x", before, bits); /* a value put into the struct */
+            break;
         }
         if (left >> i & 1) {
-            nd_text_append(text, "%s%s", before, choice);
+            fprintf(out, "%s%s", before, choice);
             before = ", ";
         }
     }
-    nd_text_append(text, several ? "]" : "");
+    fputs(several ? "]" : "", out);
 }
 
-void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id)
+void nd_field_print(FILE *out, const nd_config *config, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
     const void *member = member_of(config, f);
@@ -125,37 +124,38 @@ void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id)
     unsigned bits;
     switch (f->type) {
     case ND_FIELD_TYPE_INT:
-        nd_text_append(text, "%lld", nd_ll(*(const int64_t *)member));
+        fprintf(out, "%lld", nd_ll(*(const int64_t *)member));
         return;
     case ND_FIELD_TYPE_REAL:
         nd_real_format(*(const double *)member, first, sizeof first);
-        nd_text_append(text, "%s", first);
+        fprintf(out, "%s", first);
         return;
     case ND_FIELD_TYPE_PAIR:
         nd_real_format(((const double *)member)[0], first, sizeof first);
         nd_real_format(((const double *)member)[1], second, sizeof second);
-        nd_text_append(text, "[%s, %s]", first, second);
+        fprintf(out, "[%s, %s]", first, second);
         return;
     case ND_FIELD_TYPE_BOOL:
-        nd_text_append(text, *(const bool *)member ? "true" : "false");
+        fputs(*(const bool *)member ? "true" : "false", out);
         return;
     case ND_FIELD_TYPE_CHOICE:
         memcpy(&bits, member, sizeof bits);
-        append_choices(text, f, 1U << (bits < 32 ? bits : 31));
+        print_choices(out, f, 1U << (bits < 32 ? bits : 31));
         return;
     case ND_FIELD_TYPE_CHOICES:
         memcpy(&bits, member, sizeof bits);
-        append_choices(text, f, bits);
+        print_choices(out, f, bits);
         return;
     default:
-        nd_text_append(text, "%s", *(char *const *)member);
+        fprintf(out, "%s", *(char *const *)member);
     }
 }
 
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
 {
-    nd_text text = {0};
-    nd_field_append(&text, config, id);
+    nd_text text;
+    ND_TRY(nd_text_begin(&text));
+    nd_field_print(text.out, config, id);
     return nd_text_finish(&text, out);
 }
 
@@ -409,19 +409,17 @@ static nd_status set_value(nd_config *config, nd_field_id id, const nd_setting *
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
-    bool on = false;
+    void *member = member_of(config, f);
     unsigned bits;
     config->resolved = false;
     switch (f->type) {
     case ND_FIELD_TYPE_BOOL:
-        if (setting->quoted || !nd_bool_parse(setting->text, !*setting->where, &on)) {
-            return wrong_type(f, setting, "true or false");
-        }
-        memcpy(member_of(config, f), &on, sizeof on);
-        return ND_OK;
+        return setting->quoted || !nd_bool_parse(setting->text, !*setting->where, member)
+                   ? wrong_type(f, setting, "true or false")
+                   : ND_OK;
     case ND_FIELD_TYPE_CHOICES:
         ND_TRY(set_choices(f, setting, &bits));
-        memcpy(member_of(config, f), &bits, sizeof bits);
+        memcpy(member, &bits, sizeof bits);
         return ND_OK;
     case ND_FIELD_TYPE_PAIR:
         return set_pair(config, id, setting);

@@ -27,7 +27,7 @@ static nd_status fail_no_map(const char *where, const char *what, const nd_yaml_
 /* A scalar or a list of scalars as text: *out is owned by the caller. */
 static nd_status flatten(const nd_yaml_node *node, const char *where, const char *name, char **out)
 {
-    nd_text text = {0};
+    nd_text text;
     ND_REFUSE(node->kind == ND_YAML_MAP, "%s%s is a map of keys; it must be a single value", where,
               name);
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
@@ -35,11 +35,12 @@ static nd_status flatten(const nd_yaml_node *node, const char *where, const char
                   "%s%s holds %s inside a list; its items must be single values", where, name,
                   nd_yaml_kind_name(n->kind));
     }
-    nd_text_append(&text, "%s", node->kind == ND_YAML_SCALAR ? node->text : "[");
+    ND_TRY(nd_text_begin(&text));
+    fputs(node->kind == ND_YAML_SCALAR ? node->text : "[", text.out);
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
+        fprintf(text.out, "%s%s", n == node->first ? "" : ", ", n->text);
     }
-    nd_text_append(&text, "%s", node->kind == ND_YAML_SCALAR ? "" : "]");
+    fputs(node->kind == ND_YAML_SCALAR ? "" : "]", text.out);
     return nd_text_finish(&text, out);
 }
 

@@ -26,17 +26,17 @@ static inline long long nd_ll(int64_t value)
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
 
-/* A string that grows; on any failure `status` stays set and later appends do nothing. */
+/* A text that grows: what is written to `out`. */
 typedef struct nd_text {
+    FILE *out;
     char *data;
-    size_t used, room;
-    nd_status status;
+    size_t size;
 } nd_text;
 
-void nd_text_append(nd_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+nd_status nd_text_begin(nd_text *text);
 /* A double-quoted YAML scalar, without control characters. */
-void nd_text_append_quoted(nd_text *text, const char *value);
-/* Hands the string over (or frees it and returns the failure). */
+void nd_text_quote(FILE *out, const char *value);
+/* Hands the text over, or frees it and returns the failure. */
 nd_status nd_text_finish(nd_text *text, char **out);
 
 /* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
@@ -115,7 +115,7 @@ typedef struct nd_setting {
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting);
 
 /* The value in the form that nd_field_set reads; *out is owned by the caller. */
-void nd_field_append(nd_text *text, const nd_config *config, nd_field_id id);
+void nd_field_print(FILE *out, const nd_config *config, nd_field_id id);
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
 
 /* Whether the field names sources of data (sources.h): its text may be a list, and longer than

@@ -290,12 +290,12 @@ void nd_data_sources_fini(nd_data_sources *sources)
     *sources = (nd_data_sources){0};
 }
 
-static void append_number(nd_text *text, const char *key, double value)
+static void print_number(FILE *out, const char *key, double value)
 {
     char number[40];
     nd_real_format(value, number, sizeof number);
     if (value > 0) {
-        nd_text_append(text, ", %s: %s", key, number);
+        fprintf(out, ", %s: %s", key, number);
     }
 }
 
@@ -303,22 +303,26 @@ nd_status nd_data_sources_flatten(const char *file, const char *key, const nd_ya
                                   char **out)
 {
     nd_data_sources sources = {0};
-    nd_text text = {0};
-    ND_TRY(finish(read_node(file, "", key, node, &sources), &sources));
-    nd_text_append(&text, "[");
+    nd_text text;
+    nd_status status = finish(read_node(file, "", key, node, &sources), &sources);
+    ND_TRY_OUT(status);
+    ND_TRY_OUT(nd_text_begin(&text));
+    fputs("[", text.out);
     for (int i = 0; i < sources.count; i++) {
         const nd_data_source *s = &sources.list[i];
         const bool plain = !s->named && s->weight == 0 && s->epochs == 0;
-        nd_text_append(&text, "%s%s", i > 0 ? ", " : "", plain ? "" : "{path: ");
-        nd_text_append_quoted(&text, s->path);
-        append_number(&text, "weight", s->weight);
-        append_number(&text, "epochs", s->epochs);
-        nd_text_append(&text, s->named ? ", name: %s" : "%s", s->named ? s->name : "");
-        nd_text_append(&text, plain ? "" : "}");
+        fprintf(text.out, "%s%s", i > 0 ? ", " : "", plain ? "" : "{path: ");
+        nd_text_quote(text.out, s->path);
+        print_number(text.out, "weight", s->weight);
+        print_number(text.out, "epochs", s->epochs);
+        fprintf(text.out, "%s%s", s->named ? ", name: " : "", s->named ? s->name : "");
+        fputs(plain ? "" : "}", text.out);
     }
-    nd_text_append(&text, "]");
+    fputs("]", text.out);
+    status = nd_text_finish(&text, out);
+out:
     nd_data_sources_fini(&sources);
-    return nd_text_finish(&text, out);
+    return status;
 }
 
 /* How long a check of the data and of the model may take. */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Strings that grow, numbers and booleans as texts, and lists of flags. */
+/* Texts that grow, numbers and booleans as texts, and lists of words. */
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,55 +20,31 @@ nd_status nd_text_replace(char **target, const char *text)
     return ND_OK;
 }
 
-void nd_text_append(nd_text *text, const char *format, ...)
+nd_status nd_text_begin(nd_text *text)
 {
-    va_list args;
-    if (text->status != ND_OK) {
-        return;
-    }
-    va_start(args, format);
-    int more = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (more < 0) {
-        text->status = nd_fail(ND_ERR_INTERNAL, "cannot format '%s'", format);
-        return;
-    }
-    if (text->used + (size_t)more + 1 > text->room) {
-        size_t room = (text->used + (size_t)more + 1) * 2;
-        char *data = realloc(text->data, room);
-        if (!data) {
-            text->status = nd_fail_memory("a text of %zu bytes", room);
-            return;
-        }
-        text->data = data;
-        text->room = room;
-    }
-    va_start(args, format);
-    vsnprintf(text->data + text->used, (size_t)more + 1, format, args);
-    va_end(args);
-    text->used += (size_t)more;
+    *text = (nd_text){0};
+    text->out = open_memstream(&text->data, &text->size);
+    return text->out ? ND_OK : nd_fail_memory("a text");
 }
 
-void nd_text_append_quoted(nd_text *text, const char *value)
+void nd_text_quote(FILE *out, const char *value)
 {
-    nd_text_append(text, "\"");
+    fputc('"', out);
     for (const char *c = value; *c; c++) {
-        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+        fprintf(out, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
     }
-    nd_text_append(text, "\"");
+    fputc('"', out);
 }
 
 nd_status nd_text_finish(nd_text *text, char **out)
 {
-    nd_text_append(text, "%s", ""); /* an empty text is a string, too */
-    nd_status status = text->status;
-    if (status != ND_OK) {
+    const bool failed = ferror(text->out) != 0;
+    if (fclose(text->out) != 0 || failed || !text->data) {
         free(text->data);
-    } else {
-        *out = text->data;
+        return nd_fail_memory("a text of %zu bytes", text->size);
     }
-    *text = (nd_text){0};
-    return status;
+    *out = text->data;
+    return ND_OK;
 }
 
 bool nd_bool_parse(const char *text, bool digits, bool *out)
