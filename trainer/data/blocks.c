@@ -175,9 +175,9 @@ typedef struct packing {
     int64_t pieces, room;
     int64_t *firsts; /* (room): the first token of each */
     int32_t *counts; /* (room): its tokens; owned */
-    /* By length, 0 to `most`: how many pieces are not laid yet; where they end in `sorted`; a
-     * shorter length, with none left in between; owned. */
-    int64_t *left, *ends, *shorter;
+    /* By length, 0 to `most`: how many pieces are not laid yet; where they end in `sorted`;
+     * owned. */
+    int64_t *left, *ends;
     int64_t *sorted; /* (pieces): their first tokens, by length and then by place; owned */
 } packing;
 
@@ -232,32 +232,26 @@ static void sort_pieces(const packing *p)
     }
 }
 
-/* The length of the longest pieces that are left and fit; 0: there are none. */
-static int64_t longest(const packing *p, int64_t room)
-{
-    while (room > 0 && p->left[room] == 0) {
-        const int64_t below = p->shorter[room];
-        p->shorter[room] = p->left[below] > 0 ? below : p->shorter[below];
-        room = below;
-    }
-    return room;
-}
-
 /* Lays all pieces, the longest first or in the order of the file, and returns how many blocks they
  * take. `d` has room for the blocks, and has the pieces in the order of the file; NULL: blocks are
  * only counted. */
 static int64_t lay_pieces(const packing *p, bool longest_first, nd_documents *d)
 {
-    int64_t blocks = 0, room = 0;
+    int64_t blocks = 0, room = 0, top = p->most, last = 0; /* longer pieces than `top` are laid */
     for (int64_t length = 1; length <= p->most; length++) {
         p->left[length] = p->ends[length] - p->ends[length - 1];
-        p->shorter[length] = length - 1;
     }
     for (int64_t i = 0; i < p->pieces; i++) {
         int64_t count = p->counts[i];
         if (longest_first) {
-            const int64_t fits = longest(p, room);
-            count = fits > 0 ? fits : longest(p, p->most);
+            count = nd_min(last, room); /* longer ones that fit were gone before this one */
+            while (count > 0 && p->left[count] == 0) {
+                count--;
+            }
+            while (count == 0 && p->left[top] == 0) {
+                top--;
+            }
+            last = count = count > 0 ? count : top;
             const int64_t next = p->ends[count] - p->left[count]--;
             if (d) {
                 d->firsts[i] = p->sorted[next];
@@ -291,7 +285,6 @@ static nd_status pack_rows(nd_dataset *dataset)
     ND_TRY_OUT(ND_ALLOC(p.room, &p.counts));
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.left));
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.ends));
-    ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.shorter));
     ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, list_pieces, &p));
     ND_TRY_OUT(p.pieces > 0
                    ? ND_ALLOC(p.pieces, &p.sorted)
@@ -311,7 +304,6 @@ out:
     free(p.counts);
     free(p.left);
     free(p.ends);
-    free(p.shorter);
     free(p.sorted);
     return status;
 }
