@@ -320,24 +320,6 @@ typedef struct source {
     char *template; /* of chats; NULL: there is none */
 } source;
 
-static nd_status open_source(source *s, const char *path)
-{
-    char *folder = NULL;
-    nd_status status = ND_OK;
-    if (!path) {
-        return nd_byte_tokenizer_create(&s->tokenizer);
-    }
-    ND_TRY_OUT(nd_tokenizer_open(path, &s->tokenizer));
-    ND_TRY_OUT(nd_fs_parent(path, &folder));
-    const char *slash = strrchr(path, '/');
-    ND_TRY_OUT(nd_json_read(folder, slash ? slash + 1 : path, 0, &s->root));
-    ND_TRY_OUT(nd_tokenizer_config_read(folder, &s->config));
-    status = nd_chat_template_read(folder, &s->template);
-out:
-    free(folder);
-    return status;
-}
-
 /* The id of a token that tokenizer_config.json names; -1: none. */
 static int32_t find_named(const source *s, const char *key)
 {
@@ -420,16 +402,26 @@ static void make_keys(const nd_gguf_options *options, const source *from, const 
 
 nd_status nd_gguf_make_keys(const nd_gguf_options *options, json_t **keys)
 {
+    const char *path = options->tokenizer, *slash = path ? strrchr(path, '/') : NULL;
     source from = {0};
     nd_shape shape = *options->shape;
-    nd_status status = open_source(&from, options->tokenizer);
-    status = status == ND_OK ? check_source(&from, options->name, &shape) : status;
-    if (status == ND_OK) {
-        make_keys(options, &from, &shape, keys);
+    char *folder = NULL;
+    nd_status status =
+        path ? nd_tokenizer_open(path, &from.tokenizer) : nd_byte_tokenizer_create(&from.tokenizer);
+    ND_TRY_OUT(status);
+    if (path) {
+        ND_TRY_OUT(nd_fs_parent(path, &folder));
+        ND_TRY_OUT(nd_json_read(folder, slash ? slash + 1 : path, 0, &from.root));
+        ND_TRY_OUT(nd_tokenizer_config_read(folder, &from.config));
+        ND_TRY_OUT(nd_chat_template_read(folder, &from.template));
     }
+    ND_TRY_OUT(check_source(&from, options->name, &shape));
+    make_keys(options, &from, &shape, keys);
+out:
     json_decref(from.root);
     json_decref(from.config);
     nd_tokenizer_close(from.tokenizer);
     free(from.template);
+    free(folder);
     return status;
 }

@@ -50,14 +50,6 @@ static bool is_model_name(const char *name)
     return n > 0 && slashes <= 1 && name[0] != '/' && name[n - 1] != '/' && !strstr(name, "..");
 }
 
-static nd_status model_folder(const char *hub, const char *name, char **out)
-{
-    const char *slash = strchr(name, '/');
-    return slash
-               ? nd_fs_format(out, "%s/models--%.*s--%s", hub, (int)(slash - name), name, slash + 1)
-               : nd_fs_format(out, "%s/models--%s", hub, name);
-}
-
 static nd_status has_config(const char *snapshot, bool *out)
 {
     char *config = NULL;
@@ -127,13 +119,16 @@ static nd_status newest_snapshot(const char *folder, char **out)
 nd_status nd_hf_cache_find(const char *name, char **out)
 {
     nd_status status = ND_OK;
+    const char *slash = strchr(name, '/');
     char *hub = NULL, *folder = NULL, *snapshot = NULL;
     bool good = false;
     if (!is_model_name(name)) {
         return nd_fail(ND_ERR_CONFIG, "model name \"%.200s\" is not of the form org/name", name);
     }
     ND_TRY_OUT(hub_folder(&hub));
-    ND_TRY_OUT(model_folder(hub, name, &folder));
+    ND_TRY_OUT(slash ? nd_fs_format(&folder, "%s/models--%.*s--%s", hub, (int)(slash - name), name,
+                                    slash + 1)
+                     : nd_fs_format(&folder, "%s/models--%s", hub, name));
     ND_TRY_OUT(snapshot_of_main(folder, &snapshot));
     ND_TRY_OUT(has_config(snapshot, &good));
     if (!good) {

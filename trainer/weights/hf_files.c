@@ -133,44 +133,38 @@ out:
     return status;
 }
 
-/* The copy may be read by no more users than the original. */
-static nd_status read_side_file(const char *path, char **bytes, size_t *size, mode_t *mode)
+/* The copy may be read by no more users than the original. A file that is wrong, or was before
+ * (`status`), is named: it is no reason to lose a trained model. */
+static nd_status copy_file(nd_status status, const char *source, const char *to, const char *name)
 {
-    ND_TRY(nd_fs_read_mode(path, max_file_bytes, ND_ERR_DATA, bytes, size, mode));
-    *mode &= 0666;
-    return ND_OK;
-}
-
-/* A file that is wrong is named: it is no reason to lose a trained model. */
-static nd_status leave_out(nd_status status)
-{
+    char *target = NULL, *bytes = NULL;
+    size_t size = 0;
+    mode_t mode = 0;
+    status = status == ND_OK
+                 ? nd_fs_read_mode(source, max_file_bytes, ND_ERR_DATA, &bytes, &size, &mode)
+                 : status;
     if (status == ND_ERR_DATA) {
         nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
         nd_error_clear();
-        status = ND_OK;
+        return ND_OK;
     }
+    status = status == ND_OK ? nd_fs_format(&target, "%s/%s", to, name) : status;
+    status = status == ND_OK ? nd_fs_write_atomic_as(target, mode & 0666, bytes, size) : status;
+    free(bytes);
+    free(target);
     return status;
 }
 
 static nd_status copy_named(const char *from, const char *to, const char *name)
 {
-    char *source = NULL, *target = NULL, *bytes = NULL;
-    size_t size = 0;
-    mode_t mode = 0;
+    char *source = NULL;
     bool there = true;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&source, "%s/%s", from, name));
-    ND_TRY_OUT(nd_fs_format(&target, "%s/%s", to, name));
-    status = nd_fs_exists(source, &there);
-    if (status == ND_OK && !there) {
-        goto out;
+    ND_TRY(nd_fs_format(&source, "%s/%s", from, name));
+    nd_status status = nd_fs_exists(source, &there);
+    if (status != ND_OK || there) {
+        status = status == ND_OK ? check_link(from, source) : status;
+        status = copy_file(status, source, to, name);
     }
-    status = status == ND_OK ? check_link(from, source) : status;
-    status = status == ND_OK ? read_side_file(source, &bytes, &size, &mode) : status;
-    status = status == ND_OK ? nd_fs_write_atomic_as(target, mode, bytes, size) : leave_out(status);
-out:
-    free(bytes);
-    free(target);
     free(source);
     return status;
 }
@@ -188,23 +182,12 @@ nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer
 nd_status nd_hf_tokenizer_copy(const char *path, const char *to)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    char *bytes = NULL, *target = NULL, *folder = NULL;
-    size_t size = 0;
-    mode_t mode = 0;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&target, "%s/tokenizer.json", to));
-    ND_TRY_OUT(nd_fs_parent(path, &folder));
-    status = read_side_file(path, &bytes, &size, &mode);
-    ND_TRY_OUT(status == ND_OK ? nd_fs_write_atomic_as(target, mode, bytes, size)
-                               : leave_out(status));
-    for (int i = 1; i < FILE_COUNT && strcmp(name, files[0].name) == 0; i++) {
-        if (files[i].tokenizer) {
-            ND_TRY_OUT(copy_named(folder, to, files[i].name));
-        }
+    char *folder = NULL;
+    ND_TRY(nd_fs_parent(path, &folder));
+    nd_status status = copy_file(ND_OK, path, to, files[0].name);
+    for (int i = 1; i < FILE_COUNT && strcmp(name, files[0].name) == 0 && status == ND_OK; i++) {
+        status = files[i].tokenizer ? copy_named(folder, to, files[i].name) : ND_OK;
     }
-out:
     free(folder);
-    free(target);
-    free(bytes);
     return status;
 }

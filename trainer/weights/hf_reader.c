@@ -104,16 +104,6 @@ static nd_status check_file_name(const char *index, const char *tensor, const js
     return ND_OK;
 }
 
-static bool has_file(const nd_hf_reader *reader, const char *name)
-{
-    for (int64_t f = 0; f < reader->file_count; f++) {
-        if (strcmp(reader->files[f].name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* The map and the files name the same tensors, each in the file where the map says it is. */
 static nd_status check_map(const nd_hf_reader *reader, const char *index, json_t *map)
 {
@@ -168,10 +158,13 @@ static nd_status open_sharded(nd_hf_reader *reader, const char *index, json_t *r
     ND_TRY(ND_ALLOC(json_object_size(map), &reader->files));
     json_object_foreach(map, tensor, value)
     {
+        const char *name = json_string_value(value);
+        bool open = false;
         ND_TRY(check_file_name(index, tensor, value));
-        if (!has_file(reader, json_string_value(value))) {
-            ND_TRY(open_file(reader, json_string_value(value)));
+        for (int64_t f = 0; f < reader->file_count; f++) {
+            open |= strcmp(reader->files[f].name, name) == 0;
         }
+        ND_TRY(open ? ND_OK : open_file(reader, name));
     }
     ND_TRY(collect_places(reader));
     ND_TRY(check_map(reader, index, map));
@@ -429,16 +422,6 @@ out:
     return status;
 }
 
-static bool is_known(const nd_layout *layout, const char *name)
-{
-    for (int i = 0; i < layout->param_count; i++) {
-        if (strcmp(layout->params[i].file_name, name) == 0) {
-            return true;
-        }
-    }
-    return nd_ends_with(name, "rotary_emb.inv_freq");
-}
-
 static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layout)
 {
     for (int i = 0; i < layout->param_count; i++) {
@@ -447,15 +430,19 @@ static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layo
     }
     for (int64_t i = 0; i < reader->place_count; i++) {
         const tensor_place *p = &reader->places[i];
-        bool tied_head = layout->tied && strcmp(p->tensor->name, "lm_head.weight") == 0;
-        if (tied_head) {
-            ND_TRY(check_tied_head(reader));
-        } else if (!is_known(layout, p->tensor->name)) {
+        const char *name = p->tensor->name;
+        const bool tied_head = layout->tied && strcmp(name, "lm_head.weight") == 0;
+        bool known = tied_head || nd_ends_with(name, "rotary_emb.inv_freq");
+        for (int k = 0; k < layout->param_count && !known; k++) {
+            known = strcmp(layout->params[k].file_name, name) == 0;
+        }
+        ND_TRY(tied_head ? check_tied_head(reader) : ND_OK);
+        if (!known) {
             return nd_fail(
                 ND_ERR_DATA,
                 "\"%s\" holds tensor \"%.200s\", which a model of %lld layers does not have: "
                 "it is another kind of model, or config.json is of another one",
-                p->file->path, p->tensor->name, (long long)reader->shape.layers);
+                p->file->path, name, (long long)reader->shape.layers);
         }
     }
     return ND_OK;

@@ -244,8 +244,14 @@ out:
     return status;
 }
 
-static void destroy(nd_hf_writer *writer)
+void nd_hf_writer_abort(nd_hf_writer *writer)
 {
+    if (!writer) {
+        return;
+    }
+    if (writer->temporary && !writer->options.inside) {
+        nd_fs_remove_tree(writer->temporary);
+    }
     for (int64_t f = 0; f < writer->file_count; f++) {
         weight_file *file = &writer->files[f];
         if (file->fd >= 0) {
@@ -263,17 +269,6 @@ static void destroy(nd_hf_writer *writer)
     free(writer->temporary);
     free(writer->folder);
     free(writer);
-}
-
-void nd_hf_writer_abort(nd_hf_writer *writer)
-{
-    if (!writer) {
-        return;
-    }
-    if (writer->temporary && !writer->options.inside) {
-        nd_fs_remove_tree(writer->temporary);
-    }
-    destroy(writer);
 }
 
 /* Values. */
