@@ -33,20 +33,14 @@ void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
 
 nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
 {
-    nd_manifest_pair pair = {0};
     void *list = realloc(pairs->list, ((size_t)pairs->count + 1) * sizeof *pairs->list);
     if (!list) {
         return nd_fail_memory("a manifest");
     }
     pairs->list = list;
-    ND_TRY(nd_fs_format(&pair.key, "%s", key));
-    nd_status status = nd_fs_format(&pair.value, "%s", value);
-    if (status != ND_OK) {
-        free(pair.key);
-        return status;
-    }
-    pairs->list[pairs->count++] = pair;
-    return ND_OK;
+    nd_manifest_pair *pair = &pairs->list[pairs->count++];
+    *pair = (nd_manifest_pair){strdup(key), strdup(value)};
+    return pair->key && pair->value ? ND_OK : nd_fail_memory("a manifest");
 }
 
 const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key)
@@ -313,29 +307,6 @@ static void layer_set(members *m, const char *key, int64_t layers, nd_layer_set 
     }
 }
 
-/* Members that programs wrote which knew no lists, and that are only read: a window from a first
- * layer on, none in each window_period-th layer, and no RoPE in each no_rope_layer_interval-th
- * one. */
-static void older_layer_sets(members *m, nd_shape *shape)
-{
-    static const char *const keys[] = {"window_first_layer", "window_period",
-                                       "no_rope_layer_interval"};
-    int64_t n[3] = {0};
-    for (int i = 0; i < 3 && m->path; i++) {
-        if (json_object_get(m->object, keys[i])) {
-            whole(m, keys[i], 0, INT64_MAX, &n[i]);
-        }
-    }
-    for (int64_t l = 0; l < nd_min(shape->layers, ND_LAYERS_MAX); l++) {
-        if (l < n[0] || (n[1] > 0 && (l + 1) % n[1] == 0)) {
-            nd_layer_set_add(&shape->full, l);
-        }
-        if (n[2] > 0 && (l + 1) % n[2] == 0) {
-            nd_layer_set_add(&shape->unturned, l);
-        }
-    }
-}
-
 static void more_ends(members *m, nd_shape *shape)
 {
     static const number_list kind = {true, 0, INT32_MAX, ND_ENDS_MAX, "is not a list of token ids"};
@@ -371,6 +342,9 @@ static void rope_factors(members *m, const char *key, int64_t pairs,
 
 static void model(members *m, nd_shape *shape)
 {
+    /* What programs wrote that knew no lists, and nobody reads any more. */
+    static const char *const older[] = {"window_first_layer", "window_period",
+                                        "no_rope_layer_interval"};
     const char *types[ND_FAMILY_COUNT], *ropes[ND_ROPE_TYPES];
     enter(m, "model");
     for (int i = 0; i < ND_FAMILY_COUNT; i++) {
@@ -390,7 +364,11 @@ static void model(members *m, nd_shape *shape)
     }
     layer_set(m, "full_attention_layers", shape->layers, &shape->full);
     layer_set(m, "layers_without_rope", shape->layers, &shape->unturned);
-    older_layer_sets(m, shape);
+    for (int i = 0; i < 3 && m->path; i++) {
+        if (json_object_get(m->object, older[i])) {
+            fault(m, older[i], "is there in place of a list of layers");
+        }
+    }
     more_ends(m, shape);
     if (m->path ? json_object_get(m->object, "model_type") != NULL
                 : shape->family != ND_FAMILY_LLAMA) {
@@ -633,7 +611,7 @@ static json_t *array_names(int arrays)
 {
     json_t *names = json_array();
     for (int a = 0; a < arrays; a++) {
-        nd_json_append(&names, json_string(nd_state_kind_name((nd_state_kind)a)));
+        nd_json_append(&names, json_string(nd_state_kind_names[a]));
     }
     return names;
 }
@@ -655,16 +633,6 @@ static void state(members *m, nd_manifest *x)
     }
 }
 
-/* Whether the name stays in its folder and in a JSON string. */
-static bool is_plain(const char *name)
-{
-    bool plain = name[0] && name[0] != '.';
-    for (const char *c = name; *c && plain; c++) {
-        plain = *c > ' ' && *c <= '~' && !strchr("/\\\"", *c);
-    }
-    return plain;
-}
-
 static void replicated(members *m, nd_manifest *x)
 {
     enter(m, "replicated");
@@ -679,7 +647,11 @@ static void replicated(members *m, nd_manifest *x)
     json_object_foreach(m->path && m->status == ND_OK ? m->object : NULL, name, value)
     {
         nd_state_extra *extra = &x->extras[x->extra_count++];
-        if (strlen(name) >= sizeof extra->name || !is_plain(name)) {
+        bool plain = name[0] && name[0] != '.' && strlen(name) < sizeof extra->name;
+        for (const char *c = name; *c; c++) { /* it stays in its folder and in a JSON string */
+            plain &= *c > ' ' && *c <= '~' && !strchr("/\\\"", *c);
+        }
+        if (!plain) {
             fault(m, name, "is no name of an entry");
             break;
         }
@@ -755,23 +727,17 @@ static void all_members(members *m, nd_manifest *x)
 
 /* Writing. */
 
-/* The oldest version whose readers miss nothing. */
-static int version_of(const nd_shape *shape)
-{
-    static const nd_layer_set none;
-    return memcmp(&shape->full, &none, sizeof none) == 0 &&
-                   memcmp(&shape->unturned, &none, sizeof none) == 0
-               ? 1
-               : ND_MANIFEST_VERSION;
-}
-
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes)
 {
+    static const nd_layer_set none;
     nd_manifest copy = *manifest; /* of which nothing is changed that it shares */
     members m = {.root = json_object()};
     m.object = m.root;
     exchange(&m, "format", json_string(FORMAT));
-    exchange(&m, "version", json_integer(version_of(&manifest->shape)));
+    /* The oldest version whose readers miss nothing. */
+    const bool lists = memcmp(&copy.shape.full, &none, sizeof none) != 0 ||
+                       memcmp(&copy.shape.unturned, &none, sizeof none) != 0;
+    exchange(&m, "version", json_integer(lists ? ND_MANIFEST_VERSION : 1));
     all_members(&m, &copy);
     char *json = nd_json_text(m.root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     json_decref(m.root);

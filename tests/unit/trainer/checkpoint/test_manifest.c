@@ -226,30 +226,6 @@ static nd_status parse_changed(const char *path_in_json, const char *value)
     return parse_changed_to(path_in_json, value, &shape);
 }
 
-/* The members that were there before lists, for the three layers of the example. */
-Test(manifest, older_members_are_read_as_sets_of_layers)
-{
-    static const struct {
-        const char *path, *value;
-        uint64_t full, unturned;
-    } old[] = {
-        {"model/window_first_layer", "2", 3, 0},
-        {"model/window_first_layer", "0", 0, 0},
-        {"model/window_period", "2", 2, 0},
-        {"model/window_period", "1", 7, 0},
-        {"model/no_rope_layer_interval", "3", 0, 4},
-        {"model/no_rope_layer_interval", "4", 0, 0},
-        {"version", "2", 0, 0},
-    };
-    for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
-        nd_shape shape;
-        assert_ok(parse_changed_to(old[i].path, old[i].value, &shape));
-        cr_assert_eq(shape.layers, 3);
-        cr_assert_eq(shape.full.bits[0], old[i].full, "%s %s", old[i].path, old[i].value);
-        cr_assert_eq(shape.unturned.bits[0], old[i].unturned, "%s %s", old[i].path, old[i].value);
-    }
-}
-
 Test(manifest, refuses_members_that_cannot_be)
 {
     static const struct {
@@ -286,7 +262,9 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/num_hidden_layers", "1000000", "tensors are not"},
         {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
         {"model/more_eos_token_ids", "[2, -1]", "more_eos_token_ids is not a list"},
-        {"model/window_period", "-1", "window_period is -1; it must be 0 to"},
+        {"model/window_first_layer", "2", "in place of a list of layers"},
+        {"model/window_period", "2", "in place of a list of layers"},
+        {"model/no_rope_layer_interval", "3", "in place of a list of layers"},
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},
