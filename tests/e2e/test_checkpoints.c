@@ -47,7 +47,7 @@ TEMPDIR_SUITE(checkpoints, setup, .timeout = 120);
     " > /dev/null 2>&1 || test $n -ge 300; do sleep 0.1; n=$((n+1)); done; "
 
 /* The command ends with this code and this sentence, and changes no file in the folder `out`; a
- * start that fails while it loads leaves its run-2.json and its mark in .lock there. */
+ * start that fails while it loads leaves its run-2.json there. */
 static void refused(int code, const char *command, const char *words)
 {
     shell(&dir, "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum "
@@ -454,11 +454,13 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
 }
 
 /* Rank 1 alone has a disk of its own where rank 0 has the run folder: without a folder of that
- * name, and with one. */
+ * name, with one, and with one that holds a run. */
 Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
 {
-    static const char *const cases[][2] = {{"true", "nothing is /"},
-                                           {"mkdir mine/out", "another folder is /"}};
+    static const char *const cases[][2] = {
+        {"true", "nothing is /"},
+        {"mkdir mine/out", "another folder is /"},
+        {"mkdir mine/out && echo {} > mine/out/run.json", "another folder is /"}};
     if (shell_run(&dir, "mkdir mine && unshare -rm true") != 0) {
         tempdir_remove(&dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");

@@ -53,7 +53,8 @@ typedef struct plan {
     void (*before_unit)(void *context, int unit);
     struct hanging *hanging; /* rank 0's writer hangs before it commits */
     struct updating *updating;
-    nd_commit_gate gate;
+    nd_status (*gate)(void *context);
+    int asked;                       /* by the gate */
     const nd_export_options *export; /* each checkpoint gets its model */
     const char *model;               /* where the run saves its own, after the last step */
     bool flipped;                    /* the save is made at once, with: */
@@ -153,12 +154,11 @@ static nd_status start(void *context, nd_trainer *t)
         .identity = &p->none,
         .config = &p->none,
         .before_unit = p->before_unit,
-        .before_context = p,
         .extra = p->hanging  ? hang
                  : p->export ? export_model
                              : NULL,
         .committed = note_committed,
-        .extra_context = p,
+        .context = p,
         .gate = p->gate,
     };
     ND_TRY(nd_saver_create(&options, &p->savers[rank]));
@@ -645,16 +645,15 @@ static nd_status belongs_to_another_start(void *context)
 {
     char path[256];
     snprintf(path, sizeof path, "%s/.tmp-checkpoint-%d-test/manifest.json", runs.path, SAVED);
-    *(int *)context += tempdir_has_path(path);
+    ((plan *)context)->asked += tempdir_has_path(path);
     return nd_fail(ND_ERR_IO, "this start of the job has ended");
 }
 
 Test(checkpoint, a_process_of_another_start_does_not_commit)
 {
-    int asked = 0;
-    plan late = {.folder = runs.path, .save_at = SAVED, .gate = {belongs_to_another_start, &asked}};
+    plan late = {.folder = runs.path, .save_at = SAVED, .gate = belongs_to_another_start};
     mesh_result first = train(job_of(ND_PRECISION_FP32, &late, 0, STEPS), meshes[2]);
-    cr_assert_eq(asked, 1);
+    cr_assert_eq(late.asked, 1);
     for (int rank = 0; rank < 4; rank++) {
         cr_assert(late.reports[rank].ended && !late.reports[rank].good);
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/export.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/math.h"
+#include "trainer/dump/dump.h"
 
 enum { BATCH_ELEMENTS = 8 << 20, BATCH_PARTS = 1024 };
 
@@ -193,5 +195,286 @@ out:
     nd_hf_writer_abort(to);
     nd_source_close(source);
     nd_layout_destroy(layout);
+    return status;
+}
+
+/* Comparison. */
+
+typedef struct comparison {
+    const nd_diff_side *sides;
+    const nd_diff_options *options;
+    nd_source *sources[2];
+    nd_hf_reader *models[2];
+    nd_layout *layouts[2];
+    nd_diff_array array;        /* so far */
+    double squares, difference; /* sums of squares of its elements of A, and of A - B */
+    nd_status (*visit)(void *context, const nd_diff_array *array);
+    void *context;
+    nd_diff_totals *totals;
+} comparison;
+
+static void compare_values(comparison *c, const float *a, const float *b, int64_t count)
+{
+    nd_diff_array *array = &c->array;
+    array->count += count;
+    for (int64_t i = 0; i < count; i++) {
+        const float x = c->options->bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(a[i])) : a[i];
+        const float y = c->options->bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(b[i])) : b[i];
+        c->squares += (double)x * x;
+        if (memcmp(&x, &y, sizeof x) == 0) {
+            continue;
+        }
+        double distance = fabs((double)x - (double)y);
+        array->differing++;
+        c->difference += distance * distance;
+        if (!(distance <= array->largest)) { /* larger, or NaN */
+            array->largest = isnan(array->largest) ? array->largest : distance;
+        }
+    }
+}
+
+static nd_status end_array(comparison *c)
+{
+    nd_diff_array *array = &c->array;
+    array->relative = c->difference == 0 ? 0.0 : sqrt(c->difference / c->squares);
+    array->differing = array->relative <= c->options->tolerance && c->options->tolerance > 0
+                           ? 0
+                           : array->differing;
+    c->squares = c->difference = 0;
+    c->totals->arrays++;
+    c->totals->differing_arrays += array->differing > 0 || array->presence != ND_DIFF_BOTH;
+    c->totals->elements += array->count;
+    c->totals->differing += array->differing;
+    return c->visit(c->context, array);
+}
+
+static nd_status compare_part(void *context, const nd_tensor_part *part)
+{
+    comparison *c = context;
+    char name[ND_STATE_NAME_MAX];
+    if (part->begin == 0) {
+        c->array = (nd_diff_array){0};
+    }
+    compare_values(c, part->values[0], part->values[1], part->count);
+    if (part->begin + part->count < part->param->rows * part->param->cols) {
+        return ND_OK;
+    }
+    c->array.name = nd_state_name(name, part->array, part->param->name);
+    return end_array(c);
+}
+
+/* Both models must have the same tensors. */
+static nd_status check_tensors(const comparison *c)
+{
+    const nd_layout *a = c->layouts[0], *b = c->layouts[1];
+    for (int i = 0; i < nd_min(a->param_count, b->param_count); i++) {
+        const nd_param *p = &a->params[i], *q = &b->params[i];
+        if (strcmp(p->name, q->name) != 0 || p->rows != q->rows || p->cols != q->cols) {
+            return nd_fail(ND_ERR_DATA,
+                           "the models differ: \"%s\" has %s, %lld x %lld; \"%s\" has %s, %lld x "
+                           "%lld",
+                           c->sides[0].folder, p->name, (long long)p->rows, (long long)p->cols,
+                           c->sides[1].folder, q->name, (long long)q->rows, (long long)q->cols);
+        }
+    }
+    return a->param_count == b->param_count
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA, "the models differ: \"%s\" has %d tensors, \"%s\" has %d",
+                         c->sides[0].folder, a->param_count, c->sides[1].folder, b->param_count);
+}
+
+static int arrays_of(const nd_diff_side *side)
+{
+    return side->manifest ? side->manifest->arrays : 1;
+}
+
+/* Of an array of side `s`: whether the other side has it, and in the same size. */
+static nd_diff_presence presence_of(int s, bool other, bool sized)
+{
+    return sized ? ND_DIFF_BOTH : other ? ND_DIFF_SIZES : s == 0 ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B;
+}
+
+static const nd_state_extra *find_extra(const nd_manifest *m, const char *name)
+{
+    for (int i = 0; i < m->extra_count; i++) {
+        if (strcmp(m->extras[i].name, name) == 0) {
+            return &m->extras[i];
+        }
+    }
+    return NULL;
+}
+
+static nd_status compare_extra_values(comparison *c, const nd_state_extra *extra)
+{
+    float *values[2] = {0};
+    nd_status status = ND_OK;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(ND_ALLOC(extra->count, &values[s]));
+        ND_TRY_OUT(nd_source_add_extra(c->sources[s], extra->name, extra->count, values[s]));
+        ND_TRY_OUT(nd_source_run(c->sources[s]));
+    }
+    compare_values(c, values[0], values[1], extra->count);
+out:
+    free(values[0]);
+    free(values[1]);
+    return status;
+}
+
+/* Visits the arrays of A, then those that only B has. */
+static nd_status compare_extras(comparison *c)
+{
+    for (int s = 0; s < 2; s++) {
+        const nd_manifest *own = c->sides[s].manifest;
+        for (int i = 0; i < own->extra_count; i++) {
+            const nd_state_extra *extra = &own->extras[i];
+            const nd_state_extra *other = find_extra(c->sides[!s].manifest, extra->name);
+            if (s == 1 && other) {
+                continue;
+            }
+            const bool sized = other && other->count == extra->count;
+            c->array =
+                (nd_diff_array){.name = extra->name, .presence = presence_of(s, other, sized)};
+            ND_TRY(sized ? compare_extra_values(c, extra) : ND_OK);
+            ND_TRY(end_array(c));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status open_side(comparison *c, int s)
+{
+    const nd_diff_side *side = &c->sides[s];
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_layout_options options = {.shape = &side->shape, .mesh = &one};
+    ND_TRY(nd_layout_create(&options, &c->layouts[s]));
+    if (side->manifest) {
+        return nd_source_open(side->folder, side->manifest, c->options->verify, &c->sources[s]);
+    }
+    ND_TRY(nd_hf_reader_open(side->folder, &c->models[s]));
+    return nd_hf_reader_check(c->models[s]);
+}
+
+static nd_status compare(comparison *c)
+{
+    const bool both = c->sides[0].manifest && c->sides[1].manifest;
+    const int a = arrays_of(&c->sides[0]), b = arrays_of(&c->sides[1]);
+    for (int s = 0; s < 2; s++) {
+        ND_TRY(open_side(c, s));
+    }
+    ND_TRY(check_tensors(c));
+    const nd_tensors_walk walk = {
+        .layout = c->layouts[0],
+        .arrays = (int)nd_min(a, b),
+        .sources = {c->sources[0], c->sources[1]},
+        .models = {c->models[0], c->models[1]},
+        .source_count = 2,
+        .visit = compare_part,
+        .context = c,
+    };
+    ND_TRY(nd_tensors_each(&walk));
+    /* Moments that one of them has. A Hugging Face folder has none. */
+    for (int k = (int)nd_min(a, b); both && k < nd_max(a, b); k++) {
+        c->array = (nd_diff_array){.name = nd_state_kind_names[k],
+                                   .presence = presence_of(k >= a, false, false)};
+        ND_TRY(end_array(c));
+    }
+    return both ? compare_extras(c) : ND_OK;
+}
+
+nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
+                             nd_status (*visit)(void *context, const nd_diff_array *array),
+                             void *context, nd_diff_totals *totals)
+{
+    comparison c = {
+        .sides = sides, .options = options, .visit = visit, .context = context, .totals = totals};
+    *totals = (nd_diff_totals){0};
+    nd_status status = compare(&c);
+    for (int s = 0; s < 2; s++) {
+        nd_source_close(c.sources[s]);
+        nd_hf_reader_close(c.models[s]);
+        nd_layout_destroy(c.layouts[s]);
+    }
+    return status;
+}
+
+/* The same tensor of two dumps, where both have its elements. */
+static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[2],
+                                const nd_dump_tensor *const of[2])
+{
+    const int64_t count = of[0]->rows * of[0]->cols;
+    float *values[2] = {0};
+    bool *there[2] = {0};
+    int64_t both = 0, one = 0;
+    nd_status status = ND_OK;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(ND_ALLOC(count, &values[s]));
+        ND_TRY_OUT(ND_ALLOC(count, &there[s]));
+        ND_TRY_OUT(nd_dump_read(files[s], of[s], values[s], there[s]));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (there[0][i] && there[1][i]) {
+            values[0][both] = values[0][i];
+            values[1][both++] = values[1][i];
+        }
+        one += there[0][i] != there[1][i];
+    }
+    compare_values(c, values[0], values[1], both);
+    c->array.presence = one > 0 ? ND_DIFF_SIZES : ND_DIFF_BOTH; /* a rank's file is missing */
+out:
+    for (int s = 0; s < 2; s++) {
+        free(values[s]);
+        free(there[s]);
+    }
+    return status;
+}
+
+static const nd_dump_tensor *find_dumped(const nd_dump_files *files, const char *name)
+{
+    int64_t count = 0;
+    const nd_dump_tensor *list = nd_dump_tensors(files, &count);
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(list[i].name, name) == 0) {
+            return &list[i];
+        }
+    }
+    return NULL;
+}
+
+/* s: the side whose tensors are looked for on the other one; of B only those that A lacks. */
+static nd_status compare_dumps(comparison *c, const nd_dump_files *const files[2], int s)
+{
+    int64_t count = 0;
+    const nd_dump_tensor *list = nd_dump_tensors(files[s], &count);
+    for (int64_t i = 0; i < count; i++) {
+        const nd_dump_tensor *other = find_dumped(files[!s], list[i].name);
+        const nd_dump_tensor *const of[] = {&list[i], other};
+        if (s == 1 && other) {
+            continue;
+        }
+        bool sized = other && other->rows == list[i].rows && other->cols == list[i].cols;
+        c->array = (nd_diff_array){.name = list[i].name, .presence = presence_of(s, other, sized)};
+        ND_TRY(sized ? compare_dumped(c, files, of) : ND_OK);
+        ND_TRY(end_array(c));
+    }
+    return ND_OK;
+}
+
+nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
+                       nd_status (*visit)(void *context, const nd_diff_array *array), void *context,
+                       nd_diff_totals *totals)
+{
+    comparison c = {.options = options, .visit = visit, .context = context, .totals = totals};
+    nd_dump_files *files[2] = {0};
+    nd_status status = ND_OK;
+    *totals = (nd_diff_totals){0};
+    ND_TRY_OUT(nd_dump_open(folders[0], &files[0]));
+    ND_TRY_OUT(nd_dump_open(folders[1], &files[1]));
+    const nd_dump_files *const both[] = {files[0], files[1]};
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(compare_dumps(&c, both, s));
+    }
+out:
+    nd_dump_close(files[0]);
+    nd_dump_close(files[1]);
     return status;
 }

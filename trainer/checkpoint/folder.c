@@ -174,51 +174,6 @@ void nd_run_lock_release(nd_run_lock *lock)
     }
 }
 
-/* All marks have the same size in the file, so that a newer one hides an older one. */
-static void pad_mark(const char *mark, char out[ND_RUN_MARK_MAX])
-{
-    memset(out, ' ', ND_RUN_MARK_MAX);
-    memcpy(out, mark, strnlen(mark, ND_RUN_MARK_MAX - 1));
-    out[ND_RUN_MARK_MAX - 1] = '\n';
-}
-
-nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char *mark)
-{
-    char *path = NULL, line[ND_RUN_MARK_MAX];
-    ND_TRY(nd_fs_format(&path, "%s/.lock", run));
-    pad_mark(mark, line);
-    nd_status status = nd_fs_pwrite(lock->fd, path, line, sizeof line, 0);
-    if (status == ND_OK && fsync(lock->fd) != 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
-    }
-    free(path);
-    return status;
-}
-
-/* Opens the folders on the way first, since an open makes a network file system ask its server. */
-bool nd_run_lock_has_mark(const char *run, const char *mark)
-{
-    char line[ND_RUN_MARK_MAX], wanted[ND_RUN_MARK_MAX], *parent = NULL, *path = NULL;
-    int all[] = {-1, -1, -1};
-    bool has = false;
-    if (nd_fs_parent(run, &parent) == ND_OK && nd_fs_format(&path, "%s/.lock", run) == ND_OK) {
-        all[0] = nd_fs_open_folder(parent);
-        all[1] = nd_fs_open_folder(run);
-        has = nd_fs_open_own(path, ND_ERR_IO, &all[2], NULL) == ND_OK &&
-              pread(all[2], line, sizeof line, 0) == (ssize_t)sizeof line;
-    }
-    nd_error_clear(); /* not seen yet */
-    pad_mark(mark, wanted);
-    for (int i = 0; i < 3; i++) {
-        if (all[i] >= 0) {
-            close(all[i]);
-        }
-    }
-    free(path);
-    free(parent);
-    return has && memcmp(line, wanted, sizeof line) == 0;
-}
-
 /* These functions remove what dead processes left. */
 
 /* WHAT.json or WHAT-NUMBER.json. */
@@ -369,7 +324,7 @@ out:
 }
 
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
-                               nd_commit_gate gate)
+                               nd_status (*gate)(void *context), void *context)
 {
     char *state = NULL;
     nd_status status = ND_OK;
@@ -378,7 +333,7 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     ND_TRY_OUT(check_parts(state, manifest));
     ND_TRY_OUT(write_manifest(temporary, manifest));
     ND_TRY_OUT(nd_fs_sync_folder(temporary));
-    ND_TRY_OUT(gate.pass ? gate.pass(gate.context) : ND_OK);
+    ND_TRY_OUT(gate ? gate(context) : ND_OK);
     ND_TRY_OUT(take_name(run, temporary, manifest->position.step));
 out:
     free(state);

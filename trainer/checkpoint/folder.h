@@ -27,17 +27,11 @@
  * or with nd_run_lock_release. The lock of a file system without locks is not held, of which the
  * caller judges. ND_ERR_IO: whether another process holds it is not known. */
 typedef struct nd_run_lock {
-    int fd; /* -1: none */
+    int fd; /* of RUN/.lock; -1: none */
     bool held;
 } nd_run_lock;
 nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out);
 void nd_run_lock_release(nd_run_lock *lock);
-
-/* The holder writes a text into the lock's file, RUN/.lock, by which other processes know that they
- * see the same folder. ND_ERR_CANTCREATE. */
-enum { ND_RUN_MARK_MAX = 64 };
-nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char *mark);
-bool nd_run_lock_has_mark(const char *run, const char *mark);
 
 typedef enum nd_folder_kind {
     ND_FOLDER_NONE = 0, /* no name of ours */
@@ -79,22 +73,17 @@ nd_status nd_checkpoint_sweep(const char *run);
 /* RUN/.tmp-checkpoint-STEP-RUNID, which a save makes with ND_STATE_FOLDER in it; owned by the
  * caller. */
 nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out);
-/* What is done right before the rename that commits; its error prevents the rename. */
-typedef struct nd_commit_gate {
-    nd_status (*pass)(void *context); /* NULL: nothing */
-    void *context;
-} nd_commit_gate;
 
 /*
  * All other files are durable: looks whether those of all writers are there with their sizes,
- * writes the manifest, reads it again, renames the folder to checkpoint-STEP, makes the rename
- * durable. A temporary folder that has become a link is refused. A checkpoint of that step that is
- * there already exchanges names with it and is then renamed to .old; where the file system cannot
- * exchange names, it is renamed first. After a failure the temporary folder and the older
- * checkpoint have their names again.
+ * writes the manifest, reads it again, asks the gate (unless it is NULL), whose error prevents the
+ * rename, renames the folder to checkpoint-STEP, makes the rename durable. A temporary folder that
+ * has become a link is refused. A checkpoint of that step that is there already exchanges names
+ * with it and is then renamed to .old; where the file system cannot exchange names, it is renamed
+ * first. After a failure the temporary folder and the older checkpoint have their names again.
  */
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
-                               nd_commit_gate gate);
+                               nd_status (*gate)(void *context), void *context);
 
 /* Renames checkpoint-STEP to checkpoint-STEP.<suffix>, or <suffix>-2, -3, ... The new path is
  * owned by the caller; out may be NULL. */

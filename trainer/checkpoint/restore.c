@@ -80,10 +80,9 @@ static nd_status read_again(const char *checkpoint, int64_t writer)
     nd_manifest manifest = {0};
     int64_t bytes = 0;
     nd_status status = nd_manifest_read(checkpoint, &manifest);
-    if (status == ND_OK && writer >= 0 && writer < manifest.writer_count) {
-        status = nd_source_verify(checkpoint, &manifest, (int)writer, &bytes);
-    } else if (status == ND_OK) {
-        status = nd_source_check_files(checkpoint, &manifest);
+    if (status == ND_OK) {
+        const bool one = writer >= 0 && writer < manifest.writer_count;
+        status = nd_source_verify(checkpoint, &manifest, one ? (int)writer : -1, one, &bytes);
     }
     nd_manifest_fini(&manifest);
     return status;

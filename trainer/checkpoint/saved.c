@@ -35,6 +35,7 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
 {
     nd_manifest m = {0};
     struct tm utc = {0};
+    int64_t bytes = 0;
     bool there = false;
     ND_TRY(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
     if (!there) {
@@ -53,7 +54,7 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
     saved->position = m.position;
     saved->samples_seen = m.samples_seen;
     memcpy(saved->reason, m.reason, sizeof saved->reason);
-    status = keep_reason(saved, nd_source_check_files(folder, &m), "incomplete");
+    status = keep_reason(saved, nd_source_verify(folder, &m, -1, false, &bytes), "incomplete");
     nd_manifest_fini(&m);
     return status;
 }
@@ -150,10 +151,13 @@ static nd_status is_good(const char *run, const nd_folder *folder, bool checks_f
     char *path = NULL;
     nd_manifest manifest = {0};
     nd_fs_kind kind = ND_FS_ABSENT;
+    int64_t bytes = 0;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
     nd_status status = nd_fs_look_at_link(path, &kind, NULL);
     status = status == ND_OK ? nd_manifest_read(path, &manifest) : status;
-    status = status == ND_OK && checks_files ? nd_source_check_files(path, &manifest) : status;
+    if (status == ND_OK && checks_files) {
+        status = nd_source_verify(path, &manifest, -1, false, &bytes);
+    }
     *good = status == ND_OK && kind == ND_FS_FOLDER && manifest.position.step == folder->step;
     nd_manifest_fini(&manifest);
     free(path);

@@ -179,46 +179,24 @@ static nd_status copy_unit(snapshot *s, int unit)
 }
 
 /*
- * Digests of what other ranks hold alike, of all state arrays: of this rank's shards, padding
- * included, or of the tensors in them that tp does not split; 0 where there are no such ranks.
+ * Adds a unit to the digests, which lie where the device writes: of what other ranks hold alike of
+ * all state arrays. They stay 0 where there are no such ranks.
  */
-
-/* Adds `count` elements from `first` on of each state array. */
-static nd_status add_range(const snapshot *s, nd_stream *stream, int64_t first, int64_t count,
-                           uint64_t *out)
-{
-    for (int a = 0; a < s->plan.arrays; a++) {
-        ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out,
-                       .x = s->state.shards[a] + first, .count = count));
-    }
-    return ND_OK;
-}
-
-/* Adds the parameters of a unit that are alike in one way. */
-static nd_status add_alike(const snapshot *s, nd_stream *stream, int unit, nd_alike what,
-                           uint64_t *out)
+static nd_status add_digests(const snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
 {
     const nd_layout *layout = s->plan.layout;
     const nd_unit *u = &layout->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
         const nd_param *p = &layout->params[i];
         const nd_flat_range held = nd_layout_shard_range(layout, p);
-        if (nd_param_is_alike(p, what) && held.begin < held.end) {
-            ND_TRY(add_range(s, stream, held.begin, held.end - held.begin, out));
+        for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+            const bool adds = s->alike[k] && nd_param_is_alike(p, k) && held.begin < held.end;
+            for (int a = 0; a < s->plan.arrays && adds; a++) {
+                ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = &digests[k],
+                               .x = s->state.shards[a] + held.begin,
+                               .count = held.end - held.begin));
+            }
         }
-    }
-    return ND_OK;
-}
-
-/* Adds those of a unit to the digests, which lie where the device writes. */
-static nd_status add_digests(const snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
-{
-    const nd_unit *u = &s->plan.layout->units[unit];
-    if (s->alike[ND_ALIKE_SHARDS]) {
-        ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
-    }
-    for (int k = ND_ALIKE_UNSPLIT; k < ND_ALIKE_COUNT; k++) {
-        ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k]) : ND_OK);
     }
     return ND_OK;
 }
@@ -298,7 +276,7 @@ static nd_status begin_unit(void *context, int unit)
         return ND_OK;
     }
     if (s->options.before_unit) {
-        s->options.before_unit(s->options.before_context, unit);
+        s->options.before_unit(s->options.context, unit);
     }
     nd_fs_beat();
     return atomic_load(&s->cancelled) ? nd_fail(ND_ERR_CANTCREATE, "the save was given up")
@@ -331,11 +309,11 @@ static nd_status commit(nd_saver *s)
 {
     const nd_saver_options *o = &s->options;
     if (o->extra) {
-        ND_TRY(o->extra(o->extra_context, s->temporary, &s->manifest));
+        ND_TRY(o->extra(o->context, s->temporary, &s->manifest));
     }
-    ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest, o->gate));
+    ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest, o->gate, o->context));
     if (o->committed) {
-        o->committed(o->extra_context, s->step);
+        o->committed(o->context, s->step);
     }
     nd_monitor_lock(&s->monitor);
     const nd_prune_options prune = {o->keep_last, o->keep_every, s->step, s->best};
@@ -521,11 +499,6 @@ void nd_saver_keep_best(nd_saver *s, int64_t step)
     nd_monitor_lock(&s->monitor);
     s->best = step;
     nd_monitor_unlock(&s->monitor);
-}
-
-bool nd_saver_is_busy(const nd_saver *s)
-{
-    return s->phase != PHASE_IDLE;
 }
 
 static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)

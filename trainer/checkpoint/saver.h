@@ -37,14 +37,13 @@ typedef struct nd_saver_options {
     /* Rank 0, on the writer's thread, before the commit: adds files to the folder, for instance the
      * exported model. NULL: nothing. */
     nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);
-    uint64_t bytes; /* of a whole checkpoint with these files, about */
+    uint64_t bytes;                   /* of a whole checkpoint with these files, about */
+    nd_status (*gate)(void *context); /* as in nd_checkpoint_commit */
     /* Rank 0, on the writer's thread, at once when a checkpoint is durable. NULL: nothing. */
     void (*committed)(void *context, int64_t step);
-    void *extra_context; /* of both */
-    nd_commit_gate gate; /* rank 0, on the writer's thread */
     /* Tests: called on the writer's thread before each unit. */
     void (*before_unit)(void *context, int unit);
-    void *before_context;
+    void *context; /* of all these functions */
 } nd_saver_options;
 
 /* Pinned memory of a saver of this trainer, which may be only planned, on a GPU. */
@@ -84,18 +83,16 @@ typedef struct nd_save_report {
  * checkpoints stay.
  */
 
-bool nd_saver_is_busy(const nd_saver *saver); /* alike on all ranks */
-
 /*
- * Begins to save the state after the last step; the saver is not busy. All ranks call it.
+ * Begins to save the state after the last step; no save is in flight. All ranks call it.
  * `metrics_bytes`: the length of metrics.jsonl, on rank 0.
  */
 nd_status nd_saver_begin(nd_saver *saver, const char *reason, int64_t metrics_bytes);
 /* After each step, with the step's `save` flag, or between the batches of a validation, with the
  * largest flag of all ranks; a collective only when the save enters another phase. */
 nd_status nd_saver_advance(nd_saver *saver, int64_t flag, nd_save_report *report);
-/* Waits until the save in flight is durable or has failed, or this rank's writer hangs. All ranks
- * call it. */
+/* Waits until the save in flight, if there is one, is durable or has failed, or this rank's writer
+ * hangs. All ranks call it. */
 nd_status nd_saver_finish(nd_saver *saver, nd_save_report *report);
 
 /*

@@ -9,19 +9,15 @@
 
 /* Names. */
 
-static const char *const array_names[ND_STATE_KINDS] = {"master", "exp_avg", "exp_avg_sq"};
-
-const char *nd_state_kind_name(nd_state_kind array)
-{
-    return array_names[array];
-}
+const char *const nd_state_kind_names[ND_STATE_KINDS] = {"master", "exp_avg", "exp_avg_sq"};
 
 const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, const char *param)
 {
     if (array == ND_STATE_MASTER) {
         snprintf(name, ND_STATE_NAME_MAX, "%s", param);
     } else {
-        snprintf(name, ND_STATE_NAME_MAX, "optimizer.state.%s.%s", param, array_names[array]);
+        snprintf(name, ND_STATE_NAME_MAX, "optimizer.state.%s.%s", param,
+                 nd_state_kind_names[array]);
     }
     return name;
 }
@@ -150,11 +146,6 @@ int nd_pieces_written(const nd_layout *layout, const nd_holder *holder, nd_piece
 
 enum { HEAD_ALIGNMENT = 4096, STEP_BYTES = sizeof(float) };
 
-static size_t piece_bytes(const nd_piece *piece)
-{
-    return (size_t)nd_span_elements(&piece->span) * sizeof(float);
-}
-
 /* The writer of a tensor's first element writes its step too. That element is always in a body. */
 static bool has_step(const nd_shard_plan *plan, const nd_piece *piece)
 {
@@ -228,6 +219,15 @@ static void put_tensor(header *h, const char *name, int axes, const nd_span *spa
     h->at = end;
 }
 
+/* Little-endian; returns the byte behind it. */
+static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+    return out + bytes;
+}
+
 /* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT. */
 static nd_status make_head(const nd_shard_plan *plan, nd_piece_kind kind, nd_shard_file *file)
 {
@@ -253,9 +253,7 @@ static nd_status make_head(const nd_shard_plan *plan, nd_piece_kind kind, nd_sha
     memcpy(file->head, text, length);
     free(text);
     memset(file->head + length, ' ', bytes - length);
-    for (int i = 0; i < 8; i++) {
-        file->head[i] = (char)((uint64_t)(bytes - 8) >> (8 * i));
-    }
+    put_number((uint8_t *)file->head, bytes - 8, 8);
     file->head_bytes = bytes;
     file->bytes += bytes;
     return ND_OK;
@@ -272,8 +270,9 @@ static void place_data(nd_shard_plan *plan)
         nd_shard_file *file = &plan->files[piece->kind];
         piece->begin = file->bytes;
         piece->before = plan->elements;
-        file->bytes += piece_bytes(piece) * (size_t)plan->arrays;
-        plan->elements += nd_span_elements(&piece->span) * plan->arrays;
+        const int64_t elements = nd_span_elements(&piece->span) * plan->arrays;
+        file->bytes += (uint64_t)elements * sizeof(float);
+        plan->elements += elements;
         plan->step_count += has_step(plan, piece);
     }
     plan->extras_begin = body->bytes;
@@ -310,14 +309,6 @@ enum {
     HASHED_FILE_BYTES = ND_SHARD_FILE_NAME_MAX + 16,
     HASHES_VERSION = 1
 };
-
-static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
-{
-    for (int i = 0; i < bytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-    return out + bytes;
-}
 
 static uint64_t chunks_of(const nd_shard_file *file)
 {

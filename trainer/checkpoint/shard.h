@@ -105,7 +105,7 @@ enum { ND_STATE_NAME_MAX = 160, ND_SHARD_FILE_NAME_MAX = 80 };
  * "optimizer.state.<that name>.exp_avg". Returns `name`. */
 const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, const char *param);
 /* "master", "exp_avg", "exp_avg_sq" */
-const char *nd_state_kind_name(nd_state_kind array);
+extern const char *const nd_state_kind_names[ND_STATE_KINDS];
 
 /* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
 typedef struct nd_state_extra {

@@ -522,18 +522,17 @@ static nd_status verify_writer(nd_source *source, int rank, bool reads, int64_t 
     return status;
 }
 
-/* `only`: one writer; -1: all of them, and that there is no other file. */
-static nd_status verify(const char *folder, const nd_manifest *manifest, int only, bool reads,
-                        int64_t *bytes)
+nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int only, bool reads,
+                           int64_t *bytes)
 {
     nd_source *source = NULL;
     nd_fs_names names = {0};
     nd_status status = ND_OK;
-    int64_t files = 0, size = 0;
+    int64_t files = 0;
     *bytes = 0;
     ND_TRY(nd_source_open(folder, manifest, true, &source));
     for (int rank = 0; rank < manifest->writer_count; rank++) {
-        ND_TRY_OUT(only < 0 || rank == only ? verify_writer(source, rank, reads, &files, &size)
+        ND_TRY_OUT(only < 0 || rank == only ? verify_writer(source, rank, reads, &files, bytes)
                                             : ND_OK);
     }
     ND_TRY_OUT(only < 0 ? nd_fs_list(source->folder, &names) : ND_OK);
@@ -541,21 +540,8 @@ static nd_status verify(const char *folder, const nd_manifest *manifest, int onl
         status = nd_fail(ND_ERR_DATA, "\"%s\" holds %d files; the checkpoint has %lld",
                          source->folder, names.count, (long long)files);
     }
-    *bytes = size;
 out:
     nd_fs_names_fini(&names);
     nd_source_close(source);
     return status;
-}
-
-nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int writer,
-                           int64_t *bytes)
-{
-    return verify(folder, manifest, writer, true, bytes);
-}
-
-nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest)
-{
-    int64_t bytes = 0;
-    return verify(folder, manifest, -1, false, &bytes);
 }

@@ -42,12 +42,10 @@ nd_status nd_source_run(nd_source *source);
 
 nd_source_stats nd_source_get_stats(const nd_source *source);
 
-/* Every chunk of every file of one writer. -1: of all, and that no file is too many: for `ndtrain
- * ckpt verify`. *bytes: of these files. */
-nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int writer,
+/* The files of one writer, or (only -1) of all, and that no file is too many. Hash files must be
+ * whole, and every file that they list be there with its size and, with `reads`, be right in every
+ * chunk. *bytes: of these files. */
+nd_status nd_source_verify(const char *folder, const nd_manifest *manifest, int only, bool reads,
                            int64_t *bytes);
-/* All files without reading the data: the hash files are whole, and every file that they list is
- * there with its size. */
-nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest);
 
 #endif

@@ -119,7 +119,7 @@ static nd_status verify(const char *folder)
     bool there = true;
     const double begin = nd_clock_seconds();
     nd_status status = read_manifest(folder, &manifest);
-    status = status == ND_OK ? nd_source_verify(folder, &manifest, -1, &bytes) : status;
+    status = status == ND_OK ? nd_source_verify(folder, &manifest, -1, true, &bytes) : status;
     const bool state_is_good = status == ND_OK; /* a fault is one of the model beside it */
     status = status == ND_OK ? nd_checksums_verify(folder, &model_files) : status;
     nd_manifest_fini(&manifest);

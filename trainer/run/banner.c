@@ -43,16 +43,6 @@ static void print_key(void *context, const char *key, const char *value, bool is
     free(usual);
 }
 
-static void print_settings(const nd_config *config)
-{
-    settings_printer context = {0};
-    if (nd_config_init(&context.defaults) == ND_OK) {
-        (void)nd_config_each(config, print_key, &context);
-        flush_section(&context);
-    }
-    nd_config_fini(&context.defaults);
-}
-
 /* Threads of different workers that share a CPU wait for each other at the end of every parallel
  * region. */
 static void print_cpus(const nd_run *run)
@@ -313,7 +303,12 @@ nd_status nd_banner_print(const nd_run *run)
     const nd_rank *r = run->rank;
     const bool gpu = nd_rank_is_gpu(r);
     char mesh[128], idle[ND_IDLE_KEYS_MAX];
-    print_settings(r->config);
+    settings_printer settings = {0};
+    if (nd_config_init(&settings.defaults) == ND_OK) {
+        (void)nd_config_each(r->config, print_key, &settings);
+        flush_section(&settings);
+    }
+    nd_config_fini(&settings.defaults);
     if (nd_config_idle_keys(r->config, idle) == ND_OK && idle[0]) {
         nd_log_warning("%s", idle);
     }

@@ -96,8 +96,8 @@ static nd_status open_saver(nd_run *s)
         .extra = config->checkpoint.export_model ? export_model : NULL,
         .bytes = nd_run_checkpoint_bytes(config, s->inputs),
         .committed = tell_durable_step,
-        .extra_context = s,
-        .gate = {before_commit, s},
+        .context = s,
+        .gate = before_commit,
     };
     ND_TRY(nd_saver_create(&options, &s->saver));
     nd_run_keep_best(s);
@@ -172,7 +172,7 @@ nd_status nd_run_saving_report(nd_run *s, const nd_save_report *report)
 static nd_status wait_for_save(nd_run *s)
 {
     nd_save_report report;
-    if (!s->saver || !nd_saver_is_busy(s->saver)) {
+    if (!s->saver) {
         return ND_OK;
     }
     ND_TRY(nd_saver_finish(s->saver, &report));
@@ -359,16 +359,6 @@ static nd_status load_checkpoint(nd_run *s, nd_restored *restored, nd_mesh *save
     }
 }
 
-/* Rank 0 sets aside what is later than the checkpoint, and first the model, which may be that of a
- * later step: a start that is killed here leaves no model whose checkpoint is gone. */
-static nd_status set_later_aside(nd_run *s)
-{
-    nd_status status = s->resume.searched ? ND_OK : nd_run_set_aside(s, "model");
-    status = status == ND_OK && s->dir ? nd_resume_set_later_aside(&s->resume) : status;
-    return nd_run_tell_all(s->worker, "later checkpoints", status,
-                           "could not set what is later aside", NULL, 0);
-}
-
 /* With the run folder open and locked on rank 0. */
 static nd_status load_source(nd_run *s)
 {
@@ -391,7 +381,14 @@ static nd_status load_source(nd_run *s)
                : nd_weights_init(fsdp, s->rank->shape.init_std, (uint64_t)s->config->model.seed));
     s->held_step = s->trainer->position.step;
     log_restored(s, &restored);
-    ND_TRY(source->found ? set_later_aside(s) : ND_OK);
+    if (source->found) {
+        /* Rank 0 sets aside what is later than the checkpoint, and first the model, which may be
+         * that of a later step: a start that is killed here leaves none without its checkpoint. */
+        nd_status status = source->searched ? ND_OK : nd_run_set_aside(s, "model");
+        status = status == ND_OK && s->dir ? nd_resume_set_later_aside(source) : status;
+        ND_TRY(nd_run_tell_all(s->worker, "later checkpoints", status,
+                               "could not set what is later aside", NULL, 0));
+    }
     if (!source->found && !source->continues) {
         return ND_OK;
     }

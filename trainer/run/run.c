@@ -192,18 +192,6 @@ static nd_status record_step(nd_run *s, const nd_step_batch *batch, const nd_ste
     return nd_sinks_health(&s->sinks, &health);
 }
 
-/* The first steps touch fresh memory and initialise libraries, which would hide where the time of a
- * later step goes. */
-static void forget_warm_up(nd_run *s)
-{
-    int64_t warm = s->begin + WARM_UP_STEPS;
-    if (s->trainer->position.step == warm && s->last_step > warm && !s->stopped) {
-        s->rank->trace = (nd_trace){.profile = s->rank->trace.profile};
-        s->trace_from = warm;
-        s->validation_seconds = 0;
-    }
-}
-
 /* The step was not finite on all ranks: they go on from an older state. */
 static nd_status rewind_run(nd_run *s)
 {
@@ -243,6 +231,9 @@ static nd_status end_with_data(nd_run *s)
 static nd_status loop(nd_run *s)
 {
     nd_trainer *t = s->trainer;
+    /* The first steps touch fresh memory and initialise libraries, which would hide where the time
+     * of a later step goes. */
+    const int64_t warm = s->begin + WARM_UP_STEPS;
     nd_step_batch batch;
     nd_step_result result;
     stop_target = t;
@@ -265,7 +256,11 @@ static nd_status loop(nd_run *s)
         ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
-        forget_warm_up(s);
+        if (t->position.step == warm && s->last_step > warm && !s->stopped) {
+            s->rank->trace = (nd_trace){.profile = s->rank->trace.profile};
+            s->trace_from = warm;
+            s->validation_seconds = 0;
+        }
         for (int i = 0; i < STAGES; i++) {
             ND_TRY(stages[i]->after_step ? stages[i]->after_step(s, &result) : ND_OK);
         }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/state.h"
@@ -285,7 +286,6 @@ static nd_status open_on_rank_0(nd_run *s)
     ND_TRY(check_room(config, s->inputs, s->dir, count));
     warn_of_room(s, count);
     ND_TRY(nd_run_record(s));
-    s->recorded = true;
     ND_TRY(nd_banner_print(s));
     const nd_report_options options = {
         .config = config,
@@ -320,23 +320,42 @@ static nd_status describe_place(nd_run *s)
     if (!is_looked_at(s)) {
         return ND_OK;
     }
-    snprintf(place->mark, sizeof place->mark, "%012llx.%016llx", (unsigned long long)time(NULL),
-             (unsigned long long)(nd_clock_ns() ^ getpid()));
-    return nd_run_lock_mark(&s->lock, s->dir, place->mark);
+    snprintf(place->record, sizeof place->record, "%s", strrchr(s->record, '/') + 1);
+    return nd_sha256_file(s->record, place->digest);
+}
+
+/* Whether this rank reads what rank 0 has written. Opens the folders on the way first, since an
+ * open makes a network file system ask its server. */
+static bool sees_record(const nd_run_place *place)
+{
+    char path[ND_RUN_PATH_MAX + 64], digest[ND_HASH_HEX_MAX] = "", *parent = NULL;
+    snprintf(path, sizeof path, "%s/%s", place->path, place->record);
+    if (nd_fs_parent(place->path, &parent) == ND_OK) {
+        const int folders[] = {nd_fs_open_folder(parent), nd_fs_open_folder(place->path)};
+        (void)nd_sha256_file(path, digest);
+        for (int i = 0; i < 2; i++) {
+            if (folders[i] >= 0) {
+                close(folders[i]);
+            }
+        }
+    }
+    nd_error_clear(); /* not seen yet */
+    free(parent);
+    return strcmp(digest, place->digest) == 0;
 }
 
 /* A network file system may show an older state for a moment. The others wait in a collective
  * meanwhile, whose deadline is launch.comm_timeout_seconds. */
-static nd_status look_for_mark(const nd_run *s)
+static nd_status look_for_record(const nd_run *s)
 {
     const nd_identity *identity = &s->worker->identity;
     const struct timespec pause = {0, 50000000};
     const double most = s->config->launch.comm_timeout_seconds / 8;
     const double end = nd_clock_seconds() + (most < 5 ? most : 5);
-    bool there = false, seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
+    bool there = false, seen = sees_record(&s->place);
     while (!seen && nd_clock_seconds() < end) {
         nanosleep(&pause, NULL);
-        seen = nd_run_lock_has_mark(s->place.path, s->place.mark);
+        seen = sees_record(&s->place);
     }
     ND_TRY(seen ? ND_OK : nd_fs_exists(s->place.path, &there));
     return seen ? ND_OK
@@ -351,7 +370,7 @@ static nd_status look_for_mark(const nd_run *s)
 /*
  * On rank 0 the folder with its lock, run.json and sinks, and the banner. All ranks then learn its
  * path and the name of this start, and look at it where they will write to it: a rank that does not
- * read rank 0's mark in RUN/.lock has the folder of another disk under that path, or none. Comes
+ * read the run.json of rank 0 has the folder of another disk under that path, or none. Comes
  * before all else that needs the folder, so that no rank waits behind one that is not opened.
  */
 static nd_status open_folder(nd_run *s)
@@ -361,9 +380,9 @@ static nd_status open_folder(nd_run *s)
     opened = opened == ND_OK && s->dir ? describe_place(s) : opened;
     ND_TRY(nd_run_tell_all(s->worker, "run folder", opened, "could not open the run folder",
                            &s->place, sizeof s->place));
-    return is_looked_at(s)
-               ? nd_shared_agree(s->rank, look_for_mark(s), "the run folder of rank 0", &elsewhere)
-               : ND_OK;
+    return is_looked_at(s) ? nd_shared_agree(s->rank, look_for_record(s),
+                                             "the run folder of rank 0", &elsewhere)
+                           : ND_OK;
 }
 
 static void close_folder(nd_run *s)
@@ -390,7 +409,7 @@ nd_status nd_run_set_aside(const nd_run *s, const char *name)
 void nd_run_forget(const nd_run *s)
 {
     static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
-    const int count = !s->recorded || s->continues ? 0 : s->made ? 4 : 2;
+    const int count = !s->record[0] || s->continues ? 0 : s->made ? 4 : 2;
     for (int i = 0; i < count; i++) {
         char path[ND_RUN_PATH_MAX + 64];
         snprintf(path, sizeof path, "%s/%s", s->dir, names[i]);

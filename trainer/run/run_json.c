@@ -72,18 +72,6 @@ static json_t *mesh_object(const nd_mesh *mesh)
     return object;
 }
 
-static json_t *job_object(const nd_worker *worker)
-{
-    const nd_identity *id = &worker->identity;
-    const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
-    nodes = nodes ? nodes : getenv("SLURM_JOB_NODELIST");
-    return json_pack("{s:s, s:o, s:i, s:i, s:o, s:o, s:o}", "started_by",
-                     nd_identity_source_name(id->source), "run_id", string_or_null(id->run_id),
-                     "world_size", id->world_size, "nnodes", id->nnodes, "hosts",
-                     strings(worker->peers.hosts, worker->peers.host_count), "slurm_job_id",
-                     string_or_null(getenv("SLURM_JOB_ID")), "slurm_nodes", string_or_null(nodes));
-}
-
 /* The command is the one that the user typed: that of ndlaunch, if it started this worker. */
 static json_t *command_array(const nd_run *s)
 {
@@ -100,6 +88,10 @@ static json_t *command_array(const nd_run *s)
 
 static nd_status build(const nd_run *s, json_t *sections, json_t **out)
 {
+    const nd_identity *id = &s->worker->identity;
+    const nd_peers *peers = &s->worker->peers;
+    const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
+    nodes = nodes ? nodes : getenv("SLURM_JOB_NODELIST");
     json_t *root = json_object();
     field_list fields = {.object = json_object()};
     char time_text[ND_CLOCK_UTC_MAX];
@@ -116,7 +108,13 @@ static nd_status build(const nd_run *s, json_t *sections, json_t **out)
     nd_json_set(&root, "config_file", string_or_null(s->config->source));
     nd_json_set(&root, "config", fields.object);
     nd_json_set(&root, "mesh", mesh_object(&s->rank->mesh));
-    nd_json_set(&root, "job", job_object(s->worker));
+    nd_json_set(&root, "job",
+                json_pack("{s:s, s:o, s:i, s:i, s:o, s:o, s:o}", "started_by",
+                          nd_identity_source_name(id->source), "run_id", string_or_null(id->run_id),
+                          "world_size", id->world_size, "nnodes", id->nnodes, "hosts",
+                          strings(peers->hosts, peers->host_count), "slurm_job_id",
+                          string_or_null(getenv("SLURM_JOB_ID")), "slurm_nodes",
+                          string_or_null(nodes)));
     if (!sections || (root && json_object_update(root, sections) != 0) ||
         json_object_size(json_object_get(root, "config")) != fields.count) {
         /* Jansson may have lost a key without a word. */
@@ -143,7 +141,7 @@ nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix
     return ND_OK;
 }
 
-nd_status nd_run_record_write(const nd_run *s, json_t *sections)
+nd_status nd_run_record_write(nd_run *s, json_t *sections)
 {
     json_t *root = NULL;
     char path[ND_RUN_PATH_MAX], first[ND_RUN_PATH_MAX + 16], *text = NULL;
@@ -160,6 +158,7 @@ nd_status nd_run_record_write(const nd_run *s, json_t *sections)
     ND_TRY_OUT(build(s, sections, &root));
     text = nd_json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     ND_TRY_OUT(text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("run.json"));
+    memcpy(s->record, path, sizeof path);
 out:
     free(text);
     json_decref(root);
@@ -226,24 +225,18 @@ static json_t *model_json(const nd_trainer *trainer)
     return object;
 }
 
-/* Bytes of each buffer, class by class. */
-static json_t *memory_json(const nd_memplan *plan)
-{
-    json_t *object = json_object();
-    for (int i = 0; i < ND_MEM_CLASS_COUNT * plan->count; i++) {
-        const nd_mem_buffer *s = &plan->buffers[i % plan->count];
-        if (s->bytes > 0 && (int)s->class == i / plan->count) {
-            nd_json_set(&object, s->name, json_integer((json_int_t)s->bytes));
-        }
-    }
-    return object;
-}
-
-nd_status nd_run_record(const nd_run *s)
+nd_status nd_run_record(nd_run *s)
 {
     const nd_rank *r = s->rank;
     nd_run_text versions[ND_LIBRARY_COUNT];
-    json_t *libraries = json_object();
+    const nd_memplan *plan = &s->trainer->plan;
+    json_t *libraries = json_object(), *memory = json_object();
+    for (int i = 0; i < ND_MEM_CLASS_COUNT * plan->count; i++) { /* class by class */
+        const nd_mem_buffer *buffer = &plan->buffers[i % plan->count];
+        if (buffer->bytes > 0 && (int)buffer->class == i / plan->count) {
+            nd_json_set(&memory, buffer->name, json_integer((json_int_t)buffer->bytes));
+        }
+    }
     for (int i = 0, count = nd_library_versions(false, versions); i < count; i++) {
         nd_json_set(&libraries, versions[i].key, nd_json_string(versions[i].value));
     }
@@ -255,10 +248,9 @@ nd_status nd_run_record(const nd_run *s)
     if (!nd_rank_is_gpu(r)) {
         nd_json_set(&machine, "products", nd_json_string(nd_ops_products(r->device)));
     }
-    json_t *object =
-        json_pack("{s:o, s:o, s:o, s:o, s:o}", "libraries", libraries, "machine", machine, "data",
-                  data_json(s->inputs, s->config), "model", model_json(s->trainer),
-                  "memory_plan_bytes", memory_json(&s->trainer->plan));
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o, s:o}", "libraries", libraries, "machine",
+                               machine, "data", data_json(s->inputs, s->config), "model",
+                               model_json(s->trainer), "memory_plan_bytes", memory);
     if (s->tuning && s->tuning->json) {
         nd_json_set(&object, "autotune", json_loads(s->tuning->json, 0, NULL));
     }

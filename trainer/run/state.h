@@ -53,7 +53,8 @@ typedef struct nd_run_best {
 typedef struct nd_run_place {
     char path[ND_RUN_PATH_MAX]; /* absolute */
     char id[64];                /* of this start of the job */
-    char mark[ND_RUN_MARK_MAX]; /* that rank 0 wrote into the folder's lock; "": none */
+    char record[32];            /* the run.json of this start, where the ranks look for it */
+    char digest[ND_HASH_HEX_MAX];
 } nd_run_place;
 
 typedef struct nd_run {
@@ -70,12 +71,12 @@ typedef struct nd_run {
     nd_run_samples *samples; /* NULL: none */
 
     /* The run folder. */
-    char *dir;        /* NULL except on rank 0 */
-    bool continues;   /* the folder held this run before */
-    bool recorded;    /* this start has made run.json */
-    bool made;        /* this start has made the folder */
-    nd_run_lock lock; /* rank 0: of the folder */
-    nd_sinks sinks;   /* none except on rank 0 */
+    char *dir;                    /* NULL except on rank 0 */
+    bool continues;               /* the folder held this run before */
+    char record[ND_RUN_PATH_MAX]; /* the run.json that this start has made; "": none */
+    bool made;                    /* this start has made the folder */
+    nd_run_lock lock;             /* rank 0: of the folder */
+    nd_sinks sinks;               /* none except on rank 0 */
     nd_run_place place;
 
     /* The data. */
@@ -153,11 +154,11 @@ uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *input
 
 /* Rank 0 writes run.json. The command is the one that the user typed: that of ndlaunch, if it
  * started this worker. */
-nd_status nd_run_record(const nd_run *run);
+nd_status nd_run_record(nd_run *run);
 /* The same with these members that say what ran, which are taken over; NULL: memory ran out.
  * ND_ERR_CANTCREATE with a sentence when run.json exists or cannot be written. A run that continues
  * writes run-2.json, run-3.json, ... beside it. */
-nd_status nd_run_record_write(const nd_run *run, json_t *sections);
+nd_status nd_run_record_write(nd_run *run, json_t *sections);
 
 /* Rank 0, after its inputs are open and its memory is planned. ND_ERR_DATA when the spans that do
  * not count in the loss are damaged, of which it prints how many do. */

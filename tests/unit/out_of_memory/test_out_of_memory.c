@@ -479,12 +479,12 @@ static nd_status write_run_record(void)
     static nd_worker worker = {.identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"},
                                .peers = {.hosts = hosts, .host_count = 2},
                                .rank.mesh = {.size = {1, 1, 1, 1}, .ulysses = 1, .kv_copies = 1}};
-    const nd_run run = {.worker = &worker,
-                        .rank = &worker.rank,
-                        .config = &run_config,
-                        .argc = 2,
-                        .argv = argv,
-                        .dir = dir.path};
+    nd_run run = {.worker = &worker,
+                  .rank = &worker.rank,
+                  .config = &run_config,
+                  .argc = 2,
+                  .argv = argv,
+                  .dir = dir.path};
     nd_status status =
         nd_run_record_write(&run, json_pack("{s:{s:[i, i]}}", "autotune", "linears", 1, 2));
     if (status == ND_OK) {

@@ -130,7 +130,7 @@ void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, 
     for (int rank = 0; rank < m.writer_count; rank++) {
         write_rank(&m, state, rank, converts, &m.writers[rank]);
     }
-    must(nd_checkpoint_commit(folder, temporary, &m, (nd_commit_gate){0}));
+    must(nd_checkpoint_commit(folder, temporary, &m, NULL, NULL));
     free(state);
     free(temporary);
     nd_manifest_fini(&m);
@@ -234,7 +234,7 @@ nd_status fake_verify(const char *path)
     nd_manifest m = {0};
     int64_t bytes = 0;
     ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_verify(path, &m, -1, &bytes);
+    nd_status status = nd_source_verify(path, &m, -1, true, &bytes);
     nd_manifest_fini(&m);
     return status;
 }

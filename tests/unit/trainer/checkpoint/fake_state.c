@@ -81,7 +81,7 @@ static nd_status visit_span(void *context, const nd_span *span)
             if (!v->checks) {
                 *at = value;
             } else if (*at != value) {
-                fprintf(stderr, "%s of %s at element %lld is %g, not %g\n", nd_state_kind_name(a),
+                fprintf(stderr, "%s of %s at element %lld is %g, not %g\n", nd_state_kind_names[a],
                         span->param->name, (long long)element, (double)*at, (double)value);
                 abort();
             }

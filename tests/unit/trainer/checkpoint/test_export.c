@@ -79,7 +79,7 @@ Test(export, beside_the_state_it_is_part_of_a_good_checkpoint)
     cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-4/manifest.json")), 0);
     assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
     check_model(s.path, &s.manifest, ND_DTYPE_BF16);
-    assert_ok(nd_source_verify(s.path, &s.manifest, -1, &bytes));
+    assert_ok(nd_source_verify(s.path, &s.manifest, -1, true, &bytes));
     fake_forget(&s);
     s = save(&mesh, false, 5);
     assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));

@@ -201,7 +201,6 @@ Test(folder, sweeping_removes_what_dead_saves_left)
 Test(folder, a_save_goes_through_no_link)
 {
     const nd_shape shape = fake_shape(true);
-    const nd_commit_gate none = {0};
     char *temporary = NULL;
     fake_folder("loot");
     cr_assert_eq(symlink("loot", tempdir_file(&fake_run, ".tmp-checkpoint-4-test")), 0);
@@ -223,7 +222,7 @@ Test(folder, a_save_goes_through_no_link)
     snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
     cr_assert_eq(rename(temporary, tempdir_file(&fake_run, "moved")), 0);
     cr_assert_eq(symlink("moved", temporary), 0);
-    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_CANTCREATE,
+    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,
                  "no longer the folder");
     cr_assert_neq(lstat(tempdir_file(&fake_run, "checkpoint-4"), &st), 0);
     nd_manifest_fini(&m);
@@ -329,46 +328,21 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
 {
     const nd_mesh two = {{1, 1, 2, 1, 1}};
     const nd_shape shape = fake_shape(true);
-    const nd_commit_gate none = {0};
     nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
     char *temporary = begin(4, "test");
     tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
-    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_CANTCREATE);
+    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE);
     cr_assert_not_null(strstr(nd_error_last()->message, "rank 1 has written its part"), "%s",
                        nd_error_last()->message);
     tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00002.hashes", "x", 1);
     tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
     m.writers[0].bytes = 4;
     m.writers[1].bytes = 1;
-    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, none), ND_ERR_DATA);
+    cr_assert_eq(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA);
     cr_assert_not_null(strstr(nd_error_last()->message, "4 bytes of tensors; the ranks wrote 5"),
                        "%s", nd_error_last()->message);
     cr_assert_str_eq(listed(), "");
     cr_assert_not(fake_exists(".tmp-checkpoint-4-test/manifest.json"));
     nd_manifest_fini(&m);
     free(temporary);
-}
-
-Test(folder, a_mark_is_seen_in_the_same_folder_alone)
-{
-    char one[PATH_MAX], other[PATH_MAX];
-    nd_run_lock lock, second;
-    fake_folder("one");
-    fake_folder("other");
-    snprintf(one, sizeof one, "%s", tempdir_file(&fake_run, "one"));
-    snprintf(other, sizeof other, "%s", tempdir_file(&fake_run, "other"));
-    assert_ok(nd_run_lock_acquire(one, &lock));
-    assert_ok(nd_run_lock_acquire(other, &second));
-    cr_assert_not(nd_run_lock_has_mark(one, "first"));
-    assert_ok(nd_run_lock_mark(&lock, one, "first and long"));
-    assert_ok(nd_run_lock_mark(&second, other, "old"));
-    cr_assert(nd_run_lock_has_mark(one, "first and long"));
-    cr_assert_not(nd_run_lock_has_mark(one, "first"));
-    cr_assert_not(nd_run_lock_has_mark(other, "first and long"));
-    assert_ok(nd_run_lock_mark(&lock, one, "next"));
-    cr_assert(nd_run_lock_has_mark(one, "next"));
-    cr_assert_not(nd_run_lock_has_mark(one, "first and long"));
-    nd_run_lock_release(&lock);
-    nd_run_lock_release(&second);
-    cr_assert_not(nd_run_lock_has_mark("/nonexistent/run", "next"));
 }

@@ -37,7 +37,7 @@ Test(golden, version_1_is_read_to_the_values_that_it_was_made_of)
         cr_assert_eq(m.position.tokens_seen, 100 * steps[i]);
         cr_assert_eq(m.samples_seen, 8 * steps[i]);
         cr_assert_str_eq(nd_manifest_pairs_find(&m.identity, "data.path"), "00ff");
-        assert_ok(nd_source_verify(path, &m, -1, &bytes));
+        assert_ok(nd_source_verify(path, &m, -1, true, &bytes));
         for (size_t k = 0; k < sizeof meshes / sizeof *meshes; k++) {
             for (int rank = 0; rank < nd_mesh_world_size(&meshes[k]); rank++) {
                 assert_ok(fake_load_rank(path, &m, &meshes[k], rank, false));

@@ -51,7 +51,7 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
             check_load(path, &m, &meshes[to], to % 2 == 0);
         }
         int64_t bytes = 0;
-        assert_ok(nd_source_verify(path, &m, -1, &bytes));
+        assert_ok(nd_source_verify(path, &m, -1, true, &bytes));
         nd_manifest_fini(&m);
         nd_fs_remove_tree(path);
         free(path);

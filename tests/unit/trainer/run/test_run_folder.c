@@ -138,7 +138,7 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
-    nd_run run = {.dir = (char *)"one", .made = true, .recorded = true};
+    nd_run run = {.dir = (char *)"one", .made = true, .record = "one/run.json"};
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
     write_file("one/run.json", "{}");
     write_file("one/metrics.jsonl", "");
