@@ -96,18 +96,6 @@ static nd_status make_parts_folder(const nd_run *s)
     return nd_fs_make_own_folder(parts);
 }
 
-static nd_status write_part(const nd_run *s)
-{
-    char path[PATH], name[64], *text = NULL;
-    size_t size = 0;
-    snprintf(name, sizeof name, "rank %d %.40s", s->rank->rank, s->worker->identity.host);
-    ND_TRY(nd_run_profile_text(&s->profile, s->rank->rank, name, &text, &size));
-    part_path(s, s->rank->rank, path);
-    nd_status status = nd_fs_write_atomic(path, text, size);
-    free(text);
-    return status;
-}
-
 /* Appends the part of a rank to `out`; one that is missing is left out. */
 static nd_status append_part(const nd_run *s, int rank, FILE *out, int *found)
 {
@@ -220,12 +208,19 @@ static void warn(const nd_run *s, nd_status status)
 /* Also of a run that stopped early. */
 static nd_status write_profile(nd_run *s)
 {
+    char path[PATH], name[64], *text = NULL;
+    size_t size = 0;
     if (!s->profiles || !s->profile.origin_ns) {
         return ND_OK;
     }
     s->profiles = false;
+    part_path(s, s->rank->rank, path);
+    snprintf(name, sizeof name, "rank %d %.40s", s->rank->rank, s->worker->identity.host);
     const nd_status made = make_parts_folder(s);
-    warn(s, made == ND_OK ? write_part(s) : made);
+    nd_status status =
+        made == ND_OK ? nd_run_profile_text(&s->profile, s->rank->rank, name, &text, &size) : made;
+    warn(s, status == ND_OK ? nd_fs_write_atomic(path, text, size) : status);
+    free(text);
     if (s->profile.dropped > 0) {
         nd_log_warning("the profile of rank %d lacks its last %lld calls, since it holds %d; give "
                        "fewer steps in log.profile_steps",

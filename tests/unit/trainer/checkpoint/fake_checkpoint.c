@@ -136,14 +136,25 @@ void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, 
     nd_manifest_fini(&m);
 }
 
-fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
-                     int64_t step)
+void fake_write_small(const char *folder, int64_t step)
+{
+    const nd_shape shape = fake_shape(true);
+    fake_write(folder, &shape, &fake_one, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+fake_saved fake_open(const char *folder, int64_t step)
 {
     fake_saved s = {0};
-    fake_write(folder, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
     must(nd_checkpoint_path(folder, step, &s.path));
     must(nd_manifest_read(s.path, &s.manifest));
     return s;
+}
+
+fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
+                     int64_t step)
+{
+    fake_write(folder, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
+    return fake_open(folder, step);
 }
 
 void fake_forget(fake_saved *s)

@@ -24,11 +24,15 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
 void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
+/* The same of a tied model of one rank, with weights alone. */
+void fake_write_small(const char *folder, int64_t step);
+
 /* A checkpoint that fake_write left, open. */
 typedef struct fake_saved {
     char *path;
     nd_manifest manifest;
 } fake_saved;
+fake_saved fake_open(const char *folder, int64_t step);
 /* Writes FOLDER/checkpoint-STEP with XXH3, converted linears at even steps, and opens it. */
 fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                      int64_t step);

@@ -42,19 +42,15 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
 {
     for (int from = 0; from < MESHES; from++) {
         nd_shape shape = fake_shape(from % 2 == 1);
-        nd_manifest m = {0};
-        char *path = path_of(from);
         fake_write(fake_run.path, &shape, &meshes[from], ND_STATE_KINDS, from, from % 3 == 0,
                    from % 2 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
-        assert_ok(nd_manifest_read(path, &m));
+        fake_saved s = fake_open(fake_run.path, from);
         for (int to = 0; to < MESHES; to++) {
-            check_load(path, &m, &meshes[to], to % 2 == 0);
+            check_load(s.path, &s.manifest, &meshes[to], to % 2 == 0);
         }
-        int64_t bytes = 0;
-        assert_ok(nd_source_verify(path, &m, -1, true, &bytes));
-        nd_manifest_fini(&m);
-        nd_fs_remove_tree(path);
-        free(path);
+        assert_ok(fake_verify(s.path));
+        nd_fs_remove_tree(s.path);
+        fake_forget(&s);
     }
 }
 
@@ -179,19 +175,16 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
     shape.layers = 2;
     shape.head_dim = 32;
     for (int from = 0; from < MESHES; from++) {
-        nd_manifest m = {0};
-        char *path = path_of(from);
         fake_write(fake_run.path, &shape, &meshes[from], 1, from, false,
                    from % 5 == 4 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
-        assert_ok(nd_manifest_read(path, &m));
-        plan_writers(c, &m);
+        fake_saved s = fake_open(fake_run.path, from);
+        plan_writers(c, &s.manifest);
         for (int to = 0; to < MESHES; to++) {
-            check_reads(c, path, &m, &meshes[to]);
+            check_reads(c, s.path, &s.manifest, &meshes[to]);
         }
         forget_writers(c);
-        nd_manifest_fini(&m);
-        nd_fs_remove_tree(path);
-        free(path);
+        nd_fs_remove_tree(s.path);
+        fake_forget(&s);
     }
     free(c);
 }
@@ -199,14 +192,10 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
 Test(source, weights_without_moments)
 {
     nd_shape shape = fake_shape(false);
-    nd_manifest m = {0};
-    char *path = path_of(5);
-    fake_write(fake_run.path, &shape, &meshes[7], 1, 5, false, ND_CHECKSUM_XXH3);
-    assert_ok(nd_manifest_read(path, &m));
-    cr_assert_eq(m.arrays, 1);
-    check_load(path, &m, &meshes[4], false);
-    nd_manifest_fini(&m);
-    free(path);
+    fake_saved s = fake_save(fake_run.path, &shape, &meshes[7], 1, 5);
+    cr_assert_eq(s.manifest.arrays, 1);
+    check_load(s.path, &s.manifest, &meshes[4], false);
+    fake_forget(&s);
 }
 
 /* On the same mesh a rank reads the files that it wrote and no others. */
@@ -298,15 +287,14 @@ Test(source, a_call_that_fails_is_no_damage)
     free(path);
 }
 
-Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
+/* Flips a bit of each byte at the beginning of a file, then of each `stride`-th one. */
+static void check_guarded(const char *path, char *file, off_t dense, off_t stride)
 {
-    write_two_ranks(3);
-    char *path = path_of(3), *file = first_file(path);
     struct stat st;
-    assert_ok(fake_load_all(path));
     cr_assert_eq(stat(file, &st), 0);
     int fd = open(file, O_RDWR);
-    for (off_t at = 0; at < st.st_size; at += at < 512 ? 1 : 61) {
+    assert_ok(fake_load_all(path));
+    for (off_t at = 0; at < st.st_size; at += at < dense ? 1 : stride) {
         uint8_t byte;
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         byte ^= (uint8_t)(1 << (at % 8));
@@ -318,28 +306,15 @@ Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
     assert_ok(fake_load_all(path));
     close(fd);
     free(file);
-    free(path);
 }
 
-Test(source, every_byte_of_a_hash_file_is_guarded)
+Test(source, every_header_byte_and_sampled_data_bytes_and_all_hashes_are_guarded)
 {
+    char *path = path_of(3), *hashes = NULL;
     write_two_ranks(3);
-    char *path = path_of(3), *file = NULL;
-    struct stat st;
-    assert_ok(nd_fs_format(&file, "%s/state/shard-00001.hashes", path));
-    cr_assert_eq(stat(file, &st), 0);
-    int fd = open(file, O_RDWR);
-    for (off_t at = 0; at < st.st_size; at++) {
-        uint8_t byte;
-        cr_assert_eq(pread(fd, &byte, 1, at), 1);
-        byte ^= 1;
-        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-        cr_assert_eq(fake_load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
-        byte ^= 1;
-        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-    }
-    close(fd);
-    free(file);
+    check_guarded(path, first_file(path), 512, 61);
+    assert_ok(nd_fs_format(&hashes, "%s/state/shard-00001.hashes", path));
+    check_guarded(path, hashes, 0, 1);
     free(path);
 }
 

@@ -76,13 +76,6 @@ Test(best, a_state_may_be_validated_when_its_checkpoint_is_durable)
     cr_expect_eq(best.saved_step, 8);
 }
 
-static void save(const char *run, int64_t step)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_shape shape = fake_shape(true);
-    fake_write(run, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
-}
-
 Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
 {
     static const struct {
@@ -99,8 +92,8 @@ Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
                 lines[i].loss);
     }
     cr_assert_eq(fclose(out), 0);
-    save(dir.path, 4);
-    save(dir.path, 12); /* that of step 8 was deleted */
+    fake_write_small(dir.path, 4);
+    fake_write_small(dir.path, 12); /* that of step 8 was deleted */
     cr_assert_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_OK, "%s",
                  nd_error_last()->message);
     cr_expect(best.step == 8 && best.loss == 1.0 && best.stale == 2);
