@@ -35,6 +35,90 @@ static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args,
     return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
 }
 
+/* Assigns the scratch. */
+static nd_status place(nd_sdpa_call *c, void *scratch)
+{
+    const nd_sdpa_layout *l = &c->layout;
+    ND_TRY(nd_sdpa_check_scratch(c, l->end));
+    c->scratch = scratch;
+    if (c->through_q) {
+        c->to_q.data = c->scratch + l->dq;
+    }
+    if (c->through_kv) {
+        c->to_k.data = c->scratch + l->dk;
+        c->to_v.data = c->scratch + l->dv;
+    }
+    c->sum_q.data = c->scratch + l->sum_q;
+    c->sum_k.data = c->scratch + l->sum_k;
+    c->sum_v.data = c->scratch + l->sum_v;
+    return ND_OK;
+}
+
+/* Before cuDNN 9.26 the backward reads packed statistics only, and before 9.12 the forward writes
+ * packed statistics only, even when the form has other strides. */
+static bool are_stats_packed(const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    return p->rows == c->x.attention.sq && p->kvs == c->x.attention.kv_heads &&
+           (uintptr_t)c->x.lse.data % 16 == 0;
+}
+
+/* The statistics of a piece as cuDNN has them: packed (B, H, Sq) at a multiple of 16 bytes. Those
+ * of a whole block are lse itself; others lie in the scratch, into which move_stats copies lse
+ * (backward), or out of which it copies into lse (forward). */
+static float *stats_of(const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    return are_stats_packed(c, p) ? c->x.lse.data : (float *)(c->scratch + c->layout.stats);
+}
+
+static nd_status move_stats(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    int64_t group = c->x.attention.heads / c->x.attention.kv_heads;
+    int64_t heads = p->kvs * group, head = p->kv * group;
+    bool at_once = heads == c->x.attention.heads; /* lse is contiguous */
+    int64_t parts = at_once ? 1 : c->x.attention.batch,
+            rows = at_once ? c->x.attention.batch * heads : heads;
+    if (are_stats_packed(c, p)) {
+        return ND_OK;
+    }
+    for (int64_t b = 0; b < parts; b++) {
+        int64_t first = (b * c->x.attention.heads + head) * c->x.attention.sq + p->row;
+        nd_tensor packed =
+            nd_tensor_2d(stats_of(c, p) + b * heads * p->rows, ND_DTYPE_F32, rows, p->rows);
+        nd_tensor part = nd_tensor_2d((float *)c->x.lse.data + first, ND_DTYPE_F32, rows, p->rows);
+        part.stride[0] = c->x.attention.sq;
+        nd_cast_args copy = {.out = c->backward ? packed : part, .x = c->backward ? part : packed};
+        int launched = nd_cuda_cast(nd_cuda_stream(stream), &copy, NULL);
+        ND_TRY(nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched));
+    }
+    return ND_OK;
+}
+
+/* dst (+)= src: (B, S, heads, D) views; matrix by matrix. */
+static nd_status store(nd_stream *stream, nd_tensor dst, nd_tensor src, bool add)
+{
+    int64_t heads = dst.shape[2], D = dst.shape[3];
+    bool whole_rows = dst.stride[2] == D && src.stride[2] == D;
+    int64_t columns = whole_rows ? heads * D : D, views = whole_rows ? 1 : heads;
+    for (int64_t b = 0; b < dst.shape[0]; b++) {
+        for (int64_t h = 0; h < views; h++) {
+            nd_tensor to =
+                nd_tensor_2d(nd_sdpa_at(dst, 0, h).data, dst.dtype, dst.shape[1], columns);
+            nd_tensor from =
+                nd_tensor_2d(nd_sdpa_at(src, 0, h).data, src.dtype, dst.shape[1], columns);
+            to.data = (char *)to.data + b * dst.stride[0] * (int64_t)nd_dtype_size(dst.dtype);
+            from.data = (char *)from.data + b * src.stride[0] * (int64_t)nd_dtype_size(src.dtype);
+            to.stride[0] = dst.stride[1];
+            from.stride[0] = src.stride[1];
+            nd_cuda_queue queue = nd_cuda_stream(stream);
+            int launched =
+                add ? nd_cuda_accumulate(queue, &(nd_accumulate_args){.acc = to, .x = from}, NULL)
+                    : nd_cuda_cast(queue, &(nd_cast_args){.out = to, .x = from}, NULL);
+            ND_TRY(nd_cuda_op_done(stream, "attention_bwd: store", (cudaError_t)launched));
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
     nd_sdpa_form form = nd_sdpa_form_of(c, p);
@@ -43,12 +127,12 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
         .k = c->x.k.data,
         .v = c->x.v.data,
         .out = nd_sdpa_at(c->x.out, p->row, 0).data,
-        .stats = nd_sdpa_stats(c, p),
+        .stats = stats_of(c, p),
         .workspace = c->scratch,
     };
     ND_TRY(nd_cudnn_run(c->context->cudnn, stream, &form, &t));
     ND_TRY(nd_cuda_op_done(stream, "attention_fwd", cudaSuccess));
-    return nd_sdpa_move_stats(stream, c, p);
+    return move_stats(stream, c, p);
 }
 
 nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
@@ -63,11 +147,11 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
         return plain_fwd(stream, args, owners);
     }
     ND_TRY(nd_sdpa_plan(&c));
-    ND_TRY(nd_sdpa_place(&c, args->scratch));
+    ND_TRY(place(&c, args->scratch));
     if (c.cut.blind > 0) {
         nd_attention_fwd_args blind = *args;
         blind.attention.sq = c.cut.blind;
-        blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
+        blind.lse.shape[2] = c.cut.blind;
         ND_TRY(plain_fwd(stream, &blind, NULL));
     }
     while (nd_sdpa_next(&c.cut, &walk, &p)) {
@@ -90,10 +174,10 @@ static nd_status store_queries(nd_stream *stream, const nd_sdpa_call *c, const n
 {
     nd_tensor sum = nd_sdpa_part(c->sum_q, 0, p->rows, 0, part.shape[2]);
     if (c->x.add_q || (p->first && p->last)) {
-        return nd_sdpa_store(stream, result, part, c->x.add_q);
+        return store(stream, result, part, c->x.add_q);
     }
-    ND_TRY(nd_sdpa_store(stream, sum, part, !p->first));
-    return p->last ? nd_sdpa_store(stream, result, sum, false) : ND_OK;
+    ND_TRY(store(stream, sum, part, !p->first));
+    return p->last ? store(stream, result, sum, false) : ND_OK;
 }
 
 static nd_status store_keys(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p,
@@ -102,8 +186,8 @@ static nd_status store_keys(nd_stream *stream, const nd_sdpa_call *c, const nd_s
     bool sums = c->cut.adds_keys && !c->x.add_kv;
     nd_tensor k = sums ? c->sum_k : c->x.dk, v = sums ? c->sum_v : c->x.dv;
     bool add = sums || c->x.add_kv;
-    ND_TRY(nd_sdpa_store(stream, nd_sdpa_part(k, p->key, p->keys, p->kv, p->kvs), dk, add));
-    return nd_sdpa_store(stream, nd_sdpa_part(v, p->key, p->keys, p->kv, p->kvs), dv, add);
+    ND_TRY(store(stream, nd_sdpa_part(k, p->key, p->keys, p->kv, p->kvs), dk, add));
+    return store(stream, nd_sdpa_part(v, p->key, p->keys, p->kv, p->kvs), dv, add);
 }
 
 static nd_status backward_piece(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
@@ -122,7 +206,7 @@ static nd_status backward_piece(nd_stream *stream, const nd_sdpa_call *c, const 
         .k = nd_sdpa_at(c->x.k, p->key, p->kv).data,
         .v = nd_sdpa_at(c->x.v, p->key, p->kv).data,
         .out = nd_sdpa_at(c->x.out, p->row, h).data,
-        .stats = nd_sdpa_stats(c, p),
+        .stats = stats_of(c, p),
         .dout = nd_sdpa_at(c->x.dout, p->row, h).data,
         .dq = dq.data,
         .dk = dk.data,
@@ -130,7 +214,7 @@ static nd_status backward_piece(nd_stream *stream, const nd_sdpa_call *c, const 
         .workspace = c->scratch,
     };
     if (p->first) {
-        ND_TRY(nd_sdpa_move_stats(stream, c, p));
+        ND_TRY(move_stats(stream, c, p));
     }
     ND_TRY(nd_cudnn_run(c->context->cudnn, stream, &form, &t));
     ND_TRY(nd_cuda_op_done(stream, "attention_bwd", cudaSuccess));
@@ -154,8 +238,8 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
         ND_TRY(backward_piece(stream, c, &p));
     }
     if (sums) {
-        ND_TRY(nd_sdpa_store(stream, c->x.dk, c->sum_k, false));
-        ND_TRY(nd_sdpa_store(stream, c->x.dv, c->sum_v, false));
+        ND_TRY(store(stream, c->x.dk, c->sum_k, false));
+        ND_TRY(store(stream, c->x.dv, c->sum_v, false));
     }
     return ND_OK;
 }
@@ -180,12 +264,12 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
         return plain_bwd(stream, args, owners);
     }
     ND_TRY(nd_sdpa_plan(&c));
-    ND_TRY(nd_sdpa_place(&c, args->scratch));
+    ND_TRY(place(&c, args->scratch));
     if (c.cut.blind > 0) {
         nd_attention_bwd_args blind = *args;
         blind.attention.sq = c.cut.blind;
         blind.dk = blind.delta = (nd_tensor){0};
-        blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
+        blind.lse.shape[2] = c.cut.blind;
         blind.add_kv = false;
         ND_TRY(plain_bwd(stream, &blind, NULL));
     }

@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-#include "kernels/cuda/kernels.h"
-#include "runtime/device/cuda_check.h"
-
 nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x)
 {
     return (nd_sdpa_call){.context = context,
@@ -38,12 +35,6 @@ nd_tensor nd_sdpa_part(nd_tensor t, int64_t row, int64_t rows, int64_t head, int
     t.shape[1] = rows;
     t.shape[2] = heads;
     return t;
-}
-
-nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows)
-{
-    lse.shape[2] = rows;
-    return lse;
 }
 
 static int64_t group_of(const nd_sdpa_call *c)
@@ -139,82 +130,4 @@ nd_status nd_sdpa_check_scratch(const nd_sdpa_call *c, size_t bytes)
                          "%zu were planned",
                          c->backward ? "backward" : "forward", (long long)c->x.attention.sq,
                          (long long)c->x.attention.sk, bytes, c->context->attention_scratch);
-}
-
-nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
-{
-    const nd_sdpa_layout *l = &c->layout;
-    ND_TRY(nd_sdpa_check_scratch(c, l->end));
-    c->scratch = scratch;
-    if (c->through_q) {
-        c->to_q.data = c->scratch + l->dq;
-    }
-    if (c->through_kv) {
-        c->to_k.data = c->scratch + l->dk;
-        c->to_v.data = c->scratch + l->dv;
-    }
-    c->sum_q.data = c->scratch + l->sum_q;
-    c->sum_k.data = c->scratch + l->sum_k;
-    c->sum_v.data = c->scratch + l->sum_v;
-    return ND_OK;
-}
-
-/* Before cuDNN 9.26 the backward reads packed statistics only, and before 9.12 the forward writes
- * packed statistics only, even when the form has other strides. */
-static bool are_stats_packed(const nd_sdpa_call *c, const nd_sdpa_piece *p)
-{
-    return p->rows == c->x.attention.sq && p->kvs == c->x.attention.kv_heads &&
-           (uintptr_t)c->x.lse.data % 16 == 0;
-}
-
-float *nd_sdpa_stats(const nd_sdpa_call *c, const nd_sdpa_piece *p)
-{
-    return are_stats_packed(c, p) ? c->x.lse.data : (float *)(c->scratch + c->layout.stats);
-}
-
-nd_status nd_sdpa_move_stats(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
-{
-    int64_t heads = p->kvs * group_of(c), head = p->kv * group_of(c);
-    bool at_once = heads == c->x.attention.heads; /* lse is contiguous */
-    int64_t parts = at_once ? 1 : c->x.attention.batch,
-            rows = at_once ? c->x.attention.batch * heads : heads;
-    if (are_stats_packed(c, p)) {
-        return ND_OK;
-    }
-    for (int64_t b = 0; b < parts; b++) {
-        int64_t first = (b * c->x.attention.heads + head) * c->x.attention.sq + p->row;
-        nd_tensor packed =
-            nd_tensor_2d(nd_sdpa_stats(c, p) + b * heads * p->rows, ND_DTYPE_F32, rows, p->rows);
-        nd_tensor part = nd_tensor_2d((float *)c->x.lse.data + first, ND_DTYPE_F32, rows, p->rows);
-        part.stride[0] = c->x.attention.sq;
-        nd_cast_args copy = {.out = c->backward ? packed : part, .x = c->backward ? part : packed};
-        int launched = nd_cuda_cast(nd_cuda_stream(stream), &copy, NULL);
-        ND_TRY(nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched));
-    }
-    return ND_OK;
-}
-
-nd_status nd_sdpa_store(nd_stream *stream, nd_tensor dst, nd_tensor src, bool add)
-{
-    int64_t heads = dst.shape[2], D = dst.shape[3];
-    bool whole_rows = dst.stride[2] == D && src.stride[2] == D;
-    int64_t columns = whole_rows ? heads * D : D, views = whole_rows ? 1 : heads;
-    for (int64_t b = 0; b < dst.shape[0]; b++) {
-        for (int64_t h = 0; h < views; h++) {
-            nd_tensor to =
-                nd_tensor_2d(nd_sdpa_at(dst, 0, h).data, dst.dtype, dst.shape[1], columns);
-            nd_tensor from =
-                nd_tensor_2d(nd_sdpa_at(src, 0, h).data, src.dtype, dst.shape[1], columns);
-            to.data = (char *)to.data + b * dst.stride[0] * (int64_t)nd_dtype_size(dst.dtype);
-            from.data = (char *)from.data + b * src.stride[0] * (int64_t)nd_dtype_size(src.dtype);
-            to.stride[0] = dst.stride[1];
-            from.stride[0] = src.stride[1];
-            nd_cuda_queue queue = nd_cuda_stream(stream);
-            int launched =
-                add ? nd_cuda_accumulate(queue, &(nd_accumulate_args){.acc = to, .x = from}, NULL)
-                    : nd_cuda_cast(queue, &(nd_cast_args){.out = to, .x = from}, NULL);
-            ND_TRY(nd_cuda_op_done(stream, "attention_bwd: store", (cudaError_t)launched));
-        }
-    }
-    return ND_OK;
 }

@@ -95,7 +95,8 @@ typedef struct nd_sdpa_call {
     nd_cuda_context *context;
     bool backward;
     nd_attention_bwd_args x; /* of a forward: what it has too, with the out and lse that it makes */
-    nd_documents documents;  /* where nd_documents_take does, and nothing below but the scratch */
+    /* Where nd_documents_take does; of what follows, it has to_q, to_k, to_v and the scratch. */
+    nd_documents documents;
     nd_sdpa_cut cut;
     /* What cuDNN writes: the results themselves, or the scratch, which has room for one piece. */
     nd_tensor to_q, to_k, to_v;
@@ -115,26 +116,13 @@ bool nd_sdpa_is_aligned(nd_tensor t);
 nd_tensor nd_sdpa_at(nd_tensor t, int64_t row, int64_t head);
 /* Rows and heads of a (B, S, heads, D) view. */
 nd_tensor nd_sdpa_part(nd_tensor t, int64_t row, int64_t rows, int64_t head, int64_t heads);
-/* lse with fewer rows, for the plain kernels. */
-nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows);
 
 /* Computes the cut, and what goes through the scratch, of a call whose operands are set. Makes the
  * plans of all its forms that do not exist yet. */
 nd_status nd_sdpa_plan(nd_sdpa_call *call);
 /* ND_ERR_INTERNAL when less than `bytes` of scratch were planned. */
 nd_status nd_sdpa_check_scratch(const nd_sdpa_call *call, size_t bytes);
-/* Assigns the scratch, as above. */
-nd_status nd_sdpa_place(nd_sdpa_call *call, void *scratch);
 
 nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *call, const nd_sdpa_piece *p);
-/*
- * The statistics of a piece as cuDNN has them: packed (B, H, Sq) at a multiple of 16 bytes. Those
- * of a whole block are lse itself; others lie in the scratch, into which nd_sdpa_move_stats copies
- * lse (backward), or out of which it copies into lse (forward).
- */
-float *nd_sdpa_stats(const nd_sdpa_call *call, const nd_sdpa_piece *p);
-nd_status nd_sdpa_move_stats(nd_stream *stream, const nd_sdpa_call *call, const nd_sdpa_piece *p);
-/* dst (+)= src: (B, S, heads, D) views; matrix by matrix. */
-nd_status nd_sdpa_store(nd_stream *stream, nd_tensor dst, nd_tensor src, bool add);
 
 #endif
