@@ -4,16 +4,48 @@
  * run. The store's hooks only record what arrived; the pulse acts on it, outside of the store's
  * calls. It is regular where there are other nodes; what this node does wakes it, too.
  */
-#include "launcher/coordinator.h"
+#include "launcher/nodes.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "launcher/roster.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/uv.h"
 
-enum { PULSE_MS = 20 };
+enum {
+    PULSE_MS = 20,
+    NOTICE_MS = 10000, /* between lines about missing nodes */
+};
+
+typedef enum coordinator_state {
+    BETWEEN = 0, /* before the first start, or all have ended; there may be a further one */
+    RUNNING,     /* workers run on some node */
+    RELEASED,
+} coordinator_state;
+
+struct nd_coordinator {
+    nd_nodes_options options;
+    nd_server *server;
+    uv_timer_t pulse;
+    nd_roster roster;
+    nd_status refused;
+    int refused_count; /* nodes that were refused when they joined */
+    char refusal[ND_ERROR_MESSAGE_MAX];
+    coordinator_state state;
+    int64_t epoch, next_epoch; /* epoch: -1 before the first start */
+    bool asked;                /* a signal to a launcher asked the job to end */
+    bool left_behind;          /* a killed worker of this start did not end */
+    bool stop_sent;
+    bool restarts; /* BETWEEN: the nodes are gathered for start next_epoch */
+    bool fewer;    /* and it does not wait for nodes that are not here */
+    int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
+    int64_t enough_ns; /* before the first start: when each place had a node; 0: not yet */
+    char run_folder[ND_RUN_FOLDER_MAX];
+    nd_nodes_end own, end; /* of this node, of all: how the last start ended */
+    int code;
+};
 
 static void wake(nd_coordinator *c);
 
@@ -63,16 +95,6 @@ static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *n
     nd_wire_buffer_fini(&out);
 }
 
-/* At each start of a job with spare nodes. */
-static void report_spares(const nd_coordinator *c)
-{
-    char working[256], spares[256];
-    nd_roster_text(&c->roster, true, working, sizeof working);
-    nd_roster_text(&c->roster, false, spares, sizeof spares);
-    nd_log_info("ndlaunch: workers on nodes %s; spare nodes: %s", working,
-                spares[0] ? spares : "none yet, but one can join at any time");
-}
-
 /* Names the spare nodes that have replaced others since the last start. */
 static void report_replaced(const nd_coordinator *c)
 {
@@ -108,6 +130,136 @@ static void send_plans(nd_coordinator *c)
     }
 }
 
+/* Nodes join node 0: their settings are compared, and one that differs is refused. */
+
+static const int64_t spare_ns = 10000000000; /* for spare nodes, once the others are here */
+static const double refusing_seconds = 10;   /* for members to join, so that they can be refused */
+
+static nd_status refuse(nd_coordinator *c, nd_status status)
+{
+    c->refused = status;
+    snprintf(c->refusal, sizeof c->refusal, "%s", nd_error_last()->message);
+    return status;
+}
+
+/* A node's first frame: compares its settings with those of this node. */
+static nd_status take_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cursor *cursor)
+{
+    nd_node *n = &c->roster.nodes[index];
+    size_t bytes;
+    uint32_t workers = nd_wire_get_u32(cursor);
+    const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
+    bool first = c->epoch < 0 && c->state != RELEASED;
+    bool again = c->options.config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
+    if (c->refused != ND_OK) {
+        c->refused_count++;
+        return nd_fail(c->refused, "%s", c->refusal);
+    }
+    if (!nd_wire_finished(cursor) || !(first || again)) {
+        return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
+    }
+    char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
+    snprintf(ours, sizeof ours, "node 0 (%s)", c->options.host_name);
+    snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
+    char *text = strndup((const char *)blob, bytes);
+    nd_status status = text ? nd_config_diff(c->options.job_text, ours, text, theirs)
+                            : nd_fail_memory("the settings of node %d", index);
+    free(text);
+    if (status == ND_OK && (int)workers != c->options.local_workers) {
+        status =
+            nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d; start equally many on all nodes",
+                    theirs, workers, ours, c->options.local_workers);
+    }
+    if (status != ND_OK) { /* one that comes back may be corrected and come once more */
+        return first ? refuse(c, status) : status;
+    }
+    n->peer = peer;
+    n->joined = true;
+    n->waits = !first;
+    snprintf(n->host, sizeof n->host, "%s", nd_peer_host(peer));
+    if (!first && n->place < 0) {
+        nd_log_info("ndlaunch: node %d (host %s) joined and is a spare", index, n->host);
+    }
+    return ND_OK;
+}
+
+/* A node whose check failed sends the code instead. */
+static nd_status take_failed_check(nd_coordinator *c, const nd_peer *peer, int index, int code)
+{
+    c->refused_count++;
+    if (c->refused != ND_OK) {
+        return nd_fail(c->refused, "%s", c->refusal);
+    }
+    nd_status status = nd_fail(code > 0 ? (nd_status)code : ND_ERR_INTERNAL,
+                               "node %d (%s) failed its start-up check; see its own output for the "
+                               "reason",
+                               index, nd_peer_host(peer));
+    return c->epoch < 0 ? refuse(c, status) : status;
+}
+
+/* Which nodes are missing: a warning, and at the deadline the error. */
+static void warn_missing(const nd_coordinator *c, double seconds)
+{
+    char line[512];
+    nd_roster_missing(&c->roster, seconds, line, sizeof line);
+    if (seconds > 0) {
+        nd_log_warning("ndlaunch: %s", line);
+    } else {
+        nd_log_warning("ndlaunch: %s; start the same command there within %g s", line,
+                       nd_nodes_limit(c->options.config));
+    }
+}
+
+static nd_status fail_missing(const nd_coordinator *c, double seconds)
+{
+    char line[512];
+    nd_roster_missing(&c->roster, seconds, line, sizeof line);
+    return nd_fail(ND_ERR_HANG,
+                   "%s (launch.rdzv_timeout_seconds, and time to encode text); start ndlaunch "
+                   "there with --node-rank, the same endpoint and the same key",
+                   line);
+}
+
+/* The most nodes out of those that are here with which a start may go on (launch.min_nodes); 0:
+ * none. The last reason why a number does not do is the thread's error then. */
+static int fitting_nodes(const nd_coordinator *c)
+{
+    const nd_config *config = c->options.config;
+    nd_config fewer;
+    int joined = nd_roster_joined(&c->roster);
+    int most = joined < c->roster.most_places ? joined : c->roster.most_places;
+    for (int n = most; config->launch.min_nodes > 0 && n >= config->launch.min_nodes; n--) {
+        if (nd_config_with_nodes(config, n, &fewer) == ND_OK) {
+            return n;
+        }
+    }
+    return 0;
+}
+
+/* Before the first start: all nodes are here, or each place has a node and the spare nodes had
+ * their time. */
+static bool is_complete(nd_coordinator *c, int64_t now)
+{
+    int joined = nd_roster_joined(&c->roster);
+    c->enough_ns = joined < c->roster.places ? 0 : c->enough_ns ? c->enough_ns : now;
+    return joined == c->roster.count || (c->enough_ns && now - c->enough_ns > spare_ns);
+}
+
+/* Before the first start, after so many seconds: a node was refused, or this one cannot start. The
+ * reason is the thread's error then. */
+static bool is_refused(const nd_coordinator *c, double waited)
+{
+    /* A coordinator that cannot start stays for a while to refuse the members, which would
+     * otherwise wait for it until their deadline. */
+    bool leaves = !c->options.cannot_start || c->refused_count >= c->roster.count - 1 ||
+                  waited > refusing_seconds;
+    bool refused = c->refused != ND_OK && leaves;
+    if (refused) {
+        nd_fail(c->refused, "%s", c->refusal);
+    }
+    return refused;
+}
+
 /* While workers run. */
 
 /* Closes the connection of a node, if it has one: its launcher must be started again. */
@@ -137,9 +289,9 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     nd_node *n = &c->roster.nodes[index];
     n->peer = NULL;
     n->joined = n->waits = false; /* it may join again */
-    if (c->state == ND_NODES_RUNNING && n->place >= 0) {
+    if (c->state == RUNNING && n->place >= 0) {
         lose_node(c, index, "its connection to node 0 was closed");
-    } else if (c->epoch >= 0 && c->state != ND_NODES_RELEASED && n->place < 0) {
+    } else if (c->epoch >= 0 && c->state != RELEASED && n->place < 0) {
         nd_log_warning("ndlaunch: spare node %d (host %s) was lost", index, n->host);
     }
 }
@@ -158,19 +310,19 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
     n->heard_ns = nd_clock_ns();
     switch ((int)frame->type) {
     case ND_NODE_JOIN:
-        return nd_gather_join(c, peer, index, &cursor);
+        return take_join(c, peer, index, &cursor);
     case ND_NODE_BEAT:
         return ND_OK;
     case ND_NODE_FAIL: {
         int code = (int)nd_wire_get_u32(&cursor);
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         if (nd_wire_finished(&cursor) && n->peer != peer) {
-            return nd_gather_failed_check(c, peer, index, code);
+            return take_failed_check(c, peer, index, code);
         }
-        if (nd_wire_finished(&cursor) && ours && c->state == ND_NODES_RUNNING) {
+        if (nd_wire_finished(&cursor) && ours && c->state == RUNNING) {
             nd_node_fail(n, code);
         }
-        c->asked |= ours && c->state == ND_NODES_BETWEEN && code == ND_ERR_PREEMPTED;
+        c->asked |= ours && c->state == BETWEEN && code == ND_ERR_PREEMPTED;
         break;
     }
     case ND_NODE_END: {
@@ -181,7 +333,7 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
         bool left_behind = nd_wire_get_u32(&cursor) != 0;
         bool own = nd_wire_get_u32(&cursor) != 0;
         const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
-        if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == ND_NODES_RUNNING) {
+        if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == RUNNING) {
             nd_node_end(n, code, own, (const char *)screen, bytes);
             c->asked |= asked;
             c->left_behind |= left_behind;
@@ -211,7 +363,7 @@ static void conclude(nd_coordinator *c)
                           .asked = c->asked,
                           .left_behind = c->left_behind,
                           .lacks_nodes = lacks_nodes(c)};
-    c->state = ND_NODES_BETWEEN;
+    c->state = BETWEEN;
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
         end->code = n->code;
@@ -230,11 +382,11 @@ static void conclude(nd_coordinator *c)
 
 void nd_coordinator_release(nd_coordinator *c, int code)
 {
-    if (c->state == ND_NODES_RELEASED) {
+    if (c->state == RELEASED) {
         return;
     }
     wake(c);
-    c->state = ND_NODES_RELEASED;
+    c->state = RELEASED;
     c->release_ns = nd_clock_ns();
     c->code = code;
     for (int i = 1; i < c->roster.count; i++) {
@@ -244,7 +396,7 @@ void nd_coordinator_release(nd_coordinator *c, int code)
 
 void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_folder)
 {
-    if (c->state == ND_NODES_BETWEEN) {
+    if (c->state == BETWEEN) {
         c->fewer = c->roster.places < c->roster.most_places;
         c->restarts = true;
         c->next_epoch = epoch;
@@ -252,7 +404,7 @@ void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_fo
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
         wake(c);
         if (lacks_nodes(c)) {
-            nd_gather_warn_missing(c, 0);
+            warn_missing(c, 0);
         }
     }
 }
@@ -277,9 +429,13 @@ static void start_workers(nd_coordinator *c)
 {
     if (c->roster.count > c->roster.places) {
         report_replaced(c);
-        report_spares(c);
+        char working[256], spares[256];
+        nd_roster_text(&c->roster, true, working, sizeof working);
+        nd_roster_text(&c->roster, false, spares, sizeof spares);
+        nd_log_info("ndlaunch: workers on nodes %s; spare nodes: %s", working,
+                    spares[0] ? spares : "none yet, but one can join at any time");
     }
-    c->state = ND_NODES_RUNNING;
+    c->state = RUNNING;
     c->stop_sent = c->restarts = c->asked = c->left_behind = false;
     nd_roster_begin(&c->roster);
     c->epoch = c->next_epoch;
@@ -294,7 +450,7 @@ static void start_workers(nd_coordinator *c)
 static void fit_places(nd_coordinator *c)
 {
     nd_config config;
-    int before = c->roster.places, places = nd_gather_fitting(c);
+    int before = c->roster.places, places = fitting_nodes(c);
     c->fewer = false;
     if (places == 0 || places == before) {
         return;
@@ -323,7 +479,7 @@ static void gather(nd_coordinator *c, int64_t now)
     if (!c->restarts) {
         return;
     }
-    if (first && nd_gather_is_refused(c, waited)) {
+    if (first && is_refused(c, waited)) {
         give_up(c, (int)c->refused);
         return;
     }
@@ -331,17 +487,17 @@ static void gather(nd_coordinator *c, int64_t now)
     if (!first && (c->fewer || late)) {
         fit_places(c);
     }
-    if (first && !nd_gather_is_complete(c, now) && c->enough_ns) {
+    if (first && !is_complete(c, now) && c->enough_ns) {
         return; /* spare nodes may come */
     }
     if (nd_roster_assign(&c->roster)) {
         start_workers(c);
     } else if (late) {
-        nd_status status = nd_gather_fail_missing(c, limit);
+        nd_status status = fail_missing(c, limit);
         give_up(c, first ? (int)status : c->end.code);
-    } else if (now - c->noticed_ns > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
+    } else if (now - c->noticed_ns > (int64_t)NOTICE_MS * 1000000) {
         c->noticed_ns = now;
-        nd_gather_warn_missing(c, waited);
+        warn_missing(c, waited);
     }
 }
 
@@ -357,9 +513,9 @@ static void watch_nodes(nd_coordinator *c, int64_t now)
         }
         bool quiet = n->peer && now - n->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000;
         bool works = n->place >= 0 && !n->waits;
-        if (quiet && c->state == ND_NODES_RUNNING && works) {
+        if (quiet && c->state == RUNNING && works) {
             lose_node(c, i, silent);
-        } else if (quiet && c->state != ND_NODES_RELEASED) {
+        } else if (quiet && c->state != RELEASED) {
             nd_log_warning("ndlaunch: node %d (host %s) gave no sign of life for 15 s", i, n->host);
             part_with(c, i, ND_ERR_IO, silent);
         } else if (works && !n->ended && !n->lost && c->stop_sent && now - c->stop_ns > stop_ns) {
@@ -394,15 +550,15 @@ static void on_pulse(uv_timer_t *timer)
     if (c->epoch >= 0) {
         watch_nodes(c, now);
     }
-    if (c->state == ND_NODES_RUNNING) {
+    if (c->state == RUNNING) {
         pass_on_failure(c, now);
         if (nd_roster_all_over(&c->roster)) {
             conclude(c);
         }
-    } else if (c->state == ND_NODES_BETWEEN) {
+    } else if (c->state == BETWEEN) {
         gather(c, now);
     }
-    if (c->state == ND_NODES_RELEASED &&
+    if (c->state == RELEASED &&
         (nd_server_members(c->server, ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
         c->options.finish(c->options.context, c->code);
     }

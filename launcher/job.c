@@ -268,15 +268,6 @@ static nd_status read_key(const char *file, uint8_t key[ND_KEY_BYTES])
     return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
 }
 
-/* A key file may serve many jobs, so the job's name comes from a random number of its own. */
-static nd_status make_name(char *name, size_t capacity)
-{
-    uint8_t bytes[ND_KEY_BYTES];
-    ND_TRY(nd_key_random(bytes));
-    snprintf(name, capacity, "nd-%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
-    return ND_OK;
-}
-
 /* The store listens at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
  * reach the store only where the job has a key file. */
 static nd_status find_endpoint(const nd_config *config, nd_address *out)
@@ -354,7 +345,11 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
     ND_TRY(read_key(job->options.config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    ND_TRY(make_name(job->place.job, sizeof job->place.job));
+    /* A key file may serve many jobs, so the job's name comes from a random number of its own. */
+    uint8_t bytes[ND_KEY_BYTES];
+    ND_TRY(nd_key_random(bytes));
+    snprintf(job->place.job, sizeof job->place.job, "nd-%02x%02x%02x%02x", bytes[0], bytes[1],
+             bytes[2], bytes[3]);
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
     ND_TRY(meet_nodes(job, key));

@@ -8,14 +8,14 @@
  *
  * Everything after the start-up check runs in the main thread, on one libuv loop that the job owns.
  * The job owns what outlives its workers: the loop, the store, the other nodes. An attempt owns the
- * workers of one start and the pages that it shares with them; a restart (restart.h) is a further
+ * workers of one start and the pages that it shares with them; a restart (supervise.h) is a further
  * attempt.
  */
 #include <stdio.h>
 #include <uv.h>
 
 #include "runtime/base/outlet.h"
-#include "runtime/base/shown.h"
+#include "runtime/base/printable.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/store_server.h"

@@ -21,7 +21,6 @@
 #include "launcher/launcher.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
-#include "runtime/base/shown.h"
 #include "runtime/base/version.h"
 #include "runtime/config/commands.h"
 #include "runtime/rdzv/key.h"

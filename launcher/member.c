@@ -59,17 +59,6 @@ static void read_text(nd_wire_cursor *cursor, char *out, size_t capacity)
     snprintf(out, capacity, "%.*s", text ? (int)bytes : 0, text ? (const char *)text : "");
 }
 
-/* Tells node 0 the code of this node's failed check, and waits until it has refused this node. Not
- * ND_OK: no worker is to start here. */
-static nd_status report_failed_check(nd_member *m)
-{
-    const uint32_t numbers[] = {(uint32_t)m->options.cannot_start, 0};
-    nd_wire_frame frame;
-    ND_TRY(send_frame(m, ND_NODE_FAIL, numbers, 2, NULL));
-    ND_TRY(nd_channel_receive(m->channel, nd_clock_ns() + refused_ns, &frame));
-    return nd_fail((nd_status)m->options.cannot_start, "node 0 knows that this node cannot start");
-}
-
 static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_place *place)
 {
     const nd_nodes_options *o = &m->options;
@@ -93,7 +82,12 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_plac
                       .index = (int)o->config->launch.node_rank};
     ND_TRY(nd_channel_hello(m->channel, &hello, m->join_by, place->job, sizeof place->job, &world));
     if (o->cannot_start) {
-        return report_failed_check(m);
+        /* Node 0 learns the code of this node's failed check, and refuses the node. */
+        const uint32_t numbers[] = {(uint32_t)o->cannot_start, 0};
+        nd_wire_frame frame;
+        ND_TRY(send_frame(m, ND_NODE_FAIL, numbers, 2, NULL));
+        ND_TRY(nd_channel_receive(m->channel, nd_clock_ns() + refused_ns, &frame));
+        return nd_fail((nd_status)o->cannot_start, "node 0 knows that this node cannot start");
     }
     ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
     nd_log_info("ndlaunch: joined node 0 (%s port %d) as node %d of %lld", m->node_0, m->port,

@@ -103,7 +103,7 @@ static inline double nd_nodes_limit(const nd_config *config)
     return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
 }
 
-/* coordinator.c, gather.c: node 0, also of a job that has no other. */
+/* coordinator.c: node 0, also of a job that has no other. */
 
 typedef struct nd_coordinator nd_coordinator;
 

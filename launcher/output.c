@@ -70,12 +70,6 @@ static void show(nd_output *output, const char *bytes, size_t count)
     }
 }
 
-static void keep_tail(nd_child *child, const char *line)
-{
-    char *slot = child->tail[child->tail_count++ % ND_TAIL_LINES];
-    snprintf(slot, ND_TAIL_BYTES, "%.*s", ND_TAIL_BYTES - 1, line);
-}
-
 /* A full disk does not stop the job. */
 static void warn_of_lost_lines(nd_attempt *attempt)
 {
@@ -130,7 +124,8 @@ static void emit_line(nd_output *output)
     char shown[4 * ND_LINE_MAX], text[sizeof shown + 512]; /* four characters for a byte */
     output->line[output->used] = '\0';
     if (output == &child->err) {
-        keep_tail(child, output->line);
+        char *slot = child->tail[child->tail_count++ % ND_TAIL_LINES];
+        snprintf(slot, ND_TAIL_BYTES, "%.*s", ND_TAIL_BYTES - 1, output->line);
     }
     if (output->file && fprintf(output->file, "%s\n", output->line) < 0) {
         warn_of_lost_lines(child->attempt);

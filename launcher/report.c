@@ -111,15 +111,6 @@ static void print_place(FILE *out, const nd_attempt *attempt, const nd_child *ch
     fprintf(out, "\n");
 }
 
-static void print_tail(FILE *out, const nd_child *child)
-{
-    int count = child->tail_count < ND_TAIL_LINES ? child->tail_count : ND_TAIL_LINES;
-    fprintf(out, "  its last lines:\n");
-    for (int i = 0; i < count; i++) {
-        fprintf(out, "    %s\n", child->tail[(child->tail_count - count + i) % ND_TAIL_LINES]);
-    }
-}
-
 /* The child of this rank; `child` is any of the same attempt. */
 static const nd_child *child_of(const nd_child *child, int rank)
 {
@@ -214,7 +205,11 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     if (atomic_load(&record->time_ns) != 0) {
         fprintf(out, "  it said: %s\n", record->message);
     } else if (first->tail_count > 0) {
-        print_tail(out, first);
+        int count = first->tail_count < ND_TAIL_LINES ? first->tail_count : ND_TAIL_LINES;
+        fprintf(out, "  its last lines:\n");
+        for (int i = 0; i < count; i++) {
+            fprintf(out, "    %s\n", first->tail[(first->tail_count - count + i) % ND_TAIL_LINES]);
+        }
     }
     print_other_messages(out, attempt, first);
     if (attempt->options.local_workers > 1) {

@@ -132,23 +132,17 @@ static nd_status read_ranks(nd_identity *id)
     return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
 }
 
-/* What a worker of a later start of the job goes on with. */
-static nd_status read_restart(nd_identity *id)
+static nd_status read_ndlaunch(nd_identity *id)
 {
+    ND_TRY(read_number("ND_NODE_RANK", 0, INT_MAX, 0, &id->node_rank));
+    ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
+    /* What a worker of a later start of the job goes on with. */
     ND_TRY(read_number("ND_RESTART_EPOCH", 0, INT_MAX, 0, &id->restart_epoch));
     ND_TRY(read_text("ND_RUN_FOLDER", "", id->run_folder, sizeof id->run_folder));
     if (id->run_folder[0] && id->run_folder[0] != '/') {
         return nd_fail(ND_ERR_CONFIG, "ND_RUN_FOLDER=%s in the environment is not an absolute path",
                        id->run_folder);
     }
-    return ND_OK;
-}
-
-static nd_status read_ndlaunch(nd_identity *id)
-{
-    ND_TRY(read_number("ND_NODE_RANK", 0, INT_MAX, 0, &id->node_rank));
-    ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
-    ND_TRY(read_restart(id));
     ND_TRY(read_descriptor("ND_KEY_FD", &id->key_fd));
     ND_TRY(read_descriptor("ND_CONFIG_FD", &id->config_fd));
     int page_fd;

@@ -1,11 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/server.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/rdzv/server_state.h"
+
+static const int64_t silent_ns = 20000000, speaking_ns = 250000000;
+
+int nd_strangers_places(int64_t files, int64_t world, int64_t nodes)
+{
+    /* At most six files for each worker (preflight.c of ndlaunch), one for each node, and some for
+     * libraries. */
+    int64_t left = files - 6 * world - nodes - 128;
+    return left < ND_STRANGERS_LEAST  ? ND_STRANGERS_LEAST
+           : left > ND_STRANGERS_MOST ? ND_STRANGERS_MOST
+                                      : (int)left;
+}
+
+static void append(nd_strangers *all, nd_stranger *s)
+{
+    s->older = all->newest;
+    s->newer = NULL;
+    *(s->older ? &s->older->newer : &all->oldest) = s;
+    all->newest = s;
+    all->count++;
+}
+
+void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t now)
+{
+    *s = (nd_stranger){.owner = owner, .came = now, .since = now};
+    append(all, s);
+}
+
+void nd_strangers_remove(nd_strangers *all, nd_stranger *s)
+{
+    *(s->older ? &s->older->newer : &all->oldest) = s->newer;
+    *(s->newer ? &s->newer->older : &all->newest) = s->older;
+    all->count--;
+}
+
+bool nd_strangers_sign(nd_strangers *all, nd_stranger *s, int64_t now)
+{
+    if (s->signs == ND_STRANGER_SIGNS) {
+        return false;
+    }
+    nd_strangers_remove(all, s);
+    s->signs++;
+    s->since = now;
+    append(all, s);
+    return true;
+}
+
+nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now)
+{
+    for (nd_stranger *s = all->oldest; s && s->since <= now - silent_ns; s = s->newer) {
+        if (s->signs == 0) {
+            return s;
+        }
+    }
+    return all->oldest && all->oldest->since <= now - speaking_ns ? all->oldest : NULL;
+}
 
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
                            nd_server **out)
@@ -40,14 +97,13 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     ND_ASSERT(epoch > server->epoch && world_size > 0 && world_size <= server->most_ranks);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
-    nd_server_exchange_end(server, ND_ERR_IO, ended);
+    nd_server_store_end(server, ended);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->member && peer->role == ND_WIRE_WORKER) {
             nd_server_stop_waiting(server, peer);
             nd_server_refuse(server, peer, ND_ERR_IO, ended);
         }
     }
-    nd_server_store_fini(server);
     server->world_size = world_size;
     memset(server->places[ND_WIRE_WORKER], ND_SERVER_PLACE_NEVER, (size_t)server->most_ranks);
     server->left = 0;
@@ -70,7 +126,7 @@ void nd_server_destroy(nd_server *server)
         nd_server_stop_waiting(server, peer);
         free_peer(peer);
     }
-    nd_server_store_fini(server);
+    nd_server_store_end(server, "the store has ended");
     nd_wire_buffer_fini(&server->out);
     free(server->places[ND_WIRE_WORKER]);
     free(server->places[ND_WIRE_NODE]);

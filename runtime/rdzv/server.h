@@ -7,7 +7,7 @@
  * it sockets and TLS; tests give it strings.
  *
  * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: 64 to 1,024
- * strangers (strangers.h), five seconds each, frames of 512 bytes. Members are workers, whose
+ * strangers (server_state.h), five seconds each, frames of 512 bytes. Members are workers, whose
  * requests the engine answers, and nodes (other launchers), whose frames it hands to a hook.
  * Everything runs in one thread; hooks may not call back into the engine.
  */
@@ -65,8 +65,8 @@ bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
  * messages. */
 nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
                             nd_peer **out);
-/* A stranger's first bytes have come, it was answered, or has bytes that wait unread (strangers.h).
- * False: it has to leave all the same. */
+/* A stranger's first bytes have come, it was answered, or has bytes that wait unread
+ * (server_state.h). False: it has to leave all the same. */
 bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now);
 /* Bytes of the peer; the engine drops the peer itself where they are wrong. */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,

@@ -2,11 +2,10 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine: server_peer.c (what a peer is sent), server_exchange.c, server_store.c
- * (values, requests), server.c (peers, hello, deadlines).
+ * The parts of the engine: server_peer.c (what a peer is sent), server_store.c (values,
+ * exchanges, requests), server.c (peers, strangers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
-#include "runtime/rdzv/strangers.h"
 
 enum {
     /* Part of an exchange's result in one frame, which fits into one record of TLS. Thousands of
@@ -29,6 +28,37 @@ typedef struct nd_value {
     size_t bytes;
     uint8_t data[]; /* [bytes] */
 } nd_value;
+
+/*
+ * The connections that have not joined the job yet, by the time of their last sign, and which of
+ * them makes room for a new one. Pure data.
+ *
+ * Anybody can connect without the key, so places are few, and a connection that says nothing must
+ * not keep a worker out: the oldest silent stranger goes first, after 20 ms, and of those that have
+ * begun to speak only one that gave no sign for 250 ms.
+ *
+ * A sign is that its first bytes have come, that the store has answered, or has bytes of it that it
+ * did not read yet: thousands of workers that come at once must not pay for the time that the store
+ * needs. Only a few signs count, so that no connection stays by sending one byte after the other.
+ */
+enum {
+    ND_STRANGERS_LEAST = 64, /* places, whatever the limit of open files */
+    ND_STRANGERS_MOST = 1024,
+    ND_STRANGER_SIGNS = 5 /* that count */
+};
+
+typedef struct nd_stranger {
+    struct nd_stranger *older, *newer; /* by `since` */
+    void *owner;
+    int64_t came;  /* nd_clock_ns of the connection */
+    int64_t since; /* of its last sign, or came */
+    int signs;     /* 0: it is silent */
+} nd_stranger;
+
+typedef struct nd_strangers {
+    nd_stranger *oldest, *newest;
+    int count;
+} nd_strangers;
 
 typedef struct nd_exchange {
     struct nd_exchange *next; /* among the unfinished */
@@ -86,6 +116,17 @@ struct nd_server {
     int refused;
 };
 
+/* server.c: places in a process that may open `files` files and needs some for `world` workers and
+ * `nodes` nodes. */
+int nd_strangers_places(int64_t files, int64_t world, int64_t nodes);
+
+void nd_strangers_add(nd_strangers *all, nd_stranger *stranger, void *owner, int64_t now);
+void nd_strangers_remove(nd_strangers *all, nd_stranger *stranger);
+/* It gave a sign. False: its signs are used up. */
+bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
+/* The one that makes room; NULL: none has been here for long enough. */
+nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now);
+
 /* server_peer.c */
 void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
@@ -93,23 +134,16 @@ void nd_server_flush(nd_server *server, nd_peer *peer);
 void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
                      const char *message);
 
-/* server_exchange.c */
-nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now);
+/* server_store.c */
 void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
-/* The same for a peer that has given up its wait and goes on: the others of an exchange wait until
- * it comes again. */
-void nd_server_abandon(nd_server *server, nd_peer *peer);
-/* A peer that waits for the one that left gets an error. */
-void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean);
 void nd_server_exchange_tick(nd_server *server, int64_t now);
-/* Ends all exchanges; each peer that waits in one gets the sentence as an error. */
-void nd_server_exchange_end(nd_server *server, nd_status status, const char *message);
-
-/* server_store.c. One request of a worker; an error drops the peer. */
+/* One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
 /* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
-void nd_server_store_fini(nd_server *server); /* removes all values; more may follow */
+/* Ends all exchanges, whose peers get the sentence as an error, and removes all values; more may
+ * follow. */
+void nd_server_store_end(nd_server *server, const char *why);
 
 #endif

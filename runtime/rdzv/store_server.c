@@ -97,19 +97,6 @@ static void close_if_done(connection *c)
     }
 }
 
-/* Those whose last bytes were out when they were dropped, or do not leave. Thousands may be dropped
- * at a time, so only the tick looks at all of them. */
-static void reap(nd_store_server *store)
-{
-    int64_t now = nd_clock_ns();
-    for (connection *c = store->connections, *next; c; c = next) {
-        next = c->next;
-        if (c->dropping && (c->writes == 0 || now - c->dropping_since > linger_ns)) {
-            close_connection(c);
-        }
-    }
-}
-
 static void on_written(uv_write_t *request, int status)
 {
     outgoing *out = request->data;
@@ -379,7 +366,15 @@ static void on_tick(uv_timer_t *timer)
 {
     nd_store_server *store = timer->data;
     nd_server_tick(store->server, nd_clock_ns());
-    reap(store);
+    /* Some had their last bytes out when they were dropped, or do not leave. Thousands may be
+     * dropped at a time, so only the tick looks at all of them. */
+    int64_t now = nd_clock_ns();
+    for (connection *c = store->connections, *next; c; c = next) {
+        next = c->next;
+        if (c->dropping && (c->writes == 0 || now - c->dropping_since > linger_ns)) {
+            close_connection(c);
+        }
+    }
 }
 
 static nd_status fail_listen(const nd_store_server *store, const nd_address *address, int code)

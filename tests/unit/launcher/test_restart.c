@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "launcher/restart.h"
+#include "launcher/supervise.h"
 #include "runtime/base/status.h"
 
 /* Restart 1 of 3 after a kill in the fifth step, with a checkpoint at step 4. */

@@ -16,7 +16,7 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/store.h"
 #include "runtime/rdzv/store_server.h"
-#include "runtime/rdzv/strangers.h"
+#include "runtime/rdzv/server_state.h"
 #include "runtime/rdzv/key.h"
 #include "tests/support/cipher.h"
 #include "tests/support/tempdir.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 
-#include "runtime/rdzv/strangers.h"
+#include "runtime/rdzv/server_state.h"
 
 enum { SOME = 4 };
 static const int64_t ms = 1000000;
