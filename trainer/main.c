@@ -14,7 +14,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
-#include "runtime/base/shown.h"
 #include "runtime/base/suggest.h"
 #include "runtime/base/version.h"
 #include "runtime/config/commands.h"

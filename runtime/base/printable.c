@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/base/printable.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int nd_utf8_decode(const char *text, size_t count, unsigned *code)
 {
@@ -35,7 +38,8 @@ int nd_utf8_decode(const char *text, size_t count, unsigned *code)
     return more + 1;
 }
 
-bool nd_is_printable_code(unsigned code)
+/* What nd_is_printable says about each character. */
+static bool is_printable_code(unsigned code)
 {
     bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
     bool line_end = code == 0x2028 || code == 0x2029;
@@ -49,7 +53,7 @@ bool nd_is_printable(const char *text)
     unsigned code;
     while (*text) {
         int length = nd_utf8_decode(text, 4, &code); /* which ends at the text's NUL */
-        if (length < 0 || !nd_is_printable_code(code)) {
+        if (length < 0 || !is_printable_code(code)) {
             return false;
         }
         text += length;
@@ -65,7 +69,7 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
         unsigned code = (unsigned char)*text;
         int length = nd_utf8_decode(text, 4, &code);
         bool kept = length == 1 && strchr(keep, (int)code);
-        if (length > 0 && (nd_is_printable_code(code) || kept)) {
+        if (length > 0 && (is_printable_code(code) || kept)) {
             memcpy(form, text, (size_t)length);
             form[length] = '\0';
         } else if (length == 1 && (code == '\n' || code == '\t')) {
@@ -82,4 +86,114 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
         text += length > 0 ? length : 1;
     }
     out[used] = '\0';
+}
+
+/* The one sequence that passes: the progress bar erases the rest of its line with it. */
+static const char erase[] = "\033[K";
+
+/* How many of the held bytes are the next unit: the sequence, a character, or a byte that is part
+ * of neither. 0: it depends on the bytes that follow. */
+static int unit_length(const nd_shown *shown, unsigned *code)
+{
+    size_t count = (size_t)shown->count, whole = sizeof erase - 1;
+    *code = (unsigned char)shown->held[0];
+    if (shown->held[0] == erase[0] && !shown->text_only) {
+        bool begins = memcmp(shown->held, erase, count < whole ? count : whole) == 0;
+        return !begins ? 1 : count < whole ? 0 : (int)whole;
+    }
+    return nd_utf8_decode(shown->held, count, code);
+}
+
+static size_t show_unit(const nd_shown *shown, int length, unsigned code, char *out)
+{
+    bool layout = code == '\n' || code == '\t' || (code == '\r' && !shown->text_only);
+    bool passes = length > 1 && shown->held[0] == erase[0];
+    char form[ND_SHOWN_GROWTH + 1];
+    if (length > 0 && (passes || layout || is_printable_code(code))) {
+        memcpy(out, shown->held, (size_t)length);
+        return (size_t)length;
+    }
+    int n = snprintf(form, sizeof form, length > 1 ? "\\u%04x" : "\\x%02x", code);
+    memcpy(out, form, (size_t)n);
+    return (size_t)n;
+}
+
+/* Shows what is held as far as it is decided, or all of it. */
+static size_t release(nd_shown *shown, bool all, char *out)
+{
+    size_t used = 0;
+    while (shown->count > 0) {
+        unsigned code;
+        int length = unit_length(shown, &code);
+        if (length == 0 && !all) {
+            break;
+        }
+        used += show_unit(shown, length == 0 ? -1 : length, code, out + used);
+        int gone = length > 0 ? length : 1;
+        shown->count -= gone;
+        memmove(shown->held, shown->held + gone, (size_t)shown->count);
+    }
+    return used;
+}
+
+size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        shown->held[shown->count++] = bytes[i];
+        used += release(shown, false, out + used);
+    }
+    return used;
+}
+
+size_t nd_shown_end(nd_shown *shown, char *out)
+{
+    return release(shown, true, out);
+}
+
+/* Standard output. */
+
+static nd_shown standard_output = {.text_only = true};
+
+static bool write_all(const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t n = write(STDOUT_FILENO, bytes, count);
+        if (n <= 0 && errno != EINTR) {
+            return false;
+        }
+        bytes += n > 0 ? n : 0;
+        count -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+static ssize_t write_shown(void *cookie, const char *bytes, size_t count)
+{
+    enum { PART = 1024 };
+    char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
+    for (size_t at = 0; at < count; at += PART) {
+        const size_t part = count - at < PART ? count - at : PART;
+        if (!write_all(text, nd_shown_filter(cookie, bytes + at, part, text))) {
+            return 0; /* the stream has an error then */
+        }
+    }
+    return (ssize_t)count;
+}
+
+static void end(void)
+{
+    char rest[ND_SHOWN_HELD];
+    fflush(stdout);
+    (void)write_all(rest, nd_shown_end(&standard_output, rest));
+}
+
+void nd_shown_guard_terminal(void)
+{
+    const cookie_io_functions_t functions = {.write = write_shown};
+    FILE *guarded = isatty(STDOUT_FILENO) ? fopencookie(&standard_output, "w", functions) : NULL;
+    if (guarded && atexit(end) == 0) {
+        setvbuf(guarded, NULL, _IOLBF, BUFSIZ);
+        stdout = guarded;
+    }
 }

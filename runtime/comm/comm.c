@@ -67,18 +67,6 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
     return ND_OK;
 }
 
-static void show(const nd_comm *comm, nd_comm_op op, int64_t bytes)
-{
-    nd_progress_slot *slot = comm->transport->progress;
-    if (!comm->backend->shows) {
-        atomic_store_explicit(&slot->group, (int32_t)comm->kind, memory_order_relaxed);
-        atomic_store_explicit(&slot->op, (int32_t)op, memory_order_relaxed);
-        atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
-        atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
-    }
-    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
-}
-
 /* Numbers the operation, and puts it between the graphs of a stream. `self` waits for no other
  * rank, so it leaves the last real collective on the page. */
 static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t bytes)
@@ -88,7 +76,14 @@ static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     if (comm->backend == &nd_self_backend) {
         return ND_OK;
     }
-    show(comm, op, bytes);
+    nd_progress_slot *slot = comm->transport->progress;
+    if (!comm->backend->shows) {
+        atomic_store_explicit(&slot->group, (int32_t)comm->kind, memory_order_relaxed);
+        atomic_store_explicit(&slot->op, (int32_t)op, memory_order_relaxed);
+        atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
+        atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
     return nd_stream_outside(stream);
 }
 

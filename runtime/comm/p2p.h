@@ -171,11 +171,6 @@ extern const nd_p2p_plan nd_plan_tree;    /* broadcast */
 extern const nd_p2p_plan nd_plan_reduce;  /* reduce-scatter, large all-reduce */
 int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t element);
 
-/* p2p_report.c: recognise a fault of a waiting operation. All return ND_OK when there is none. */
-nd_status nd_p2p_check_mismatch(const nd_p2p_op *op);
-nd_status nd_p2p_check_gone(const nd_p2p_op *op);
-nd_status nd_p2p_report_hang(const nd_p2p_op *op, double seconds);
-
 static inline nd_p2p_transport *nd_p2p_of(const nd_comm *comm)
 {
     return comm->transport->native;

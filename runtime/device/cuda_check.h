@@ -31,10 +31,6 @@ nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launche
  * "name (op, op)", cut where it is too long. They are not among the recent ops meanwhile.
  */
 enum { ND_CUDA_OPS_MAX = 384 };
-void nd_cuda_ops_begin(nd_device *device, const char *name);
-void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX]);
-/* Such a text no longer exists. */
-void nd_cuda_forget(nd_device *device, const char *op);
 
 /* As the device's stream_init, but the GPU runs its blocks before those of other streams: for
  * communication, which compute waits for soon. */

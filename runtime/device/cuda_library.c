@@ -4,9 +4,115 @@
 #include <dlfcn.h>
 #include <glob.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "runtime/device/cuda_places.h"
+#include "runtime/device/cuda_toolkit.h"
+
+/* A search that ends at the n-th file. */
+typedef struct search {
+    const char *name;
+    int left; /* files that are still to be passed over */
+    char *found;
+} search;
+
+/* The places of this process. `program` is the storage of that field. */
+static nd_cuda_places places_here(char program[PATH_MAX])
+{
+    ssize_t length = readlink("/proc/self/exe", program, PATH_MAX - 1);
+    program[length > 0 ? length : 0] = '\0';
+    return (nd_cuda_places){.home = getenv("CUDA_HOME"),
+                            .path = getenv("CUDA_PATH"),
+                            .program = program,
+                            .toolkit = ND_BUILT_TOOLKIT};
+}
+
+/* A folder's own name may hold characters that mean something in a pattern. */
+static bool escape(const char *folder, size_t length, char out[PATH_MAX])
+{
+    size_t used = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (used + 3 > PATH_MAX) {
+            return false;
+        }
+        if (strchr("*?[]\\", folder[i])) {
+            out[used++] = '\\';
+        }
+        out[used++] = folder[i];
+    }
+    out[used] = '\0';
+    return true;
+}
+
+/* Looks for FOLDER/within/NAME, where `within` is a pattern; `length` characters of the folder. */
+static bool look(search *s, const char *folder, size_t length, const char *within)
+{
+    char escaped[PATH_MAX], pattern[PATH_MAX];
+    glob_t files = {0};
+    bool done = false;
+    if (length == 0 || !escape(folder, length, escaped) ||
+        snprintf(pattern, sizeof pattern, "%s/%s/%s", escaped, within, s->name) >=
+            (int)sizeof pattern) {
+        return false;
+    }
+    if (glob(pattern, 0, NULL, &files) == 0) {
+        for (size_t i = 0; i < files.gl_pathc && !done; i++) {
+            done = s->left-- == 0 && strlen(files.gl_pathv[i]) < PATH_MAX;
+            if (done) {
+                strcpy(s->found, files.gl_pathv[i]);
+            }
+        }
+    }
+    globfree(&files);
+    return done;
+}
+
+static bool look_in_toolkit(search *s, const char *root)
+{
+    static const char *const within[] = {"lib64", "lib", "targets/*/lib"};
+    bool done = false;
+    for (size_t i = 0; root && i < sizeof within / sizeof *within && !done; i++) {
+        done = look(s, root, strlen(root), within[i]);
+    }
+    return done;
+}
+
+/* Debian calls the folder dist-packages. */
+static bool is_packages(const char *folder, size_t length)
+{
+    static const char *const names[] = {"/site-packages", "/dist-packages"};
+    bool is = false;
+    for (int i = 0; i < 2; i++) {
+        size_t size = strlen(names[i]);
+        is = is || (length > size && strncmp(folder + length - size, names[i], size) == 0);
+    }
+    return is;
+}
+
+/* From the program's folder upwards, without the root of the file system. */
+static bool look_in_environments(search *s, const char *program)
+{
+    bool done = false;
+    for (size_t length = strlen(program); length > 0 && !done;) {
+        while (length > 0 && program[length - 1] != '/') {
+            length--;
+        }
+        length -= length > 0;
+        done = is_packages(program, length)
+                   ? look(s, program, length, "nvidia/*/lib")
+                   : look(s, program, length, "lib/python3*/*-packages/nvidia/*/lib");
+    }
+    return done;
+}
+
+bool nd_cuda_places_find(const nd_cuda_places *places, const char *name, int n,
+                         char found[PATH_MAX])
+{
+    search s = {name, n, found};
+    return look_in_toolkit(&s, places->home) || look_in_toolkit(&s, places->path) ||
+           look_in_environments(&s, places->program) || look_in_toolkit(&s, places->toolkit);
+}
 
 static nd_status resolve(const char *what, void *handle, const nd_cuda_symbol *symbols,
                          size_t count)
@@ -28,7 +134,7 @@ static nd_status resolve(const char *what, void *handle, const nd_cuda_symbol *s
 static void *load_from_places(const char *name, int flags, char path[PATH_MAX])
 {
     char program[PATH_MAX];
-    nd_cuda_places places = nd_cuda_places_here(program);
+    nd_cuda_places places = places_here(program);
     void *handle = NULL;
     for (int n = 0; !handle && nd_cuda_places_find(&places, name, n, path); n++) {
         handle = dlopen(path, flags);

@@ -2,9 +2,12 @@
 #include "runtime/device/cuda_recent_ops.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/math.h"
+#include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
 
 static void format_recent_ops(const nd_device *device, char *text, size_t size)
 {
@@ -100,14 +103,6 @@ nd_status nd_cuda_stuck(const nd_device *device, double seconds)
                    device->name, seconds, ops[0] ? ", last the ops " : "", ops);
 }
 
-void nd_cuda_ops_begin(nd_device *device, const char *name)
-{
-    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
-    recent->captures = true;
-    recent->captured_ops = 0;
-    snprintf(recent->captured, sizeof recent->captured, "%s", name);
-}
-
 static void append_op(nd_cuda_recent_ops *recent, const char *op)
 {
     const char *end = ", ...)";
@@ -118,24 +113,6 @@ static void append_op(nd_cuda_recent_ops *recent, const char *op)
         recent->captured_ops++;
     } else if (recent->captured[used - 1] != '.') {
         snprintf(recent->captured + used, sizeof recent->captured - used, ", ...");
-    }
-}
-
-void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
-{
-    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
-    recent->captures = false;
-    if (recent->captured_ops > 0) {
-        strcat(recent->captured, ")"); /* append_op left room for it */
-    }
-    memcpy(out, recent->captured, ND_CUDA_OPS_MAX);
-}
-
-void nd_cuda_forget(nd_device *device, const char *op)
-{
-    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
-    for (int i = 0; i < ND_CUDA_RECENT_OPS; i++) {
-        recent->ops[i] = recent->ops[i] == op ? NULL : recent->ops[i];
     }
 }
 

@@ -96,6 +96,90 @@ nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launche
     return waits ? wait_for(device, nd_cuda_stream(stream), NULL, op) : ND_OK;
 }
 
+/* Graphs. */
+
+static void ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
+{
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    recent->captures = false;
+    if (recent->captured_ops > 0) {
+        strcat(recent->captured, ")"); /* nd_cuda_note_op left room for it */
+    }
+    memcpy(out, recent->captured, ND_CUDA_OPS_MAX);
+}
+
+struct nd_cuda_graph {
+    nd_device *device;
+    cudaGraphExec_t executable;
+    char ops[ND_CUDA_OPS_MAX];
+};
+
+nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
+{
+    ND_CUDA(stream->device,
+            cudaStreamBeginCapture(nd_cuda_stream(stream), cudaStreamCaptureModeThreadLocal));
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(stream->device)->recent_ops;
+    recent->captures = true;
+    recent->captured_ops = 0;
+    snprintf(recent->captured, sizeof recent->captured, "%s", name);
+    return ND_OK;
+}
+
+nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
+{
+    nd_device *device = stream->device;
+    cudaGraph_t recorded = NULL;
+    nd_cuda_graph *graph = NULL;
+    char ops[ND_CUDA_OPS_MAX];
+    ops_end(device, ops);
+    ND_CUDA(device, cudaStreamEndCapture(nd_cuda_stream(stream), &recorded));
+    nd_status status = ND_ALLOC(1, &graph);
+    if (status == ND_OK) {
+        cudaError_t error = cudaGraphInstantiate(&graph->executable, recorded, 0);
+        graph->device = device;
+        memcpy(graph->ops, ops, sizeof ops);
+        if (error != cudaSuccess) {
+            status = nd_cuda_failed(device, error, "cudaGraphInstantiate");
+            free(graph);
+        }
+    }
+    cudaGraphDestroy(recorded);
+    if (status == ND_OK) {
+        *out = graph;
+    }
+    return status;
+}
+
+void nd_cuda_capture_cancel(nd_stream *stream)
+{
+    cudaGraph_t recorded = NULL;
+    char ops[ND_CUDA_OPS_MAX];
+    ops_end(stream->device, ops);
+    cudaStreamEndCapture(nd_cuda_stream(stream), &recorded);
+    if (recorded) {
+        cudaGraphDestroy(recorded);
+    }
+    cudaGetLastError(); /* a capture that an illegal call ended reports that error again */
+}
+
+nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
+{
+    cudaError_t launched = cudaGraphLaunch(graph->executable, nd_cuda_stream(stream));
+    return nd_cuda_op_done(stream, graph->ops, launched);
+}
+
+void nd_cuda_graph_destroy(nd_cuda_graph *graph)
+{
+    if (graph) {
+        nd_cuda_recent_ops *recent = &nd_cuda_device_of(graph->device)->recent_ops;
+        for (int i = 0; i < ND_CUDA_RECENT_OPS; i++) { /* the graph's text no longer exists */
+            recent->ops[i] = recent->ops[i] == graph->ops ? NULL : recent->ops[i];
+        }
+        cudaGraphExecDestroy(graph->executable);
+        free(graph);
+    }
+}
+
 /* Zeros before the call returns: a memset of the default stream would not be ordered before the
  * first work of our streams, which do not wait for that one. */
 static nd_status clear(nd_device *device, void *p, size_t bytes)

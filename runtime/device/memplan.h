@@ -74,4 +74,17 @@ void nd_memplan_fini(nd_memplan *plan);
 size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class);
 void nd_memplan_print(const nd_memplan *plan, FILE *out);
 
+/* Zeroed host memory beside the plan, that the device copies from and to by itself: a copy from
+ * other host memory makes the caller wait. Before step 0 only. */
+static inline nd_status nd_host_alloc(nd_device *device, size_t bytes, void **out)
+{
+    return device->table->host_alloc(device, bytes, out);
+}
+static inline void nd_host_free(nd_device *device, void *p) /* NULL is legal for both */
+{
+    if (device) {
+        device->table->host_free(device, p);
+    }
+}
+
 #endif

@@ -16,7 +16,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
-#include "runtime/device/staging.h"
 
 /* What a rank reports; the largest value wins. */
 enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };

@@ -6,7 +6,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/math.h"
-#include "runtime/device/staging.h"
 
 /* A slot of the cache. */
 typedef struct slot {

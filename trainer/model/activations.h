@@ -18,7 +18,6 @@
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "runtime/device/memplan.h"
-#include "runtime/device/staging.h"
 #include "trainer/data/data.h"
 #include "trainer/precision/precision.h"
 
@@ -39,6 +38,21 @@ typedef struct nd_micro_batch {
     const int *sources;
     int32_t *source_labels; /* also in head order */
 } nd_micro_batch;
+
+/*
+ * A ring of slots in host memory for what the host hands over again and again: pinned on CUDA,
+ * plain memory on the CPU. When the ring reaches a slot again, it is waited for only if its copies
+ * have not run yet.
+ */
+enum { ND_STAGING_SLOTS = 64 };
+
+typedef struct nd_staging {
+    nd_device *device; /* borrowed */
+    char *memory;      /* slots x slot_bytes */
+    size_t slot_bytes;
+    int slots, next;
+    nd_event copied[ND_STAGING_SLOTS];
+} nd_staging;
 
 /*
  * Each micro-batch that is in flight has a slot. On a GPU the copies have a stream of their own and

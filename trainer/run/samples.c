@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "runtime/device/staging.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/generate/requests.h"
 #include "trainer/generate/stops.h"

@@ -120,13 +120,6 @@ static nd_status open_world(nd_transport *transport, const nd_nccl_options *opti
     return nccl_settle(transport, NULL, state->world, result, "the start of NCCL");
 }
 
-static void make_locks(nccl_state *state)
-{
-    pthread_mutex_init(&state->calls, NULL);
-    pthread_mutex_init(&state->ring, NULL);
-    state->watching = (nd_monitor)ND_MONITOR_INIT;
-}
-
 static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
 {
     nccl_state *state = nccl_state_of(transport);
@@ -136,7 +129,9 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     state->on_fault = options->on_fault;
     state->fault_context = options->fault_context;
     state->progress_ns = nd_clock_ns();
-    make_locks(state);
+    pthread_mutex_init(&state->calls, NULL);
+    pthread_mutex_init(&state->ring, NULL);
+    state->watching = (nd_monitor)ND_MONITOR_INIT;
     ND_TRY(ND_ALLOC(options->size, &state->peers));
     for (int r = 0; r < options->size; r++) {
         state->peers[r].pidfd = -1;

@@ -87,18 +87,6 @@ static int list_members(const nd_transport *transport, const nd_comm *comm, cons
     return count;
 }
 
-static void list_others(const nd_transport *transport, const nd_comm *comm, nd_report *to)
-{
-    int count = 0;
-    for (int rank = 0; rank < transport->size && count < SHOWN; rank++) {
-        if (rank != transport->rank && !nccl_is_member(comm, rank) &&
-            look_at(transport, NULL, rank) == NOT_RUNNING) {
-            describe_rank(transport, rank, to);
-            count++;
-        }
-    }
-}
-
 void nccl_report_peers(const nd_transport *transport, char *text, size_t size)
 {
     nd_report who = {0}, what = {0};
@@ -114,7 +102,14 @@ nd_status nccl_report_hang(const nd_transport *transport, const nd_comm *comm,
     for (int least = NOT_RUNNING; count == 0 && least >= IN_IT_TOO; least--) {
         count = list_members(transport, comm, entry, (peer_is)least, &who, &what);
     }
-    list_others(transport, comm, &what);
+    int others = 0;
+    for (int rank = 0; rank < transport->size && others < SHOWN; rank++) {
+        if (rank != transport->rank && !nccl_is_member(comm, rank) &&
+            look_at(transport, NULL, rank) == NOT_RUNNING) {
+            describe_rank(transport, rank, &what);
+            others++;
+        }
+    }
     return nd_fail(ND_ERR_HANG,
                    "rank %d waited %.1f s in %s, for rank%s %s%s; the deadline is "
                    "launch.comm_timeout_seconds",

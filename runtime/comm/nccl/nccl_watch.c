@@ -195,20 +195,6 @@ static bool waits_for_peers(const waiting *w)
     return w->pending && !w->ends;
 }
 
-/* Called at every look, also when this rank waits for nothing: otherwise the order in which peers
- * ended would be unknown later. */
-static void see_peers(const nd_transport *transport, const waiting *w)
-{
-    nccl_state *state = nccl_state_of(transport);
-    int64_t now = nd_clock_ns();
-    for (int r = 0; r < transport->size; r++) {
-        nccl_peer *peer = &state->peers[r];
-        if (nccl_peer_gone(peer, now) && waits_for_peers(w) && !peer->missed_ns) {
-            peer->missed_ns = now;
-        }
-    }
-}
-
 /* A peer that ended later may have ended because of the first. */
 static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
 {
@@ -293,7 +279,15 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
         nccl_describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
     }
     const waiting *w = oldest.begun_ns || !settling ? &found : settling;
-    see_peers(transport, w);
+    /* At every look, also when this rank waits for nothing: otherwise the order in which peers
+     * ended would be unknown later. */
+    int64_t now = nd_clock_ns();
+    for (int r = 0; r < transport->size; r++) {
+        nccl_peer *peer = &state->peers[r];
+        if (nccl_peer_gone(peer, now) && waits_for_peers(w) && !peer->missed_ns) {
+            peer->missed_ns = now;
+        }
+    }
     nd_status status = check_errors(transport, w, asked);
     status = status == ND_OK ? check_peers(transport, w) : status;
     status = status == ND_OK ? check_deadline(transport, w, host_seconds) : status;

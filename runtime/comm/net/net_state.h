@@ -90,46 +90,6 @@ struct nd_net {
     char plain[ND_LINK_CHUNK];
 };
 
-static inline void net_finish(nd_p2p_request *request, bool good)
-{
-    request->native = NULL;
-    atomic_store_explicit(&request->state, good ? ND_REQUEST_DONE : ND_REQUEST_FAILED,
-                          memory_order_release);
-}
-
-static inline void net_append(nd_p2p_request **list, nd_p2p_request *request)
-{
-    while (*list) {
-        list = &(*list)->next;
-    }
-    request->next = NULL;
-    *list = request;
-}
-
-/* The oldest with this peer and tag; NULL: none. */
-static inline nd_p2p_request *net_take(nd_p2p_request **list, int peer, nd_tag tag)
-{
-    for (; *list; list = &(*list)->next) {
-        nd_p2p_request *request = *list;
-        if (request->peer == peer && request->tag == tag) {
-            *list = request->next;
-            return request;
-        }
-    }
-    return NULL;
-}
-
-/* After an error, which it clears: that of a peer or a stranger is no failure of this rank. */
-static inline void net_keep_failure(nd_net *net, nd_status status)
-{
-    bool own = status == ND_ERR_RESOURCE || status == ND_ERR_INTERNAL;
-    if (own && net->failed.status == ND_OK) {
-        net->failed = *nd_error_last();
-        net->failed.status = status;
-    }
-    nd_error_clear();
-}
-
 static inline nd_status net_failure(const nd_net *net)
 {
     if (net->failed.status != ND_OK) {
@@ -138,13 +98,9 @@ static inline nd_status net_failure(const nd_net *net)
     return net->failed.status;
 }
 
-/* net_send.c. Errors are those of this rank; what a peer does ends its connection. */
-nd_status nd_net_queue(nd_net *net, int rank, net_kind kind, nd_tag tag, size_t bytes,
-                       nd_p2p_request *request);
+/* net_messages.c */
 void nd_net_serve_peer(nd_net *net, net_peer *peer); /* after an event of its link */
 void nd_net_retry(nd_net *net);
-
-/* net_recv.c */
 void nd_net_serve_source(nd_net *net, net_source *source); /* after an event of its link */
 void nd_net_end_source(nd_net *net, net_source *source);
 

@@ -3,13 +3,50 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "runtime/base/library.h"
 #include "runtime/base/log.h"
+
+/*
+ * dlopen with the working directory "/", since a library may read files of the working directory
+ * while it is loaded, and such a file may come with data or a model that somebody else made. The
+ * directory is the process's own again afterwards: no other thread may use a relative path
+ * meanwhile. ND_OK with *out NULL where dlopen fails, whose reason
+ * dlerror has. ND_ERR_IO when the working directory cannot be left or entered again.
+ */
+static nd_status open_apart(const char *name, int flags, void **out)
+{
+    int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    /* EACCES: this user may not search the working directory, and neither can a library. */
+    bool leave = here >= 0 || errno != EACCES;
+    if (leave && (here < 0 || chdir("/") != 0)) {
+        nd_status status = nd_fail(ND_ERR_IO,
+                                   "%s is not opened: the working directory cannot be "
+                                   "left: %s",
+                                   name, strerror(errno));
+        if (here >= 0) {
+            close(here);
+        }
+        return status;
+    }
+    *out = dlopen(name, flags);
+    if (leave && fchdir(here) != 0) {
+        nd_status status = nd_fail(ND_ERR_IO, "the working directory cannot be entered again: %s",
+                                   strerror(errno));
+        close(here);
+        return status;
+    }
+    if (leave) {
+        close(here);
+    }
+    return ND_OK;
+}
 
 ucx_library nd_ucx;
 
@@ -62,7 +99,7 @@ static ucs_log_func_rc_t leave_out_ended(const char *file, unsigned line, const 
 nd_status nd_ucx_load(bool warn)
 {
     ucx_library library;
-    void *handle, *found;
+    void *handle = NULL, *found;
     if (nd_ucx.ucp_get_version_string) {
         return ND_OK;
     }
@@ -70,7 +107,7 @@ nd_status nd_ucx_load(bool warn)
     /* Its thread would otherwise reserve 64 MiB of addresses (ulimit -v) for its few bytes. */
     mallopt(M_ARENA_MAX, 1);
     /* Its plugins look for its symbols among the global ones. */
-    ND_TRY(nd_library_open("libucp.so.0", RTLD_NOW | RTLD_GLOBAL, &handle));
+    ND_TRY(open_apart("libucp.so.0", RTLD_NOW | RTLD_GLOBAL, &handle));
     if (!handle) {
         const char *why = dlerror();
         return nd_fail(ND_ERR_CONFIG,

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "runtime/base/shown.h"
+#include "runtime/base/printable.h"
 
 static void shown_as(const char *bytes, const char *expected)
 {

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include "runtime/device/cuda_library.h"
-#include "runtime/device/cuda_places.h"
 #include "tests/support/shell.h"
 #include "tests/support/tempdir.h"
 
