@@ -42,18 +42,6 @@ static nd_status encode(const nd_choice_rules *rules, nd_encoder *encoder, const
     return nd_ids_add(out, ids, count);
 }
 
-/* Leaves the last max_tokens. */
-static void cut_beginning(nd_choice *c, int64_t max_tokens)
-{
-    int64_t over = (int64_t)c->ids.count - max_tokens;
-    if (over > 0) {
-        memmove(c->ids.data, c->ids.data + over, (size_t)max_tokens * sizeof *c->ids.data);
-        c->ids.count = (size_t)max_tokens;
-        c->from = c->from > over ? c->from - over : 0;
-    }
-    c->from = c->from < 1 ? 1 : c->from; /* the first token follows on none */
-}
-
 /* `whole` is context and continuation; the first `context` bytes are the context without the blanks
  * at its end. */
 static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *whole, size_t context,
@@ -84,7 +72,15 @@ static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *who
                        "a choice adds no token to the context; it must not be empty, nor "
                        "become one token with the context: separate them by a blank");
     }
-    cut_beginning(out, rules->max_tokens);
+    /* Leaves the last max_tokens. */
+    int64_t over = (int64_t)out->ids.count - rules->max_tokens;
+    if (over > 0) {
+        memmove(out->ids.data, out->ids.data + over,
+                (size_t)rules->max_tokens * sizeof *out->ids.data);
+        out->ids.count = (size_t)rules->max_tokens;
+        out->from = out->from > over ? out->from - over : 0;
+    }
+    out->from = out->from < 1 ? 1 : out->from; /* the first token follows on none */
     return ND_OK;
 }
 

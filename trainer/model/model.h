@@ -188,9 +188,6 @@ nd_status nd_model_sample(nd_model *model, nd_activation_set *set, int64_t row, 
 
 /* The functions of a stage. */
 
-/* x (n, C) times a multiplier, in place; 1: nothing is done. */
-nd_status nd_model_scale(nd_model *model, nd_trace_kind kind, nd_tensor x, float scale);
-
 /* The residual stream (Tl, C) is x + delta; delta may be absent. */
 typedef struct nd_residual {
     nd_tensor x, delta;

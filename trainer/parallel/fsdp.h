@@ -80,7 +80,7 @@ typedef struct nd_fsdp {
     int micros;        /* of a step, after which a unit's sum begins; 0: it never does */
     nd_exchange *sums; /* [units + params], begun */
     int sum_count;
-    float *packed; /* (packed_count): gradients that nd_fsdp_summed_over_tp finds */
+    float *packed; /* (packed_count): gradients that are summed over tp */
     int64_t packed_count;
 } nd_fsdp;
 
@@ -185,10 +185,6 @@ bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit);
 /* The slot that holds the unit's current weights, or NULL: its buffers are part of the key of a
  * block's CUDA graphs. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
-/* For this folder's files: what the shard has of a parameter whose gradient is summed over tp
- * first; and a view of the adjacent parameters first..last of one segment, whose buffer is `base`.
- */
-nd_flat_range nd_fsdp_summed_over_tp(const nd_fsdp *fsdp, const nd_param *param);
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype);
 

@@ -93,24 +93,19 @@ static nd_status indented(const char *text, char **out)
     return ND_OK;
 }
 
-/* A text of each prompt, with a slider over the steps. */
-static nd_status write_sample(tensorboard *s, const nd_run_event *e)
-{
-    char tag[96], prompt[80], *text = NULL;
-    nd_escape(prompt, sizeof prompt, e->path, "");
-    snprintf(tag, sizeof tag, "samples/%s", prompt);
-    ND_TRY(indented(e->reason, &text));
-    nd_event_begin(s->file, e->step);
-    nd_event_text(s->file, tag, text);
-    free(text);
-    return nd_event_end(s->file);
-}
-
 static nd_status write_event(void *self, const nd_run_event *e)
 {
     tensorboard *s = self;
     if (e->kind == ND_RUN_EVENT_SAMPLE) {
-        return write_sample(s, e);
+        /* A text of each prompt, with a slider over the steps. */
+        char tag[96], prompt[80], *text = NULL;
+        nd_escape(prompt, sizeof prompt, e->path, "");
+        snprintf(tag, sizeof tag, "samples/%s", prompt);
+        ND_TRY(indented(e->reason, &text));
+        nd_event_begin(s->file, e->step);
+        nd_event_text(s->file, tag, text);
+        free(text);
+        return nd_event_end(s->file);
     }
     if (e->kind == ND_RUN_EVENT_RESUMED) {
         /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the

@@ -156,18 +156,6 @@ static void log_time_left(terminal *s, const nd_step_record *r)
     s->next_left_at = s->run_seconds + fmin(s->run_seconds, largest_left_seconds);
 }
 
-static void log_step(terminal *s, const nd_step_record *r)
-{
-    char line[LINE_MAX_BYTES];
-    nd_step_record mean = *r;
-    mean.step_seconds = s->window_seconds / (double)s->window_steps;
-    const nd_speed speed = nd_speed_of(&s->options, mean.step_seconds);
-    clear_bar(s);
-    nd_log_info("%s", nd_step_line_format(line, sizeof line, s->steps, &mean, &speed));
-    s->window_seconds = 0;
-    s->window_steps = 0;
-}
-
 static nd_status show_step(void *self, const nd_step_record *r)
 {
     terminal *s = self;
@@ -178,7 +166,14 @@ static nd_status show_step(void *self, const nd_step_record *r)
     s->window_seconds += r->step_seconds;
     s->window_steps++;
     if (r->step == 1 || r->step % s->interval == 0 || r->step == s->steps) {
-        log_step(s, r);
+        char line[LINE_MAX_BYTES];
+        nd_step_record mean = *r;
+        mean.step_seconds = s->window_seconds / (double)s->window_steps;
+        const nd_speed speed = nd_speed_of(&s->options, mean.step_seconds);
+        clear_bar(s);
+        nd_log_info("%s", nd_step_line_format(line, sizeof line, s->steps, &mean, &speed));
+        s->window_seconds = 0;
+        s->window_steps = 0;
     }
     draw_bar(s, r);
     log_time_left(s, r);

@@ -123,14 +123,6 @@ static nd_status append(output *f, const void *record, size_t length)
     return ND_OK;
 }
 
-static void keep(output *f, const entry *e)
-{
-    if (e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes) {
-        memcpy(f->kept + f->kept_bytes, e + 1, e->bytes);
-        f->kept_bytes += e->bytes;
-    }
-}
-
 /* Both threads, with the lock. */
 
 static void say(nd_writer *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -169,8 +161,9 @@ static void write_entry(nd_writer *w, const entry *e)
         f->kept_bytes = 0;
         status = append(f, e + 1, e->bytes);
     }
-    if (status != ND_OK) {
-        keep(f, e);
+    if (status != ND_OK && e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes) {
+        memcpy(f->kept + f->kept_bytes, e + 1, e->bytes);
+        f->kept_bytes += e->bytes;
     }
     nd_monitor_lock(&w->monitor);
     w->begun_ns = 0;

@@ -3,7 +3,7 @@
 #define ND_SCHEDULE_SCHEDULE_H
 /*
  * What a rank does in a step, as a list of actions. A generator makes the list from a few numbers,
- * nd_schedule_check proves that it can be run, and one interpreter (step/run_schedule.c) runs it.
+ * nd_schedule_check proves that it can be run, and one interpreter (step/step.c) runs it.
  * So the order of micro-batches is data: no code of the model knows it.
  *
  * A stage is a range of the model's layers that lies on one rank. Stage 0 reads tokens, the last

@@ -31,10 +31,6 @@
  */
 double nd_schedule_lr(const nd_config *config, int64_t step);
 
-/* Runs the actions of the trainer's schedule on the micro-batches of a step: gradients of this
- * rank's shards, summed over the mesh, and loss sums of this rank. */
-nd_status nd_schedule_run(nd_trainer *trainer, const nd_step_batch *batch);
-
 /* After the memory plan was committed: where weights are kept in BF16, the update writes them
  * too. */
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp);

@@ -7,6 +7,77 @@
 #include "runtime/base/log.h"
 #include "trainer/precision/precision.h"
 
+/* The list of actions (trainer/schedule). */
+
+static void begin_phase(const nd_trainer *t, nd_phase phase, const char *name)
+{
+    nd_rank *r = t->rank;
+    nd_progress_set_phase(r->progress, phase, t->position.step + 1);
+    nd_range_push(r->device, name);
+}
+
+static nd_status forward(const nd_trainer *t, const nd_step_batch *batch, int micro)
+{
+    nd_model *m = t->model;
+    nd_activation_set *set = nd_model_take_set(m);
+    ND_TRY(nd_model_load(m, set, batch, micro));
+    begin_phase(t, ND_PHASE_FORWARD, "forward");
+    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
+    nd_range_pop(m->rank->device);
+    return ND_OK;
+}
+
+typedef nd_status part_of_backward(nd_model *m, nd_activation_set *set);
+
+/* `last`: nothing reads the set afterwards. */
+static nd_status backward(const nd_trainer *t, int micro, part_of_backward *part, bool last)
+{
+    nd_model *m = t->model;
+    nd_activation_set *set = m->sets;
+    while (!set->taken || set->micro != micro) { /* the one that its forward took */
+        set++;
+        ND_ASSERT(set < m->sets + m->set_count);
+    }
+    begin_phase(t, ND_PHASE_BACKWARD, "backward");
+    ND_TRY(part(m, set));
+    nd_range_pop(m->rank->device);
+    return last ? nd_model_give_back(m, set) : ND_OK;
+}
+
+static nd_status run_action(nd_trainer *t, const nd_step_batch *batch, const nd_action *action)
+{
+    nd_model *m = t->model;
+    switch (action->kind) {
+    case ND_UNSHARD:
+        return nd_model_unshard(m);
+    case ND_FORWARD:
+        return forward(t, batch, action->micro);
+    case ND_BACKWARD:
+        return backward(t, action->micro, nd_model_backward, true);
+    case ND_INPUT_GRADIENT:
+        return backward(t, action->micro, nd_model_input_gradient, false);
+    case ND_WEIGHT_GRADIENT:
+        return backward(t, action->micro, nd_model_weight_gradient, true);
+    case ND_RESHARD:
+        return nd_fsdp_reshard(&m->fsdp);
+    case ND_REDUCE:
+        return nd_fsdp_grad_reduce(&m->fsdp);
+    default:
+        break;
+    }
+    return nd_fail(ND_ERR_INTERNAL, "action %d is of a model of several stages", (int)action->kind);
+}
+
+/* Runs the actions of the trainer's schedule on the micro-batches of a step: gradients of this
+ * rank's shards, summed over the mesh, and loss sums of this rank. */
+static nd_status run_schedule(nd_trainer *t, const nd_step_batch *batch)
+{
+    for (int i = 0; i < t->schedule.count; i++) {
+        ND_TRY(run_action(t, batch, &t->schedule.actions[i]));
+    }
+    return ND_OK;
+}
+
 /* Sums, on the device, the labels that count over all ranks that hold different tokens. */
 static nd_status send_tokens(nd_trainer *t, int64_t count)
 {
@@ -81,17 +152,6 @@ static int64_t busy_ns(const nd_rank *r)
     return nd_clock_ns() - r->trace.ns[ND_TRACE_COMMUNICATION];
 }
 
-/* A signal that reached one rank stops all of them at the same boundary, and all learn at the same
- * one how far a save is, and who worked longest. The device reads the numbers when it gets here,
- * which is later than the host does. */
-static nd_status agree_on_flags(nd_trainer *t)
-{
-    nd_rank *r = t->rank;
-    int64_t *flags = &t->model->numbers->stop; /* and save, most, least */
-    ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 4 * sizeof *flags));
-    return nd_all_reduce(r, ND_GROUP_WORLD, flags, 4, ND_DTYPE_I64, ND_REDOP_MAX);
-}
-
 /* The only place where a step waits for the device. */
 static nd_status read_numbers(nd_trainer *t)
 {
@@ -141,7 +201,7 @@ static nd_status end_dump(nd_trainer *t)
 
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
-    const nd_rank *r = t->rank;
+    nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
     ND_TRY(begin_dump(t, batch));
     /* Ops leave plain rows in such a step: graphs have recorded others. */
@@ -153,7 +213,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(begin_losses(t, batch));
     nd_fsdp_begin_step(&t->model->fsdp, t->schedule.micros);
-    ND_TRY(nd_schedule_run(t, batch));
+    ND_TRY(run_schedule(t, batch));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_fsdp_grad_squares(&t->model->fsdp, &numbers->squares));
     ND_TRY(end_dump(t));
@@ -161,7 +221,12 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     const bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
     t->sent->most = known ? nd_work_most(seconds, r->rank) : 0;
     t->sent->least = known ? nd_work_least(seconds) : 0;
-    ND_TRY(agree_on_flags(t));
+    /* A signal that reached one rank stops all of them at the same boundary, and all learn at the
+     * same one how far a save is, and who worked longest. The device reads the numbers when it gets
+     * here, which is later than the host does. */
+    int64_t *flags = &numbers->stop; /* and save, most, least */
+    ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 4 * sizeof *flags));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, flags, 4, ND_DTYPE_I64, ND_REDOP_MAX));
     ND_TRY(read_numbers(t));
     t->steps_recordable += !plain;
     out->tokens = t->received->tokens;

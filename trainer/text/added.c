@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/text/read.h"
 #include "trainer/text/unicode.h"
 
 static int compare_patterns(const nd_added *a, const nd_added *b)
@@ -159,4 +160,165 @@ bool nd_added_next(nd_added_scan *scan, nd_added_match *match)
         return true;
     }
     return false;
+}
+
+/* The added tokens, with the ids that `tokenizers` gives them. */
+
+enum { ADDED_MAX = 1 << 16 };
+
+/* The id that `tokenizers` gives: that of the piece, else the next one behind all others. */
+static int32_t expected_id(const nd_tokenizer *t, const json_t *content, size_t pieces,
+                           int32_t greatest)
+{
+    int32_t id = nd_vocab_find(&t->vocab, json_string_value(content), json_string_length(content));
+    if (id >= 0) {
+        return id;
+    }
+    return greatest >= 0 && (size_t)greatest >= pieces ? greatest + 1 : (int32_t)pieces;
+}
+
+/* The ids that were given. */
+typedef struct given_ids {
+    nd_bytes by_id; /* 1: it was; it is as long as the greatest id needs */
+    int32_t greatest;
+} given_ids;
+
+static nd_status give_id(const nd_tokenizer *t, given_ids *given, int32_t id, const char *content)
+{
+    static const uint8_t zero;
+    for (size_t n = given->by_id.count; n <= (size_t)id; n++) {
+        ND_TRY(nd_bytes_add(&given->by_id, &zero, 1));
+    }
+    if (given->by_id.data[id]) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has the added token \"%.64s\" twice", t->name, content);
+    }
+    given->by_id.data[id] = 1;
+    given->greatest = id > given->greatest ? id : given->greatest;
+    return ND_OK;
+}
+
+static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pieces,
+                                  given_ids *given)
+{
+    const json_t *content = json_object_get(node, "content");
+    int32_t id = nd_text_id(json_object_get(node, "id"));
+    nd_added *token = &t->added[t->added_count];
+    if (!json_is_string(content) || json_string_length(content) == 0 || id < 0) {
+        return nd_text_fail_damaged(t, "added_tokens",
+                                    "a list of tokens with \"content\" and \"id\"");
+    }
+    int32_t expected = expected_id(t, content, pieces, given->greatest);
+    if (id != expected) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": the added token \"%.64s\" has the id %d, but the package "
+                       "tokenizers gives it %d; save the file anew with that package",
+                       t->name, json_string_value(content), id, expected);
+    }
+    ND_TRY(nd_text_read_bool(t, node, "special", false, &token->special));
+    ND_TRY(nd_text_read_bool(t, node, "single_word", false, &token->single_word));
+    ND_TRY(nd_text_read_bool(t, node, "lstrip", false, &token->lstrip));
+    ND_TRY(nd_text_read_bool(t, node, "rstrip", false, &token->rstrip));
+    ND_TRY(nd_text_read_bool(t, node, "normalized", !token->special, &token->normalized));
+    ND_TRY(give_id(t, given, id, json_string_value(content)));
+    if (!nd_vocab_piece(&t->vocab, id)) {
+        nd_status status = nd_vocab_add(&t->vocab, id, json_string_value(content),
+                                        json_string_length(content), false);
+        if (status != ND_OK) {
+            return status == ND_ERR_DATA ? nd_text_fail_piece(t) : status;
+        }
+    } else if (nd_vocab_find(&t->vocab, json_string_value(content), json_string_length(content)) !=
+               id) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": the id %d of the added token \"%.64s\" belongs to "
+                       "another piece",
+                       t->name, id, json_string_value(content));
+    }
+    token->id = id;
+    t->added_count++;
+    return ND_OK;
+}
+
+/* The normalised patterns, one after another; their places are known when all are there. */
+static nd_status add_pattern(nd_tokenizer *t, nd_added *token, nd_bytes buffers[2])
+{
+    const nd_token_piece *piece = nd_vocab_piece(&t->vocab, token->id);
+    const uint8_t *pattern;
+    ND_TRY(nd_text_rewrite(t->rewrites, t->rewrite_count, nd_vocab_text(&t->vocab, piece),
+                           piece->text_size, buffers, &pattern, &token->size));
+    if (token->size == 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": nothing is left of the added token \"%s\" when it is "
+                       "normalised",
+                       t->name, (const char *)nd_vocab_text(&t->vocab, piece));
+    }
+    ND_TRY(nd_bytes_add(&t->patterns, pattern, token->size));
+    const bool same = token->size == piece->text_size &&
+                      memcmp(pattern, nd_vocab_text(&t->vocab, piece), token->size) == 0;
+    /* `tokenizers` decodes the token as its normalised text. */
+    return same ? ND_OK : nd_vocab_rewrite(&t->vocab, token->id, pattern, token->size);
+}
+
+static nd_status add_patterns(nd_tokenizer *t)
+{
+    nd_bytes buffers[2] = {{0}};
+    nd_status status = ND_OK;
+    for (int i = 0; status == ND_OK && i < t->added_count; i++) {
+        if (t->added[i].normalized) {
+            status = add_pattern(t, &t->added[i], buffers);
+        }
+    }
+    free(buffers[0].data);
+    free(buffers[1].data);
+    return status;
+}
+
+/* Sorts the tokens into those that are searched before and after normalisation. */
+static nd_status make_sets(nd_tokenizer *t)
+{
+    nd_added *sorted;
+    size_t at = 0;
+    int raw = 0, normalized = 0;
+    ND_TRY(add_patterns(t));
+    ND_TRY(ND_ALLOC(t->added_count + 1, &sorted));
+    for (int i = 0; i < t->added_count; i++) {
+        nd_added *token = &t->added[i];
+        const nd_token_piece *piece = nd_vocab_piece(&t->vocab, token->id);
+        token->order = token->special ? i : t->added_count + i;
+        if (token->normalized) {
+            token->pattern = t->patterns.data + at;
+            at += token->size;
+            sorted[t->added_count - ++normalized] = *token;
+        } else {
+            token->pattern = nd_vocab_text(&t->vocab, piece);
+            token->size = piece->text_size;
+            sorted[raw++] = *token;
+        }
+    }
+    nd_status status = nd_added_set_init(&t->raw, sorted, raw);
+    if (status == ND_OK) {
+        status = nd_added_set_init(&t->normalized, sorted + raw, normalized);
+    }
+    free(sorted);
+    return status;
+}
+
+nd_status nd_text_read_added(nd_tokenizer *t, const json_t *list, size_t pieces)
+{
+    given_ids given = {.greatest = -1};
+    nd_status status = ND_OK;
+    if (json_array_size(list) > ADDED_MAX) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has %zu added tokens; at most %d are supported",
+                       t->name, json_array_size(list), ADDED_MAX);
+    }
+    ND_TRY(ND_ALLOC(json_array_size(list) + 1, &t->added));
+    for (size_t i = 0; status == ND_OK && i < json_array_size(list); i++) {
+        status = read_added_token(t, json_array_get(list, i), pieces, &given);
+    }
+    free(given.by_id.data);
+    ND_TRY(status);
+    ND_TRY(ND_ALLOC((size_t)t->vocab.size + 1, &t->special));
+    for (int i = 0; i < t->added_count; i++) {
+        t->special[t->added[i].id] = t->added[i].special;
+    }
+    return make_sets(t);
 }

@@ -231,14 +231,6 @@ static nd_status encode_plain(nd_encoder *encoder, const uint8_t *text, size_t s
 /* Cuts added tokens out of a text and gives each span between them to `encode`. */
 typedef nd_status encode_span(nd_encoder *encoder, const uint8_t *text, size_t size, bool first);
 
-static nd_status fail_special(const nd_encoder *encoder, const nd_added *token, size_t at)
-{
-    return nd_fail(ND_ERR_DATA,
-                   "the text has the special token \"%.*s\" at byte %zu; set "
-                   "data.special_in_text (--special-in-text) to text or parse, or take it out",
-                   (int)token->size, (const char *)token->pattern, at);
-}
-
 static nd_status encode_between(nd_encoder *encoder, nd_added_scan scan, bool first,
                                 encode_span *encode)
 {
@@ -247,7 +239,11 @@ static nd_status encode_between(nd_encoder *encoder, nd_added_scan scan, bool fi
     nd_added_match match;
     while (nd_added_next(&scan, &match)) {
         if (match.token->special && encoder->options.special_in_text == ND_SPECIAL_REFUSE) {
-            return fail_special(encoder, match.token, match.begin);
+            return nd_fail(
+                ND_ERR_DATA,
+                "the text has the special token \"%.*s\" at byte %zu; set "
+                "data.special_in_text (--special-in-text) to text or parse, or take it out",
+                (int)match.token->size, (const char *)match.token->pattern, match.begin);
         }
         if (match.begin > done) {
             ND_TRY(encode(encoder, text + done, match.begin - done, first && done == 0));

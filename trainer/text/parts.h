@@ -122,11 +122,4 @@ int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, 
  */
 enum { ND_SPLIT_BLOCK = 64 };
 
-/*
- * A word begins at `p`, with ND_SPLIT_BLOCK bytes behind it. The result has a bit for each byte but
- * the first at which a word begins, up to some place in the block, and none from there on; 0 also
- * where there are no vector instructions. `digits`: how many make a word at most, 3 or 1.
- */
-uint64_t nd_split_block(const uint8_t *p, int digits);
-
 #endif

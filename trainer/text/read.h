@@ -15,8 +15,6 @@
 nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node);
 nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node);
 nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node);
-/* `added`: the number of added tokens, for which the vocabulary gets room too. */
-nd_status nd_text_read_model(nd_tokenizer *tokenizer, const json_t *model, size_t added);
 /* `pieces`: the number of pieces of the model. */
 nd_status nd_text_read_added(nd_tokenizer *tokenizer, const json_t *list, size_t pieces);
 nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node);
@@ -35,12 +33,6 @@ nd_status nd_text_read_each(nd_tokenizer *tokenizer, const json_t *node, const c
 /* A key that is true or false; `fallback` when it is missing or null. */
 nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
                             bool fallback, bool *out);
-/* Replace{pattern: {String}, content}, or Prepend{prepend}: appends a step. */
-nd_status nd_text_read_rewrite(nd_tokenizer *tokenizer, const json_t *node, nd_rewrite *steps,
-                               int *count);
-/* Reads a "Metaspace" of a pre-tokenizer or a decoder. */
-nd_status nd_text_read_metaspace(const nd_tokenizer *tokenizer, const json_t *node,
-                                 nd_metaspace *scheme);
 /* An id, or -1 when it is none or too great. */
 int32_t nd_text_id(const json_t *value);
 

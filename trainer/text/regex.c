@@ -52,18 +52,6 @@ static void set_error(nd_regex *regex, int error, OnigErrorInfo *info)
     regex->why[onig_error_code_to_str(regex->why, error, info)] = '\0';
 }
 
-static void compile(nd_regex *regex)
-{
-    OnigErrorInfo info = {0};
-    const UChar *pattern = regex->pattern.data;
-    const int error = onig_new(&regex->compiled, pattern, pattern + regex->pattern.count,
-                               ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
-    if (error != ONIG_NORMAL) {
-        regex->compiled = NULL;
-        set_error(regex, error, &info);
-    }
-}
-
 static void add_end(nd_regex *regex, size_t end)
 {
     regex->no_memory = nd_u64s_add(&regex->ends, end) != ND_OK;
@@ -135,7 +123,15 @@ static void *serve(void *argument)
         if (regex->compiled) {
             match(regex, regex->limits);
         } else {
-            compile(regex);
+            OnigErrorInfo info = {0};
+            const UChar *pattern = regex->pattern.data;
+            const int error =
+                onig_new(&regex->compiled, pattern, pattern + regex->pattern.count,
+                         ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+            if (error != ONIG_NORMAL) {
+                regex->compiled = NULL;
+                set_error(regex, error, &info);
+            }
         }
         pthread_mutex_lock(&regex->lock);
         regex->busy = false;

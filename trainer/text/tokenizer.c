@@ -1,23 +1,268 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens a tokenizer.json, and answers what is asked about its tokens. */
+#include <stdio.h>
+
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/text/read.h"
 #include "trainer/text/unicode.h"
 
-enum { FILE_BYTES_MAX = 1 << 28 };
+/* The BPE model: pieces and merges. */
 
-static void note_ignored(const nd_tokenizer *t, const json_t *root)
+/* Refuses keys that change ids and are not supported. */
+static nd_status check_model(const nd_tokenizer *t, const json_t *model)
 {
-    static const char *const keys[] = {"truncation", "padding"};
-    for (int i = 0; i < 2; i++) {
-        if (json_is_object(json_object_get(root, keys[i]))) {
-            nd_log_info("\"%s\" has \"%s\", which is ignored: texts are encoded as they are",
-                        t->name, keys[i]);
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *type = json_object_get(model, "type");
+    const json_t *dropout = json_object_get(model, "dropout");
+    if (json_is_string(type) ? strcmp(json_string_value(type), "BPE") != 0
+                             : !json_object_get(model, "merges")) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": the model \"%s\" is not supported; supported is BPE",
+                       t->name, json_is_string(type) ? json_string_value(type) : "");
+    }
+    if (dropout && !json_is_null(dropout) &&
+        !(json_is_number(dropout) && json_number_value(dropout) == 0.0)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": a model with \"dropout\" is not supported", t->name);
+    }
+    for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
+        const json_t *affix = json_object_get(model, affixes[i]);
+        if (affix && !json_is_null(affix) && json_string_length(affix) > 0) {
+            return nd_fail(ND_ERR_DATA, "\"%s\": a model with \"%s\" is not supported", t->name,
+                           affixes[i]);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status check_sizes(size_t pieces, size_t merges)
+{
+    return pieces <= ND_VOCAB_IDS_MAX && merges <= ND_MERGES_RANK_MAX
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA, "%zu pieces and %zu merges are more than %d", pieces, merges,
+                         ND_VOCAB_IDS_MAX);
+}
+
+static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
+{
+    const char *text;
+    size_t size;
+    json_t *value;
+    json_object_keylen_foreach(pieces, text, size, value)
+    {
+        int32_t id = nd_text_id(value);
+        if (id < 0) {
+            return nd_fail(ND_ERR_DATA, "\"%s\": the id of \"%.64s\" is not a number from 0 to %d",
+                           t->name, text, ND_VOCAB_IDS_MAX - 1);
+        }
+        nd_status status = nd_vocab_add(&t->vocab, id, text, size, true);
+        if (status != ND_OK) {
+            return status == ND_ERR_DATA ? nd_text_fail_piece(t) : status;
+        }
+    }
+    return ND_OK;
+}
+
+typedef struct merge_text {
+    const char *left, *right;
+    size_t left_size, right_size;
+} merge_text;
+
+/* "a b", or ["a", "b"]. */
+static bool parse_merge(const json_t *node, merge_text *out)
+{
+    if (json_is_string(node)) {
+        const char *text = json_string_value(node), *end = text + json_string_length(node);
+        const char *blank = memchr(text, ' ', (size_t)(end - text));
+        if (!blank || memchr(blank + 1, ' ', (size_t)(end - blank - 1))) {
+            return false;
+        }
+        *out = (merge_text){text, blank + 1, (size_t)(blank - text), (size_t)(end - blank - 1)};
+        return true;
+    }
+    const json_t *left = json_array_get(node, 0), *right = json_array_get(node, 1);
+    *out = (merge_text){json_string_value(left), json_string_value(right), json_string_length(left),
+                        json_string_length(right)};
+    return json_array_size(node) == 2 && json_is_string(left) && json_is_string(right);
+}
+
+static int class_of(const char *character, size_t size)
+{
+    const bool mark =
+        size >= ND_TEXT_MARK_BYTES && memcmp(character, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
+    const uint8_t lead = (uint8_t)*character;
+    return lead < 0x80 ? lead : mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
+}
+
+/* A piece like <0x0A> stands for a byte that its text does not show. */
+static bool may_be_byte(const char *piece, size_t size)
+{
+    return size == sizeof "<0x00>" - 1 && memcmp(piece, "<0x", 3) == 0;
+}
+
+/* A merge joins the last character of its left piece to the first of its right one. Until all
+ * merges are read, `apart` tells what is joined. */
+static void note_join(nd_bpe *bpe, const merge_text *merge)
+{
+    if (merge->left_size == 0 || merge->right_size == 0) {
+        return;
+    }
+    size_t last = merge->left_size - 1;
+    while (last > 0 && ((uint8_t)merge->left[last] & 0xc0) == 0x80) {
+        last--;
+    }
+    bpe->apart[class_of(merge->left + last, merge->left_size - last)]
+              [class_of(merge->right, merge->right_size)] = true;
+    bpe->cuts &= !may_be_byte(merge->left, merge->left_size) &&
+                 !may_be_byte(merge->right, merge->right_size);
+}
+
+/*
+ * From what is joined to what is apart. A character without a piece must not be cut off: it may be
+ * dropped, which brings its neighbours together, or wait to be written as unknown. But nothing
+ * waits across a mark, nor joins it, where no merge does; and a splitter may begin a word at each
+ * mark.
+ */
+static void find_apart(nd_tokenizer *t, bool all_bytes)
+{
+    nd_bpe *bpe = &t->bpe;
+    const bool complete = bpe->fallback && all_bytes;
+    bool known[ND_TEXT_CLASSES] = {0}, marks_begin = true;
+    for (int c = 0; c < ND_TEXT_CLASS_MARK; c++) {
+        known[c] = complete || nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)c}, 1) >= 0;
+        marks_begin &= !bpe->apart[c][ND_TEXT_CLASS_MARK];
+    }
+    known[ND_TEXT_CLASS_MARK] = nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) >= 0;
+    known[ND_TEXT_CLASS_OTHER] = complete;
+    marks_begin &=
+        !bpe->apart[ND_TEXT_CLASS_OTHER][ND_TEXT_CLASS_MARK] && known[ND_TEXT_CLASS_MARK];
+    for (int left = 0; left < ND_TEXT_CLASSES; left++) {
+        for (int right = 0; right < ND_TEXT_CLASSES; right++) {
+            const bool mark = right == ND_TEXT_CLASS_MARK;
+            bpe->apart[left][right] = (mark && t->splitter_count > 0) ||
+                                      (!bpe->apart[left][right] &&
+                                       ((known[left] && known[right]) || (mark && marks_begin)));
         }
     }
 }
+
+static nd_status read_merge(nd_tokenizer *t, const json_t *node, int32_t rank, nd_bytes *whole)
+{
+    merge_text parts;
+    if (!parse_merge(node, &parts)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": merge %d is not a pair of pieces; the file is damaged",
+                       t->name, rank);
+    }
+    whole->count = 0;
+    ND_TRY(nd_bytes_add(whole, parts.left, parts.left_size));
+    ND_TRY(nd_bytes_add(whole, parts.right, parts.right_size));
+    nd_merge merge = {.left = nd_vocab_find(&t->vocab, parts.left, parts.left_size),
+                      .right = nd_vocab_find(&t->vocab, parts.right, parts.right_size),
+                      .rank = rank,
+                      .id = nd_vocab_find(&t->vocab, whole->data, whole->count)};
+    if (merge.left < 0 || merge.right < 0 || merge.id < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": merge %d, of \"%.*s\" and \"%.*s\", needs a piece that the "
+                       "vocabulary lacks; the file is damaged",
+                       t->name, rank, (int)(parts.left_size < 64 ? parts.left_size : 64),
+                       parts.left, (int)(parts.right_size < 64 ? parts.right_size : 64),
+                       parts.right);
+    }
+    note_join(&t->bpe, &parts);
+    nd_merges_add(&t->merges, merge);
+    return ND_OK;
+}
+
+static nd_status read_merges(nd_tokenizer *t, const json_t *merges)
+{
+    nd_bytes whole = {0};
+    nd_status status = nd_bytes_add(&whole, "", 1); /* so that its place is never NULL */
+    int32_t rank = 0;
+    for (size_t i = 0; status == ND_OK && i < json_array_size(merges); i++) {
+        const json_t *merge = json_array_get(merges, i);
+        const char *text = json_string_value(merge);
+        if (!text || strncmp(text, "#version", 8) != 0) { /* the first line of merges.txt */
+            status = read_merge(t, merge, rank++, &whole);
+        }
+    }
+    free(whole.data);
+    return status;
+}
+
+/* The pieces of single bytes: characters of a byte-level file, else <0x00> to <0xFF>. */
+static nd_status find_bytes(nd_tokenizer *t, bool *every)
+{
+    bool all = true;
+    int32_t first = ND_VOCAB_IDS_MAX;
+    for (int byte = 0; byte < 256; byte++) {
+        char name[16];
+        int size = snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        t->bpe.bytes[byte] = t->byte_level
+                                 ? nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1)
+                                 : nd_vocab_find(&t->vocab, name, (size_t)size);
+        all &= t->bpe.bytes[byte] >= 0;
+        const int32_t id = nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1);
+        t->bpe.first[byte] = id;
+        first = id >= 0 && id < first ? id : first;
+    }
+    if (t->byte_level && t->bpe.fallback && !all) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": byte_fallback in a byte-level vocabulary that lacks "
+                       "bytes is not supported",
+                       t->name);
+    }
+    const int32_t mark = nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
+    const bool beside = mark >= 0 && mark < first && first - mark < ND_MERGES_FIRST_IDS / 4;
+    nd_merges_set_first(&t->merges, beside ? mark : first);
+    *every = all;
+    return ND_OK;
+}
+
+static nd_status read_unknown(nd_tokenizer *t, const json_t *name)
+{
+    t->bpe.unknown = -1;
+    if (!name || json_is_null(name)) {
+        return ND_OK;
+    }
+    if (json_is_string(name)) {
+        t->bpe.unknown =
+            nd_vocab_find(&t->vocab, json_string_value(name), json_string_length(name));
+    }
+    return t->bpe.unknown >= 0 ? ND_OK
+                               : nd_text_fail_damaged(t, "unk_token", "a piece of the vocabulary");
+}
+
+/* `added`: the number of added tokens, for which the vocabulary gets room too. */
+static nd_status read_model(nd_tokenizer *t, const json_t *model, size_t added)
+{
+    json_t *pieces = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges");
+    nd_bpe *bpe = &t->bpe;
+    ND_TRY(check_model(t, model));
+    if (!json_is_object(pieces)) {
+        return nd_text_fail_damaged(t, "vocab", "an object of pieces and ids");
+    }
+    if (!json_is_array(merges)) {
+        return nd_text_fail_damaged(t, "merges", "a list");
+    }
+    ND_TRY(nd_text_read_bool(t, model, "ignore_merges", false, &bpe->ignore_merges));
+    ND_TRY(nd_text_read_bool(t, model, "fuse_unk", false, &bpe->fuse_unknown));
+    ND_TRY(nd_text_read_bool(t, model, "byte_fallback", false, &bpe->fallback));
+    ND_TRY(check_sizes(json_object_size(pieces) + added, json_array_size(merges)));
+    ND_TRY(nd_vocab_init(&t->vocab, json_object_size(pieces) + added, t->byte_level));
+    ND_TRY(nd_merges_init(&t->merges, json_array_size(merges)));
+    ND_TRY(read_pieces(t, pieces));
+    ND_TRY(read_unknown(t, json_object_get(model, "unk_token")));
+    bool all_bytes = false;
+    ND_TRY(find_bytes(t, &all_bytes));
+    bpe->cuts =
+        !bpe->ignore_merges && !t->byte_level &&
+        (t->splitter_count == 0 || (t->splitter_count == 1 && t->splitters[0] == ND_SPLIT_MARKS));
+    ND_TRY(read_merges(t, merges));
+    find_apart(t, all_bytes);
+    return ND_OK;
+}
+
+enum { FILE_BYTES_MAX = 1 << 28 };
 
 static nd_status read_root(nd_tokenizer *t, const json_t *root)
 {
@@ -39,7 +284,13 @@ static nd_status read_root(nd_tokenizer *t, const json_t *root)
     if (added && !json_is_array(added)) {
         return nd_fail(ND_ERR_DATA, "\"added_tokens\" of \"%s\" is not a list", t->name);
     }
-    note_ignored(t, root);
+    static const char *const keys[] = {"truncation", "padding"};
+    for (int i = 0; i < 2; i++) {
+        if (json_is_object(json_object_get(root, keys[i]))) {
+            nd_log_info("\"%s\" has \"%s\", which is ignored: texts are encoded as they are",
+                        t->name, keys[i]);
+        }
+    }
     ND_TRY(nd_text_read_normalizer(t, json_object_get(root, "normalizer")));
     ND_TRY(nd_text_read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
     ND_TRY(nd_text_read_decoder(t, json_object_get(root, "decoder")));
@@ -49,7 +300,7 @@ static nd_status read_root(nd_tokenizer *t, const json_t *root)
                        "decoder; that is not supported",
                        t->name);
     }
-    ND_TRY(nd_text_read_model(t, model, json_array_size(added)));
+    ND_TRY(read_model(t, model, json_array_size(added)));
     ND_TRY(nd_text_read_added(t, added, json_object_size(json_object_get(model, "vocab"))));
     return nd_text_read_post_processor(t, json_object_get(root, "post_processor"));
 }

@@ -34,13 +34,6 @@ void nd_bench_close(nd_bench *bench); /* all zero is legal */
  * known, and FP8 stays. */
 bool nd_fp8_is_slower(double fp8_seconds, double bf16_seconds);
 
-/*
- * On one rank with a GPU: times for `budget` seconds at most and fills linears and choices; what
- * there was no time for stays as it was asked, or takes the library's first algorithm. Leaves the
- * device with its forms forgotten.
- */
-nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *tuning);
-
 /* Fills tuning->json. */
 nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_shape *shape);
 

@@ -35,15 +35,6 @@ typedef struct linear_bench {
     nd_calls bf16, fp8[ND_FP8_RECIPE_COUNT], all;
 } linear_bench;
 
-static void fini_linear(linear_bench *t)
-{
-    nd_calls_free(&t->bf16);
-    nd_calls_free(&t->all);
-    for (int i = 0; i < ND_FP8_RECIPE_COUNT; i++) {
-        nd_calls_free(&t->fp8[i]);
-    }
-}
-
 static void init_linear(linear_bench *t, const nd_rank *rank, nd_linear_extents e)
 {
     static char everything[] = "*";
@@ -139,7 +130,11 @@ nd_status nd_time_linear(const nd_timing *ask, const nd_fp8_recipe *recipes, int
         out->fp8[i] = out->bf16 + nd_calls_difference(&t.all, &t.fp8[i], &t.bf16, false);
     }
 out:
-    fini_linear(&t);
+    nd_calls_free(&t.bf16);
+    nd_calls_free(&t.all);
+    for (int i = 0; i < ND_FP8_RECIPE_COUNT; i++) {
+        nd_calls_free(&t.fp8[i]);
+    }
     return status;
 }
 
@@ -152,14 +147,6 @@ typedef struct layer_bench {
     int32_t *ids;   /* (T): tokens, labels and positions in one */
     void *gradient; /* (Tl, C) in the dtype of the residual stream: what backward begins with */
 } layer_bench;
-
-static void close_layer(layer_bench *b)
-{
-    free(b->ids);
-    free(b->gradient);
-    nd_model_destroy(b->model);
-    nd_memplan_fini(&b->plan);
-}
 
 static nd_status make_layer_inputs(layer_bench *b)
 {
@@ -286,6 +273,9 @@ nd_status nd_time_layer(const nd_timing *timing, nd_layer_times *out)
     status = repeat_layer(&b, timing, times, out);
 out:
     free(times);
-    close_layer(&b);
+    free(b.ids);
+    free(b.gradient);
+    nd_model_destroy(b.model);
+    nd_memplan_fini(&b.plan);
     return status;
 }

@@ -204,22 +204,12 @@ static nd_status add_event(line_reader *lines, const char *text, const char *end
     if (!event) {
         return nd_json_no_memory(&error) ? nd_fail_memory("a line of metrics.jsonl") : ND_ERR_DATA;
     }
-    if (nd_event_is(event, "resumed")) {
+    if (strcmp(nd_json_words(event, "event"), "resumed") == 0) {
         take_back(&lines->found, lines->values[STEP]);
     }
     return json_array_append_new(lines->found.events, event) == 0
                ? ND_OK
                : nd_fail_memory("an event of metrics.jsonl");
-}
-
-/* A step none of whose labels counts has no loss, no norm, and nothing that was not finite. */
-static void take_without_labels(line_reader *lines)
-{
-    if (lines->given[TOKENS] && lines->values[TOKENS] == 0) {
-        lines->given[LOSS] = lines->given[GRAD_NORM] = lines->given[SKIPPED] = false;
-        lines->given[WITHOUT_LABELS] = true;
-        lines->values[WITHOUT_LABELS] = 1;
-    }
 }
 
 /* A line, up to its line feed. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
@@ -236,7 +226,12 @@ static nd_status add_line(line_reader *lines, const char *text, const char *end)
     if (lines->is_event) {
         return add_event(lines, text, end);
     }
-    take_without_labels(lines);
+    /* A step none of whose labels counts has no loss, no norm, and nothing that was not finite. */
+    if (lines->given[TOKENS] && lines->values[TOKENS] == 0) {
+        lines->given[LOSS] = lines->given[GRAD_NORM] = lines->given[SKIPPED] = false;
+        lines->given[WITHOUT_LABELS] = true;
+        lines->values[WITHOUT_LABELS] = 1;
+    }
     for (int k = EVENT + 1; k < lines->found.count; k++) {
         ND_TRY(lines->given[k] ? add_point(&lines->found.columns[k], step, lines->values[k])
                                : ND_OK);
@@ -363,9 +358,4 @@ const char *nd_json_words(const json_t *object, const char *key)
 {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? text : "";
-}
-
-bool nd_event_is(const json_t *event, const char *kind)
-{
-    return strcmp(nd_json_words(event, "event"), kind) == 0;
 }

@@ -55,7 +55,5 @@ double nd_json_number(const json_t *object, const char *key);
 int64_t nd_json_whole(const json_t *object, const char *key);
 /* A text of it; "" where it has none. Borrowed. */
 const char *nd_json_words(const json_t *object, const char *key);
-/* True for an event of this kind. */
-bool nd_event_is(const json_t *event, const char *kind);
 
 #endif

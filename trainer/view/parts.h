@@ -10,9 +10,6 @@
 #include "runtime/base/json.h"
 #include "trainer/view/view.h"
 
-/* Finds how a run ended, from its lines (verdict.c). */
-void nd_run_view_find_end(nd_run_view *view, int64_t now);
-
 /*
  * A curve of any number of values over steps, reduced to at most ND_CURVE_MAX intervals of steps.
  * Each has its least, largest and mean value, so that the spike of a single step is kept
@@ -52,9 +49,6 @@ void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int r
  * the largest where the lines name it. What is not known is left out. */
 json_t *nd_columns_sum_up(const nd_metrics *metrics);
 
-/* [[rank, place in the mesh, steps in which it worked longest, ms longer than the fastest in sum,
- * largest], ...] (ranks.c) */
-nd_status nd_ranks_slowest(const nd_run_view *run, json_t **out);
 /* {"steps", "collectives", "ranks": [[ms in calls of communication, of it waiting for the last
  * rank, others waiting for this one, collectives that it entered last], ...]}; null without a
  * profile. */

@@ -8,6 +8,179 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/printable.h"
+
+/* Finds how a run ended, from its last lines. */
+
+enum { RECENT_SECONDS = 60, RECENT_STEPS = 10 };
+
+/* True for an event of this kind. */
+static bool is_event(const json_t *event, const char *kind)
+{
+    return strcmp(nd_json_words(event, "event"), kind) == 0;
+}
+
+/* The last event of this kind; NULL: there is none. */
+static const json_t *last_event(const nd_run_view *v, const char *kind)
+{
+    const json_t *event = NULL;
+    for (size_t i = json_array_size(v->metrics.events); i > 0 && !event; i--) {
+        const json_t *one = json_array_get(v->metrics.events, i - 1);
+        event = is_event(one, kind) ? one : NULL;
+    }
+    return event;
+}
+
+static int64_t last_step(const nd_run_view *v)
+{
+    const nd_column *ms = nd_metrics_column(&v->metrics, "step_ms");
+    return (int64_t)ms->points[ms->count - 1].step;
+}
+
+/* On a full disk the lines of the last steps may be lost. A later event shows that the run came
+ * further. */
+static int64_t steps_reached(const nd_run_view *v)
+{
+    int64_t reached = last_step(v);
+    for (size_t i = 0; i < json_array_size(v->metrics.events); i++) {
+        const int64_t step = nd_json_whole(json_array_get(v->metrics.events, i), "step");
+        reached = step > reached ? step : reached;
+    }
+    return reached;
+}
+
+/* True when the newest checkpoint was made because of a signal, behind the last step. */
+static bool was_stopped(const nd_run_view *v)
+{
+    const json_t *saved = last_event(v, "checkpoint");
+    return strcmp(nd_json_words(saved, "reason"), "signal") == 0 &&
+           nd_json_whole(saved, "step") >= v->reached;
+}
+
+/* The early stop behind the last step; NULL: there is none. */
+static const json_t *early_stop(const nd_run_view *v)
+{
+    const json_t *event = last_event(v, "early_stopped");
+    return event && nd_json_whole(event, "step") == v->reached ? event : NULL;
+}
+
+/* Why the run ended, as its last line says. NULL: it does not, since a later start followed, or the
+ * process was killed. */
+static const json_t *said_end(const nd_run_view *v)
+{
+    size_t count = json_array_size(v->metrics.events);
+    while (count > 0 && is_event(json_array_get(v->metrics.events, count - 1), "records_lost")) {
+        count--;
+    }
+    const json_t *last = count > 0 ? json_array_get(v->metrics.events, count - 1) : NULL;
+    return is_event(last, "ended") && nd_json_whole(last, "step") >= last_step(v) ? last : NULL;
+}
+
+/* A run that wrote its last line less than a minute, or ten steps, ago may go on. */
+static bool is_recent(const nd_run_view *v, int64_t now)
+{
+    const nd_column *ms = nd_metrics_column(&v->metrics, "step_ms");
+    const double patience = ms->points[ms->count - 1].value / 1e3 * RECENT_STEPS;
+    return (double)(now - v->changed) < fmax(patience, RECENT_SECONDS);
+}
+
+static void find_end(nd_run_view *v, int64_t now)
+{
+    v->reached = steps_reached(v);
+    const json_t *end = said_end(v);
+    const bool stopped = was_stopped(v);
+    v->end = end && (nd_json_whole(end, "code") != ND_ERR_PREEMPTED || !stopped) ? ND_RUN_FAILED
+             : v->steps_wanted > 0 && v->reached >= v->steps_wanted              ? ND_RUN_FINISHED
+             : early_stop(v)       ? ND_RUN_STOPPED_EARLY
+             : stopped             ? ND_RUN_STOPPED
+             : is_recent(v, now)   ? ND_RUN_RECENT
+             : v->steps_wanted > 0 ? ND_RUN_ENDED_EARLY
+                                   : ND_RUN_UNKNOWN;
+}
+
+/* For a run whose last line says why it ended. A signal's words name the step. Rank 0 writes the
+ * line, and may do so because it waited for a rank that failed before it. */
+static void write_failure(char text[ND_VERDICT_MAX], const json_t *end, const char *reached)
+{
+    const int code = (int)nd_json_whole(end, "code");
+    char begin[128] = "";
+    if (code != ND_ERR_PREEMPTED) {
+        snprintf(begin, sizeof begin, "failed after step %s; rank 0 ended with code %d: ", reached,
+                 code);
+    }
+    snprintf(text, ND_VERDICT_MAX, "%s%s%s", begin, nd_json_words(end, "why"),
+             code == ND_ERR_IO || code == ND_ERR_HANG
+                 ? "; where another rank failed first, the run's log has its reason"
+                 : "");
+}
+
+/* What a finished run has left out is said with its verdict. */
+static void write_finished(char text[ND_VERDICT_MAX], const nd_run_view *v)
+{
+    int64_t failed = 0;
+    for (size_t i = 0; i < json_array_size(v->metrics.events); i++) {
+        failed += is_event(json_array_get(v->metrics.events, i), "checkpoint_failed");
+    }
+    const struct {
+        int64_t count;
+        const char *thing, *what;
+    } left_out[] = {
+        {(int64_t)nd_metrics_column(&v->metrics, "skipped")->count, "step", "skipped"},
+        {(int64_t)nd_metrics_column(&v->metrics, "without_labels")->count, "step",
+         "without labels"},
+        {failed, "checkpoint", "not written"},
+    };
+    int used =
+        snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", (long long)v->steps_wanted);
+    for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) {
+        if (left_out[i].count > 0) {
+            used += snprintf(text + used, ND_VERDICT_MAX - (size_t)used, ", %lld %s%s %s",
+                             (long long)left_out[i].count, left_out[i].thing,
+                             left_out[i].count == 1 ? "" : "s", left_out[i].what);
+        }
+    }
+}
+
+char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
+{
+    char reached[64] = "", raw[ND_VERDICT_MAX] = "";
+    const long long step = view->reached, wanted = view->steps_wanted;
+    snprintf(reached, sizeof reached, wanted > 0 ? "%lld of %lld" : "%lld", step, wanted);
+    switch (view->end) {
+    case ND_RUN_FINISHED:
+        write_finished(raw, view);
+        break;
+    case ND_RUN_STOPPED_EARLY:
+        snprintf(raw, sizeof raw, "finished early, after step %s: %s", reached,
+                 nd_json_words(early_stop(view), "why"));
+        break;
+    case ND_RUN_STOPPED:
+        snprintf(raw, sizeof raw,
+                 "stopped by a signal after step %s; --resume-from-checkpoint latest goes on with "
+                 "it",
+                 reached);
+        break;
+    case ND_RUN_FAILED:
+        write_failure(raw, said_end(view), reached);
+        break;
+    case ND_RUN_RECENT:
+        snprintf(raw, sizeof raw,
+                 "at step %s a moment before this report: it runs, or has just ended", reached);
+        break;
+    case ND_RUN_ENDED_EARLY:
+        snprintf(raw, sizeof raw,
+                 "ended early, after step %s, or its disk took no more lines; this folder does not "
+                 "say why, the run's log does",
+                 reached);
+        break;
+    case ND_RUN_UNKNOWN:
+        snprintf(raw, sizeof raw, "%lld steps; without run.json nobody knows how many were wanted",
+                 step);
+        break;
+    }
+    nd_escape(text, ND_VERDICT_MAX, raw, "");
+    return text;
+}
 
 static const size_t json_max_bytes = 64 << 20;
 
@@ -113,12 +286,6 @@ static nd_status take_folder(nd_run_view *v, const char *folder)
     return ND_OK;
 }
 
-static double number_in(const json_t *object, const char *part, const char *key)
-{
-    const json_t *value = json_object_get(json_object_get(object, part), key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
 {
     ND_TRY(take_folder(v, folder));
@@ -127,9 +294,9 @@ static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
     ND_TRY(read_newest(v->folder, "trace", &v->trace));
     ND_TRY(newest_file(v->folder, "profile", &v->profile));
     ND_TRY(nd_saved_list(v->folder, &v->saved, &v->saved_count));
-    double steps = number_in(v->record, "config", "train.steps");
+    double steps = nd_json_number(json_object_get(v->record, "config"), "train.steps");
     v->steps_wanted = steps > 0 && steps < 1e15 ? (int64_t)steps : 0;
-    nd_run_view_find_end(v, now);
+    find_end(v, now);
     return ND_OK;
 }
 
@@ -154,31 +321,4 @@ void nd_run_view_close(nd_run_view *view)
     free(view->saved);
     free(view->folder);
     *view = (nd_run_view){0};
-}
-
-/* Ranks of a group that is a part of an axis; 1: run.json does not say it. */
-static int part_of_axis(const nd_run_view *view, const char *key, int axis_size)
-{
-    const double size = number_in(view->record, "mesh", key);
-    return size >= 1 && size <= axis_size && axis_size % (int)size == 0 ? (int)size : 1;
-}
-
-bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out)
-{
-    const int64_t most = 1 << 24; /* ranks */
-    int64_t ranks = 1;
-    for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
-        double size = number_in(view->record, "mesh", nd_axis_name((nd_axis)axis));
-        if (!(size >= 1 && size <= (double)most)) {
-            return false;
-        }
-        out->size[axis] = (int)size;
-        ranks *= out->size[axis];
-        if (ranks > most) {
-            return false;
-        }
-    }
-    out->ulysses = part_of_axis(view, "ulysses", out->size[ND_AXIS_CP]);
-    out->kv_copies = part_of_axis(view, "kv_copies", out->size[ND_AXIS_TP]);
-    return true;
 }

@@ -51,9 +51,6 @@ enum { ND_VERDICT_MAX = 1024 };
 /* "finished: all 1000 steps, 2 steps skipped", printable; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 
-/* The mesh of run.json; false: it has none, or no possible one. */
-bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out);
-
 enum { ND_PAGE_RUNS_MAX = 32 };
 
 /* The first line of a report: a file that begins with it may be replaced. */

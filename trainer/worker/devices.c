@@ -10,17 +10,6 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-/* What CUDA reads once, at its first call in a process; what the user has set stays. */
-static void set_environment(const nd_config *config)
-{
-    /* The queues of the GPU that streams are spread over: by default eight, and streams that share
-     * one wait for each other. */
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (config->kernels.cuda_graphs) {
-        setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading a kernel would end a recording */
-    }
-}
-
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
 {
     int count = 0;
@@ -28,7 +17,13 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     if (config->launch.device == ND_CHOOSE_CPU) {
         return ND_OK;
     }
-    set_environment(config);
+    /* CUDA reads these once, at its first call in a process; what the user has set stays. The
+     * queues of the GPU that streams are spread over are eight by default, and streams that share
+     * one wait for each other. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (config->kernels.cuda_graphs) {
+        setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading a kernel would end a recording */
+    }
     nd_status status = nd_cuda_count(&count);
     if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
         nd_error_clear(); /* the start names the CPU as its device */
@@ -46,17 +41,6 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     ND_TRY(status);
     *out = true;
     return ND_OK;
-}
-
-/* Warns where auto takes the CPU although there is a driver, and says why. */
-static void warn_of_cpu(const nd_config *config)
-{
-    int count = 0;
-    if (config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
-        nd_cuda_count(&count) != ND_OK) {
-        nd_log_warning("device auto takes the CPU: %s", nd_error_last()->message);
-        nd_error_clear();
-    }
 }
 
 /* ND_ERR_CONFIG unless each of the `local_workers` of this host finds a GPU (launch.gpu_ids). */
@@ -158,8 +142,11 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
                        "it to 0",
                        config->kernels.comm_blocks > 0 ? "comm_blocks" : "product_processors");
     }
-    if (local_rank == 0) {
-        warn_of_cpu(config);
+    int count = 0;
+    if (local_rank == 0 && config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
+        nd_cuda_count(&count) != ND_OK) {
+        nd_log_warning("device auto takes the CPU: %s", nd_error_last()->message);
+        nd_error_clear();
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     ND_TRY(check_room_of_one(worker)); /* which does not count threads that run already */

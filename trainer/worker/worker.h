@@ -52,7 +52,7 @@ typedef struct nd_command_line {
 nd_status nd_command_line_read(int pid, nd_command_line *out);
 void nd_command_line_free(nd_command_line *line);
 
-/* peers.c: what the ranks of a job exchange about where they run. */
+/* What the ranks of a job exchange about where they run. */
 
 typedef struct nd_peer_card {
     char host[128];
@@ -73,15 +73,9 @@ typedef struct nd_peers {
     int share;   /* the number of this one among them */
 } nd_peers;
 
-/* Exchanges hosts and CPUs; all ranks call it. */
-nd_status nd_peers_meet(nd_store *store, const nd_identity *identity, nd_peers *out);
-/* All ranks call it with the device that each opened. ND_ERR_CONFIG naming two ranks whose devices
- * differ in kind or are the same GPU. */
-nd_status nd_peers_compare_devices(nd_store *store, const nd_identity *identity,
-                                   const nd_peers *peers, const char *kind, const char *gpu);
 void nd_peers_fini(nd_peers *peers);
 
-/* The parts of both that exchange nothing. nd_peers_index derives the other fields from cards. */
+/* What ranks make of what they have exchanged. nd_peers_index fills the other fields from cards. */
 nd_status nd_peers_index(nd_peers *peers, int count, int rank);
 nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device *devices,
                                  int count);
