@@ -61,8 +61,7 @@ static void train_and_stop_rank_5(launched *l)
     snprintf(process, sizeof process, "(process %d is stopped by a signal", (int)stopped);
     int code = launched_wait(l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 124, "%d: %s", code, launched_read(l));
-    assert_says(l, process);
-    assert_says(l, ", operation ");
+    assert_says(l, process, ", operation ");
     assert_said_after(l, "rank 5 ", "it said: rank ");
     assert_said_after(l, process, "it said: rank "); /* also where it is in no group of theirs */
 }
@@ -74,8 +73,7 @@ static void train_and_delete_the_file_of_rank_0(launched *l)
     cr_assert_eq(unlink(tempdir_file(&dir, "run/metrics.jsonl")), 0);
     int code = launched_wait(l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 73, "%d: %s", code, launched_read(l));
-    assert_says(l, "rank 0 failed first");
-    assert_says(l, "metrics.jsonl was deleted");
+    assert_says(l, "rank 0 failed first", "metrics.jsonl was deleted");
 }
 
 Test(faults_cuda, a_stopped_rank_is_named_by_all)

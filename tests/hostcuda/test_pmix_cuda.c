@@ -77,8 +77,7 @@ Test(pmix_cuda, tasks_that_see_one_gpu_each_are_warned)
     launched_until(&ranks[0], "each of 2 workers of this host sees one GPU alone", 1,
                    LAUNCHED_SECONDS);
     launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
-    kill(ranks[0].pid, SIGTERM);
-    launched_expect(&ranks[0], 75);
+    launched_end(&ranks[0], SIGTERM, 75);
     launched_wait(&ranks[1], LAUNCHED_SECONDS);
     cr_assert_not_null(strstr(launched_read(&ranks[0]), "srun --gpus-per-node=2"), "%s",
                        ranks[0].text);

@@ -35,7 +35,11 @@ void launched_start(launched *l, const tempdir *dir, const char *name, const cha
 int launched_wait(launched *l, double seconds);
 /* Waits for the end, which has this code, and reads the output. */
 void launched_expect(launched *l, int code);
-/* The same, and the output has all of `facts`, texts ended by NULL. */
+/* Sends a signal and waits for the end, which has this code. */
+void launched_end(launched *l, int number, int code);
+/* The output so far has all of `facts`, texts ended by NULL. */
+void launched_says(launched *l, const char *const *facts);
+/* launched_expect and launched_says. */
 void launched_expect_facts(launched *l, int code, const char *const *facts);
 /* launched_expect for a program that is attacked or hindered: it ends within PATIENCE_SECONDS of
  * its start (tests/support/patience.h). */
@@ -54,8 +58,7 @@ pid_t launched_until_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
 
-#define assert_says(l, words)                                                                      \
-    cr_assert_not_null(strstr(launched_read(l), (words)), "no \"%s\" in:\n%s", (words), (l)->text)
+#define assert_says(l, ...) launched_says(l, (const char *const[]){__VA_ARGS__, NULL})
 
 #define assert_ends(l, code, ...)                                                                  \
     launched_expect_facts(l, code, (const char *const[]){__VA_ARGS__, NULL})

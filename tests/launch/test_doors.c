@@ -54,8 +54,7 @@ Test(doors, workers_of_one_host_listen_nowhere)
         launched_shell("ss -tulnp | grep ',pid=%d,' | grep -v ' 127.0.0.1:' >&2", (int)l.pid), 1,
         "the launcher listens beyond loopback");
     assert_says(&l, "have no effect: UCX_TLS UCX_POSIX_DIR; unset them");
-    kill(l.pid, SIGTERM);
-    launched_expect(&l, 75);
+    launched_end(&l, SIGTERM, 75);
 }
 
 /* The numbers of a process's sockets. */

@@ -94,8 +94,7 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
         cr_assert(code == 2 || (code == 74 && rank != 2), "rank %d: %d: %s", rank, code,
                   launched_read(&ranks[rank]));
     }
-    assert_says(&ranks[2], "optimizer.lr is '");
-    assert_says(&ranks[2], "'0.125' on rank 2 (");
+    assert_says(&ranks[2], "optimizer.lr is '", "'0.125' on rank 2 (");
 }
 
 Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)

@@ -123,8 +123,7 @@ Test(failures, no_worker_outlives_a_killed_ndlaunch)
     launched l;
     start_test_worker(&l, "stubborn", "1", 2);
     pid_t first = launched_worker(&l, 0), second = launched_worker(&l, 1);
-    kill(l.pid, SIGKILL);
-    launched_expect(&l, 128 + SIGKILL);
+    launched_end(&l, SIGKILL, 128 + SIGKILL);
     cr_assert(launched_gone(first) && launched_gone(second));
 }
 
@@ -134,8 +133,7 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
     start_test_worker(&l, "check stays", "0", 2);
     launched_until(&l, "check pid ", 1, LAUNCHED_SECONDS);
     pid_t check = (pid_t)atol(strstr(l.text, "check pid ") + 10);
-    kill(l.pid, SIGKILL);
-    launched_expect(&l, 128 + SIGKILL);
+    launched_end(&l, SIGKILL, 128 + SIGKILL);
     cr_assert(launched_gone(check));
 }
 
@@ -150,8 +148,7 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
     for (int rank = 0; rank < 2; rank++) {
         kill(workers[rank], SIGSTOP);
     }
-    kill(l.pid, SIGKILL);
-    launched_expect(&l, 128 + SIGKILL);
+    launched_end(&l, SIGKILL, 128 + SIGKILL);
     for (int rank = 0; rank < 2; rank++) {
         bool gone = launched_gone(workers[rank]);
         kill(workers[rank], SIGKILL);

@@ -150,8 +150,7 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
     for (int rank = 0; rank < WORKERS; rank++) {
         workers[rank] = launched_child(&l, rank);
     }
-    kill(l.pid, SIGKILL);
-    launched_expect(&l, 128 + SIGKILL);
+    launched_end(&l, SIGKILL, 128 + SIGKILL);
     for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
         cr_assert(launched_gone(workers[rank]));
     }
@@ -201,8 +200,7 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     kill(launched_child(&nodes[1], 3), SIGKILL);
     launched_until(&nodes[0], "restart 1 of 3 follows ", 1, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "checkpoint of step 50 ", 1, LAUNCHED_SECONDS);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 128 + SIGKILL);
+    launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     start_node(&nodes[1], 1, 1, "0");
     expect_done(&nodes[1]);
     expect_done(&nodes[0]);
@@ -221,8 +219,7 @@ Test(kill, a_launcher_whose_place_a_spare_node_takes)
         start_node(&nodes[i], i, 0, "1");
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 128 + SIGKILL);
+    launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     expect_done(&nodes[2]);
     expect_done(&nodes[0]);
     assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");

@@ -329,8 +329,7 @@ static void meet_over_pmix(const char *const hosts[2])
     for (int i = 0; i < 2; i++) {
         launched_expect(&ranks[i], 0);
     }
-    assert_says(&ranks[0], "step 3/3");
-    assert_says(&ranks[0], "rank 0 hosts the store at 10.99.0.1 port ");
+    assert_says(&ranks[0], "step 3/3", "rank 0 hosts the store at 10.99.0.1 port ");
 }
 
 Test(netns, rank_0_of_pmix_listens_on_the_way_to_the_others)

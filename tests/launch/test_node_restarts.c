@@ -30,15 +30,6 @@ static void start_nodes(launched nodes[2], const char *plan, const char *rank)
     }
 }
 
-static void wait_for_start(launched nodes[2], int epoch)
-{
-    char words[32];
-    snprintf(words, sizeof words, "of epoch %d waits", epoch);
-    for (int i = 0; i < 2; i++) {
-        launched_until(&nodes[i], words, 2, LAUNCHED_SECONDS);
-    }
-}
-
 Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
 {
     static const char *const ranks[] = {"1", "3"};
@@ -48,10 +39,9 @@ Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
         for (int n = 0; n < 2; n++) {
             launched_expect(&nodes[n], 0);
         }
-        assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40; ");
-        assert_says(&nodes[0], "epoch 1 of rank 1, run nd-");
-        assert_says(&nodes[1], "epoch 1 of rank 3, run nd-");
-        assert_says(&nodes[1], ".1, folder '/begun/in/start-0'\n");
+        assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40; ",
+                    "epoch 1 of rank 1, run nd-");
+        assert_says(&nodes[1], "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");
         cr_assert_null(strstr(nodes[1].text, "was lost"), "%s", nodes[1].text);
     }
 }
@@ -60,11 +50,10 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
 {
     launched nodes[2];
     start_nodes(nodes, "B0T46D40K9;B40T44", "3");
-    wait_for_start(nodes, 1);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 1);
     launched_read(&nodes[0]);
-    assert_says(&nodes[0], "rank 3 failed first");
-    assert_says(&nodes[0], "ndlaunch: node 1 (host ");
-    assert_says(&nodes[0], ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
+    assert_says(&nodes[0], "rank 3 failed first", "ndlaunch: node 1 (host ",
+                ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
     kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
     kill(nodes[1].pid, SIGTERM);
     for (int n = 0; n < 2; n++) {
@@ -76,10 +65,9 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
 {
     launched nodes[2], back;
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
-    wait_for_start(nodes, 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     pid_t former = launched_worker(&nodes[1], 3);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 137);
+    launched_end(&nodes[1], SIGKILL, 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     cr_assert(launched_gone(former));
     tiny_nodes_start(&back, &job, 1, 1, NULL);
@@ -88,24 +76,20 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
                 "was lost; restart 1 of 3 follows when enough nodes are back, from "
                 "step 40; ",
                 "node 1 of 2 nodes is missing; start the same command there within ");
-    assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ");
-    assert_says(&back, ") as node 1 of 2\n");
-    assert_says(&back, "epoch 1 of rank 3, run nd-");
-    assert_says(&back, ".1, folder '/begun/in/start-0'\n");
+    assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ", ") as node 1 of 2\n",
+                "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");
 }
 
 Test(node_restarts, a_node_leaves_and_comes_back_twice)
 {
     launched nodes[2], back[2];
     start_nodes(nodes, "B0T46D40;B40T46D43;B43T46X0", "3");
-    wait_for_start(nodes, 0);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 137);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 137);
     tiny_nodes_start(&back[0], &job, 1, 1, NULL);
     launched_until(&back[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
-    kill(back[0].pid, SIGKILL);
-    launched_expect(&back[0], 137);
+    launched_end(&back[0], SIGKILL, 137);
     tiny_nodes_start(&back[1], &job, 1, 2, NULL);
     launched_expect(&back[1], 0);
     assert_ends(&nodes[0], 0, "was lost; restart 1 of 3 follows ",
@@ -118,7 +102,7 @@ Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
 {
     launched nodes[2], back;
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
-    wait_for_start(nodes, 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     kill(nodes[1].pid, SIGKILL);
     tiny_nodes_start(&back, &job, 1, 1, NULL);
     launched_expect(&nodes[1], 137);
@@ -131,9 +115,8 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
 {
     launched nodes[2], changed, back;
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
-    wait_for_start(nodes, 0);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 137);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
     assert_ends(&changed, 2, "optimizer.lr is '");
@@ -153,9 +136,8 @@ Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
         tiny_nodes_start(&nodes[i], &job, i, 0,
                          (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
     }
-    wait_for_start(nodes, 0);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 137);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 137);
     assert_ends(&nodes[0], 74, "node 1 of 2 nodes is missing after 6 s");
 }
 
@@ -163,12 +145,10 @@ Test(node_restarts, a_signal_ends_the_wait_for_a_node)
 {
     launched nodes[2];
     start_nodes(nodes, "B0T46D40", "3");
-    wait_for_start(nodes, 0);
-    kill(nodes[1].pid, SIGKILL);
-    launched_expect(&nodes[1], 137);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
-    kill(nodes[0].pid, SIGTERM);
-    launched_expect(&nodes[0], 75);
+    launched_end(&nodes[0], SIGTERM, 75);
 }
 
 /* Node 1 has no worker then, and tells node 0. */
@@ -189,10 +169,9 @@ Test(node_restarts, the_loss_of_node_0_ends_the_job)
 {
     launched nodes[2];
     start_nodes(nodes, "B0T46D40K9;B40T41", "3");
-    wait_for_start(nodes, 1);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 1);
     pid_t other = launched_child(&nodes[1], 3);
-    kill(nodes[0].pid, SIGKILL);
-    launched_expect(&nodes[0], 137);
+    launched_end(&nodes[0], SIGKILL, 137);
     launched_expect(&nodes[1], 74);
     cr_assert(launched_gone(other));
 }
@@ -203,15 +182,14 @@ Test(node_restarts, a_frozen_launcher_is_replaced)
 {
     launched nodes[2], back;
     start_nodes(nodes, "B0T46D40;B40T44", "3");
-    wait_for_start(nodes, 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     kill(nodes[1].pid, SIGSTOP);
     launched_until(&nodes[0], "no sign of life for 15 s", 1, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     sleep(3); /* for the connection to close */
     tiny_nodes_start(&back, &job, 1, 1, NULL);
     launched_until(&back, "of epoch 1 waits", 2, LAUNCHED_SECONDS);
-    kill(nodes[1].pid, SIGCONT);
-    launched_expect(&nodes[1], 74);
+    launched_end(&nodes[1], SIGCONT, 74);
     kill(back.pid, SIGTERM);
     kill(nodes[0].pid, SIGTERM);
     launched_expect(&back, 75);
@@ -233,8 +211,7 @@ Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
         launched_until(&nodes[i], "of epoch 0 waits", 2, LAUNCHED_SECONDS);
     }
     for (int i = 1; i < NODES; i++) {
-        kill(nodes[i].pid, SIGKILL);
-        launched_expect(&nodes[i], 137);
+        launched_end(&nodes[i], SIGKILL, 137);
     }
     launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing", 1, LAUNCHED_SECONDS);
     tiny_nodes_start(&nodes[1], &job, 1, 1, NULL);

@@ -98,12 +98,10 @@ Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
         start_test_nodes(nodes, "until signal", "3");
         launched_worker(&nodes[0], 0);
         launched_worker(&nodes[1], 2);
-        kill(nodes[lost].pid, SIGKILL);
-        launched_expect(&nodes[lost], 137);
+        launched_end(&nodes[lost], SIGKILL, 137);
         launched_expect(&nodes[!lost], 74);
         snprintf(words, sizeof words, "node %d (", lost);
-        assert_says(&nodes[!lost], words);
-        assert_says(&nodes[!lost], "was lost");
+        assert_says(&nodes[!lost], words, "was lost");
     }
 }
 
@@ -196,8 +194,7 @@ Test(nodes, a_node_that_cannot_start_ends_all_at_once)
         }
         assert_says(&nodes[bad], "/nonexistent/text.txt");
         snprintf(words, sizeof words, "node %d (", bad);
-        assert_says(&nodes[!bad], words);
-        assert_says(&nodes[!bad], "failed its start-up check");
+        assert_says(&nodes[!bad], words, "failed its start-up check");
     }
 }
 
@@ -217,8 +214,7 @@ Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
         }
         assert_says(&nodes[bad], "bad.json");
         snprintf(words, sizeof words, "node %d (", bad);
-        assert_says(&nodes[!bad], words);
-        assert_says(&nodes[!bad], "failed its start-up check");
+        assert_says(&nodes[!bad], words, "failed its start-up check");
     }
 }
 

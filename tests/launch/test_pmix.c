@@ -112,8 +112,7 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_end_does_not_change_the_code)
     setenv("SLURM_PMIX_TIMEOUT", "3", 1);
     start(2, NULL);
     expect(2, 0);
-    assert_says(&ranks[0], "step 4/4");
-    assert_says(&ranks[0], "PMIx_Finalize did not return within 3 s");
+    assert_says(&ranks[0], "step 4/4", "PMIx_Finalize did not return within 3 s");
     assert_says(&ranks[1], "PMIx_Finalize did not return within 3 s");
 }
 
@@ -133,8 +132,7 @@ Test(fake_pmix, a_failure_that_the_server_does_not_hear_of_keeps_its_code)
     setenv("FAKE_PMIX_HANG", "PMIx_Abort", 1);
     start(1, (const char *[]){"--set", "optimizer.lrr=1", NULL});
     expect(1, 2);
-    assert_says(&ranks[0], "did you mean optimizer.lr?");
-    assert_says(&ranks[0], "PMIx_Abort did not return within 10 s");
+    assert_says(&ranks[0], "did you mean optimizer.lr?", "PMIx_Abort did not return within 10 s");
 }
 
 /* Two hosts whose ranks read the same wrong setting, of which rank 0 speaks first: the end of the

@@ -37,11 +37,10 @@ Test(restarts, a_killed_worker_is_followed_by_a_start_that_goes_on)
     start(&l, "B0T46D40K9;B40T41X0", "3");
     launched_expect(&l, 0);
     expect_starts(&l, 2);
-    assert_says(&l, "rank 1 failed first");
-    assert_says(&l, "ndlaunch: rank 1 failed (signal 9, Killed); restart 1 of 3 follows at once, "
-                    "from step 40; 6 steps are lost\n");
-    assert_says(&l, "epoch 1 of rank 0, run nd-");
-    assert_says(&l, ".1, folder '/begun/in/start-0'\n");
+    assert_says(&l, "rank 1 failed first",
+                "ndlaunch: rank 1 failed (signal 9, Killed); restart 1 of 3 follows at once, "
+                "from step 40; 6 steps are lost\n",
+                "epoch 1 of rank 0, run nd-", ".1, folder '/begun/in/start-0'\n");
 }
 
 Test(restarts, none_without_max_restarts)
@@ -94,8 +93,8 @@ Test(restarts, never_after_one_that_fails_before_its_first_step)
     start(&l, "B0T46D40K9;B40E74", "9");
     launched_expect(&l, 74);
     expect_starts(&l, 2);
-    assert_says(&l, "restart 1 of 9 follows at once, from step 40; ");
-    assert_says(&l, "not started again: the last restart failed before its first step\n");
+    assert_says(&l, "restart 1 of 9 follows at once, from step 40; ",
+                "not started again: the last restart failed before its first step\n");
     start(&l, "B0T46D40K9;B40T54D50K9;B50K9", "9");
     launched_expect(&l, 137);
     expect_starts(&l, 3);
@@ -118,9 +117,9 @@ Test(restarts, never_twice_without_a_newer_checkpoint)
     start(&l, "B0T5K9;B0T3D3K9;B3T9D3K9", "5");
     launched_expect(&l, 137);
     expect_starts(&l, 3);
-    assert_says(&l, "not started again: no checkpoint was completed since the last restart\n");
-    assert_says(&l, "restart 1 of 5 follows at once, from the beginning; ");
-    assert_says(&l, "restart 2 of 5 follows in 1 s, from step 3; "); /* it failed soon */
+    assert_says(&l, "not started again: no checkpoint was completed since the last restart\n",
+                "restart 1 of 5 follows at once, from the beginning; ",
+                "restart 2 of 5 follows in 1 s, from step 3; "); /* it failed soon */
 }
 
 Test(restarts, at_most_max_restarts)
@@ -228,8 +227,7 @@ Test(restarts, no_worker_of_a_restart_outlives_a_killed_ndlaunch)
     for (int rank = 0; rank < 3; rank++) {
         pids[rank] = launched_child(&l, rank);
     }
-    kill(l.pid, SIGKILL);
-    launched_expect(&l, 137);
+    launched_end(&l, SIGKILL, 137);
     for (int rank = 0; rank < 3; rank++) {
         cr_expect(launched_gone(pids[rank]), "rank %d is still there", rank);
     }

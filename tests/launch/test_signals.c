@@ -25,9 +25,9 @@ static void ends_at_a_step_boundary(int number)
     kill(l.pid, number);
     int code = launched_wait(&l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
-    assert_says(&l, "the job was stopped at a step boundary");
-    assert_says(&l, "it cannot be resumed there, since it saves no checkpoints");
-    assert_says(&l, "with --checkpoint-frequency N a signal saves one too");
+    assert_says(&l, "the job was stopped at a step boundary",
+                "it cannot be resumed there, since it saves no checkpoints",
+                "with --checkpoint-frequency N a signal saves one too");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 
@@ -130,8 +130,7 @@ Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
         kill(child, SIGKILL);
         launched_ends(&l, 128 + SIGKILL);
         cr_assert_eq(sentences_in(launched_read(&l)), 1, "%s", l.text);
-        assert_says(&l, "rank 1 failed first");
-        assert_says(&l, "signal 9 (Killed)");
+        assert_says(&l, "rank 1 failed first", "signal 9 (Killed)");
     }
 }
 
@@ -161,8 +160,7 @@ Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
     tiny_add(&a, tiny_flags(&dir, "out"));
     launched_start(&l, &dir, "out", a.list);
     launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
-    kill(l.pid, SIGTERM);
-    launched_expect(&l, 75);
+    launched_end(&l, SIGTERM, 75);
 }
 
 /* One of two replicas gets the signal; its validation would go on for long. */

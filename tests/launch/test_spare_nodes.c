@@ -39,20 +39,6 @@ static void start_nodes(launched nodes[NODES], const char *plan)
     }
 }
 
-static void expect_killed(launched *l)
-{
-    kill(l->pid, SIGKILL);
-    launched_expect(l, 128 + SIGKILL);
-}
-
-static void wait_for_start(launched *node, launched *other, int epoch)
-{
-    char words[32];
-    snprintf(words, sizeof words, "of epoch %d waits", epoch);
-    launched_until(node, words, 2, LAUNCHED_SECONDS);
-    launched_until(other, words, 2, LAUNCHED_SECONDS);
-}
-
 Test(spare_nodes, a_job_that_needs_no_spare_ends_it_with_0)
 {
     launched nodes[NODES];
@@ -69,14 +55,13 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
 {
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40;B40T44X0");
-    wait_for_start(&nodes[0], &nodes[1], 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
-    expect_killed(&nodes[1]);
+    launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[2], 0);
     assert_ends(&nodes[0], 0, "node 2 (host ", " takes the place of node 1 (host ",
                 "), ranks 2 to 3\n", "workers on nodes 0, 2; spare nodes: none yet");
-    assert_says(&nodes[2], "epoch 1 of rank 3, run nd-");
-    assert_says(&nodes[2], ".1, folder '/begun/in/start-0'\n");
+    assert_says(&nodes[2], "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");
     cr_assert_null(strstr(nodes[0].text, "missing"), "%s", nodes[0].text);
 }
 
@@ -88,12 +73,12 @@ Test(spare_nodes, a_node_that_comes_late_is_the_spare)
     setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
     start_node(&nodes[0], 0, 0);
     start_node(&nodes[2], 2, 0);
-    wait_for_start(&nodes[0], &nodes[2], 0);
+    tiny_nodes_wait(&nodes[0], &nodes[2], 0);
     assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
     start_node(&nodes[1], 1, 0);
     launched_until(&nodes[0], ") joined and is a spare", 1, LAUNCHED_SECONDS);
     sleep(SILENCE_SECONDS + 5);
-    expect_killed(&nodes[2]);
+    launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[1], 0);
     assert_ends(&nodes[0], 0, "workers on nodes 0-1; spare nodes: none yet");
     cr_assert_null(strstr(nodes[0].text, "no sign of life"), "%s", nodes[0].text);
@@ -103,10 +88,10 @@ Test(spare_nodes, without_a_spare_node_0_waits_for_any_other)
 {
     launched nodes[NODES], back;
     start_nodes(nodes, "B0T46D40;B40T54D50;B50T54X0");
-    wait_for_start(&nodes[0], &nodes[1], 0);
-    expect_killed(&nodes[1]);
-    wait_for_start(&nodes[0], &nodes[2], 1);
-    expect_killed(&nodes[2]);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
+    tiny_nodes_wait(&nodes[0], &nodes[2], 1);
+    launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing after", 1, LAUNCHED_SECONDS);
     assert_says(&nodes[0], "and the job needs 1 of them\n");
     start_node(&back, 1, 1);
@@ -120,16 +105,15 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
 {
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40");
-    wait_for_start(&nodes[0], &nodes[1], 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
-    kill(nodes[2].pid, SIGTERM);
-    launched_expect(&nodes[2], 75);
+    launched_end(&nodes[2], SIGTERM, 75);
     launched_until(&nodes[0], "spare node 2 (host ", 1, LAUNCHED_SECONDS);
     start_node(&nodes[2], 2, 1);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     kill(nodes[2].pid, SIGSTOP);
     launched_until(&nodes[0], ") gave no sign of life for 15 s", 1, LAUNCHED_SECONDS);
-    expect_killed(&nodes[2]);
+    launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     cr_assert_null(strstr(nodes[0].text, "restart 1"), "%s", nodes[0].text);
     for (int i = 0; i < 2; i++) {
         kill(nodes[i].pid, SIGTERM);
@@ -143,9 +127,9 @@ Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
 {
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40");
-    wait_for_start(&nodes[0], &nodes[1], 0);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
-    expect_killed(&nodes[0]);
+    launched_end(&nodes[0], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[1], 74);
     assert_ends(&nodes[2], 74, "was lost while this node waited");
 }

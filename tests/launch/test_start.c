@@ -93,8 +93,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     cr_assert_not_null(strstr(bytes, "launch_test_worker"));
     cr_assert_str_eq(bytes + strlen(bytes) + 1, "train");
     cr_assert_eq(got, strlen(bytes) + 1 + sizeof "train"); /* and nothing else */
-    kill(l.pid, SIGUSR1);
-    launched_expect(&l, 0);
+    launched_end(&l, SIGUSR1, 0);
 }
 
 Test(start, the_check_sees_the_workers_environment)
@@ -109,9 +108,8 @@ Test(start, the_check_sees_the_workers_environment)
     tiny_ndlaunch(&l, &dir, "out", 1, NULL);
     launched_until(&l, "check env PATH=", 1, LAUNCHED_SECONDS);
     launched_until(&l, "check env RANK=0\n", 1, LAUNCHED_SECONDS);
-    assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n");
-    assert_says(&l, "check env HUGGINGFACE_HUB_CACHE=/somewhere\n");
-    assert_says(&l, "check env ND_CPU_ISA=avx512\n");
+    assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n",
+                "check env HUGGINGFACE_HUB_CACHE=/somewhere\n", "check env ND_CPU_ISA=avx512\n");
     cr_assert_null(strstr(l.text, "RANK=5"));
     cr_assert_null(strstr(l.text, "ND_RUN_FOLDER"));
     kill(l.pid, SIGKILL);

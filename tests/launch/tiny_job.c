@@ -101,6 +101,14 @@ void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
     tiny_ndlaunch(l, job->dir, name, job->workers, a.list);
 }
 
+void tiny_nodes_wait(launched *one, launched *other, int epoch)
+{
+    char words[32];
+    snprintf(words, sizeof words, "of epoch %d waits", epoch);
+    launched_until(one, words, 2, LAUNCHED_SECONDS);
+    launched_until(other, words, 2, LAUNCHED_SECONDS);
+}
+
 void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)
 {
     char path[256], line[4096];

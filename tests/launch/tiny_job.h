@@ -43,6 +43,9 @@ void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir);
 void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
                       const char *const *further);
 
+/* Waits until all workers of both nodes wait in this start of the job. */
+void tiny_nodes_wait(launched *one, launched *other, int epoch);
+
 /* The numbers of each step: loss, norm and learning rate with 17 digits. */
 void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity);
 /* Content of run.json. */

@@ -111,9 +111,8 @@ Test(batch, workers_per_node_are_counted)
                                    "--nproc-per-node", "auto", NULL};
     int job = slurm_submit(&l, &dir, "counted", two, dir.name, further);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    assert_says(&l, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ");
-    assert_says(&l, "nnodes 2, nproc_per_node 2,");
-    assert_says(&l, "step 2/2");
+    assert_says(&l, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ", "nnodes 2, nproc_per_node 2,",
+                "step 2/2");
 }
 
 /* Options before the script go before its own. */
@@ -139,9 +138,7 @@ Test(batch, an_allocation_of_salloc_does_as_well)
     tiny_add(&a, slurm_flags(&dir, "salloc"));
     launched_start(&l, &dir, "salloc", a.list);
     cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    assert_says(&l, "ndlaunch: 4 workers");
-    assert_says(&l, "nnodes 2, nproc_per_node 2,");
-    assert_says(&l, "step 2/2");
+    assert_says(&l, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
 }
 
 /* A suite that cannot run must not pass in CI. Without its path munged stands for one that is not
@@ -206,8 +203,7 @@ Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
     int job = slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--learning-rate", "0.5", NULL});
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 2, "%s", launched_read(&l));
-    assert_says(&l, "optimizer.lr is '0.5' on node 0 (node1)");
-    assert_says(&l, "'0.25' on node 1 (node2)");
+    assert_says(&l, "optimizer.lr is '0.5' on node 0 (node1)", "'0.25' on node 1 (node2)");
 }
 
 Test(batch, a_killed_worker_is_named_with_job_and_node)
@@ -220,8 +216,7 @@ Test(batch, a_killed_worker_is_named_with_job_and_node)
     kill(slurm_worker(job, 5), SIGKILL);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 137, "%s", launched_read(&l));
     snprintf(words, sizeof words, "rank 5 failed first (host node2, Slurm job %d, pid ", job);
-    assert_says(&l, words);
-    assert_says(&l, "signal 9 (Killed)");
+    assert_says(&l, words, "signal 9 (Killed)");
 }
 
 /* Slurm may signal every process of the step, and ndlaunch passes the signal on: twice is once. */
@@ -346,6 +341,5 @@ Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
     slurm_until_requeued(&l, job, SLURM_SECONDS);
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 74, "%s", launched_read(&l));
-    assert_says(&l, "start 0");
-    assert_says(&l, "start 1");
+    assert_says(&l, "start 0", "start 1");
 }

@@ -125,8 +125,7 @@ Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
     cr_assert_eq(chmod(dir.name, 0755), 0);
     start(&l, "differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
     expect(&l, 2);
-    assert_says(&l, "optimizer.lr is '0.5' on rank 0 (node1)");
-    assert_says(&l, "'0.25' on rank 4 (node2)");
+    assert_says(&l, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
 }
 
 Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
@@ -220,8 +219,7 @@ Test(pmix, tasks_without_pmix_are_refused)
     const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
     start(&l, "none", options, "ndtrain", NULL);
     expect(&l, 2);
-    assert_says(&l, "srun started 8 ndtrain without PMIx");
-    assert_says(&l, "--mpi=pmix");
+    assert_says(&l, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
 }
 
 /* A library that cannot be opened stands for one that is missing. */
