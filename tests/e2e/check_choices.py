@@ -16,14 +16,11 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 NDTRAIN, GOLDENS = sys.argv[1], pathlib.Path(sys.argv[2])
 MODEL = tempfile.TemporaryDirectory()
 FALSE_ALARM = 1e-4  # how likely a right program fails by chance
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_choices: {words}")
 
 
 def normal(seed, stream, i):

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 PRECISIONS = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"]
 SEEDS = [3, 4]
 STEPS = 3
@@ -31,11 +33,6 @@ output: {save_model: false}
 for variable in [v for v in os.environ if v.startswith(("ND_", "SLURM")) or v in ("RANK", "WORLD_SIZE")]:
     del os.environ[variable]
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_compare_precision: {words}")
 
 
 def compare(script, build, folder, *flags, status=0):

@@ -16,16 +16,13 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 NDTRAIN = pathlib.Path(sys.argv[1]).resolve()
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MODEL = dict(model_type="llama", vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=256, rms_norm_eps=1e-5, initializer_range=0.05, tie_word_embeddings=False,
              rope_theta=10000.0)
-
-
-def check(condition, message):
-    if not condition:
-        sys.exit(f"documents: {message}")
 
 
 def run(folder, *arguments, code=0):

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
          "rms_norm_eps": 1e-5, "initializer_range": 0.3, "tie_word_embeddings": False, "rope_theta": 10000.0, "hidden_act": "silu"}
@@ -27,11 +29,6 @@ MESHES = [("tp", 2, ["--tp-size", "2"]),
           ("hsdp_cp", 4, ["--dp-replicate-size", "2", "--cp-size", "2"]),
           ("fsdp_tp_cp", 8, ["--dp-shard-size", "2", "--tp-size", "2", "--cp-size", "2", "--recompute", "full"]),
           ("copies", 4, ["--tp-size", "4", "--tiled-mlp", "2"])]
-
-
-def check(good, what):
-    if not good:
-        sys.exit(f"dumps: {what}")
 
 
 def run(build, folder, name, flags, workers=1, dump=("*", "1-2"), expected=0, model="m.json", limit=None):

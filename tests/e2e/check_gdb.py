@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 PROGRAM = r"""
 #include <stdio.h>
 #include "kernels/ops.h"
@@ -36,11 +38,6 @@ int main(void)
     return 0;
 }
 """
-
-
-def check(good, what):
-    if not good:
-        sys.exit(f"gdb: {what}")
 
 
 def main():

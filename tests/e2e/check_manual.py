@@ -12,10 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_manual: {words}")
+from steps import check
 
 
 def output_of(*command, code=0):

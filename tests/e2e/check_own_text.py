@@ -14,15 +14,12 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 SOURCE, BUILD = (pathlib.Path(path) for path in sys.argv[1:3])
 MODEL = {"model_type": "llama", "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
          "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 2048}
 ROWS, VALIDATION_PART = 400, 20
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_own_text: {words}")
 
 
 def read_commands():

@@ -14,14 +14,11 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 SOURCE = pathlib.Path(sys.argv[1])
 DOCKERFILE, DEF, CONTAINER, PACKAGE = ((SOURCE / name).read_text() for name in (
     "packaging/Dockerfile", "packaging/ndtrain.def", "packaging/container", "scripts/package"))
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_packaging: {words}")
 
 
 def instructions(text):

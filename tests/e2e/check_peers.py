@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 SOURCE = pathlib.Path(sys.argv[1])
 PYTHON = """#!/bin/sh
 echo "$0 $*" >>"$CALLS"
@@ -19,11 +21,6 @@ case "$*" in
 "-m pip download "*) exit 1 ;;
 esac
 """
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_peers: {words}")
 
 
 def main():

@@ -18,6 +18,7 @@ import threading
 import time
 
 import browser
+from steps import check
 
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -54,11 +55,6 @@ ASK = """(async () => {
 })()"""
 SECONDS = 120 # a bound on what Perfetto may take
 RANKS, SLACK_US = 4, 1.0  # times are rounded to nanoseconds
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_profile: {words}")
 
 
 def find_package(name):

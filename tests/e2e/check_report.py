@@ -20,17 +20,13 @@ import tempfile
 import time
 
 import browser
+from steps import check
 
 EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&"
 EVIL_NAME = EVIL[:47]  # of a source: longer ones are cut
 MANY = int(os.environ.get("ND_REPORT_STEPS", "1000000"))
 MOST_RUNS = 32  # of a page
 MANY_SECONDS = 15  # on a loaded machine with sanitizers; the goal is 1 s
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_report: {words}")
 
 
 def report(ndtrain, folder, *arguments, code=0):

@@ -8,12 +8,9 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 SOURCE = pathlib.Path(sys.argv[1])
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_setup: {words}")
 
 
 def call(status, script, *arguments):

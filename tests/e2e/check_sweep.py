@@ -9,16 +9,13 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 SOURCE, BUILD = (pathlib.Path(path) for path in sys.argv[1:3])
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
          "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 64}
 CONFIG = "launch: {workers: 1, device: cpu}\nmodel: {config: model.json}\ndata: {path: text.txt, validation_path: ''}\n" \
          "train: {steps: 3, sequence_length: 32}\noutput: {save_model: false}\n"
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_sweep: {words}")
 
 
 def sweep(folder, *arguments, code=0, launcher=BUILD / "ndlaunch"):

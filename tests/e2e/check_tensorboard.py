@@ -26,6 +26,8 @@ from tensorboard.data import server_ingester
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import grpc_util
 
+from steps import check
+
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
@@ -50,11 +52,6 @@ VALIDATION_TAGS = {
 
 OURS = {**os.environ, "MALLOC_PERTURB_": os.environ.get("ND_PERTURB", "0")}  # the environment of our programs
 SECONDS = 120  # a bound on what the data server may take
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_tensorboard: {words}")
 
 
 def run(ndlaunch, folder, *flags):

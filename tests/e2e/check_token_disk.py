@@ -14,15 +14,12 @@ import subprocess
 import sys
 import tempfile
 
+from steps import check
+
 NDTRAIN, LIBRARY, GOLDENS = sys.argv[1:4]
 CONFIG = ('{"model_type": "llama", "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, '
           '"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}')
 HEADER_BYTES = 72
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_token_disk: {words}")
 
 
 def start(top, *command, **settings):

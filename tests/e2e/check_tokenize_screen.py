@@ -21,17 +21,14 @@ import sys
 import tempfile
 import time
 
+from steps import check
+
 NDTRAIN = sys.argv[1]
 ERASE = "\r\x1b[K"
 CELLS = 30
 BAR = re.compile(r"\r\[(#*)( *)\] +(\d+) %  ([\d.]+) MB/s(?:  (\d+) s left)? \x1b\[K")
 ROW = re.compile(r"  (\S.{27}) ([\d,. ]{15}\d)(?:  (.*))?")
 DEADLINE = 120
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_tokenize_screen: {words}")
 
 
 def start(folder, *arguments, errors=subprocess.PIPE):

@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 
+from steps import check
+
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 STAND_IN = '''
@@ -37,11 +39,6 @@ def init(**how):
 def log(values, step): put("log", values={"train/global_step": step, **values})
 def finish(): put("finish")
 '''
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_wandb_sync: {words}")
 
 
 def step_line(step, loss=1.5):
