@@ -4,6 +4,12 @@
 #include "runtime/device/cuda.h"
 #include "tests/hostcuda/cuda_ranks.h"
 
+typedef struct job_context {
+    job_body *body;
+    nd_mesh mesh;
+    double timeout_seconds;
+} job_context;
+
 static nd_status run_job(nd_transport *local, void *context)
 {
     const job_context *c = context;
@@ -28,12 +34,14 @@ out:
     return status;
 }
 
-nd_ranks nccl_job_ranks(const job_context *context)
+nd_ranks nccl_job_ranks(job_body *body, nd_mesh mesh, double timeout_seconds)
 {
-    return (nd_ranks){.size = nd_mesh_world_size(&context->mesh),
+    static job_context context;
+    context = (job_context){body, mesh, timeout_seconds};
+    return (nd_ranks){.size = nd_mesh_world_size(&mesh),
                       .timeout_seconds = 60,
                       .body = run_job,
-                      .context = (void *)context};
+                      .context = &context};
 }
 
 nd_status sum_over(job *j, nd_group_kind kind)

@@ -18,14 +18,12 @@ typedef struct job {
 
 typedef nd_status job_body(job *j);
 
-typedef struct job_context {
-    job_body *body;
-    nd_mesh mesh;
-    double timeout_seconds;
-} job_context;
+/* To run as threads or processes; one job at a time. */
+nd_ranks nccl_job_ranks(job_body *body, nd_mesh mesh, double timeout_seconds);
 
-/* To run as threads or processes. The context is borrowed. */
-nd_ranks nccl_job_ranks(const job_context *context);
+/* Arguments of an operation on N floats, a sum where it reduces. */
+#define FLOATS(from, to)                                                                           \
+    (&(nd_comm_args){.send = (from), .recv = (to), .count = N, .dtype = ND_DTYPE_F32})
 
 /* Enqueues a sum of the first N of all members' memory into each one's. */
 nd_status sum_over(job *j, nd_group_kind kind);

@@ -17,8 +17,7 @@
 static void expect_all_fine(job_body *body, nd_mesh mesh)
 {
     for (int order = ND_DOUBLE_LAZY; order <= ND_DOUBLE_OTHERS; order++) {
-        job_context context = {body, mesh, 60.0};
-        nd_ranks ranks = nccl_job_ranks(&context);
+        nd_ranks ranks = nccl_job_ranks(body, mesh, 60.0);
         nd_double_machine_get()->order = order;
         nd_status status = nd_ranks_run_threads(&ranks);
         cr_assert_eq(status, ND_OK, "order %d: %s", order, nd_error_last()->message);
@@ -85,10 +84,7 @@ static nd_status every_operation(job *j)
         float *out = j->memory + 32 * N, sum = 0.0f, most = 0.0f;
         int n = comm->size, next = (comm->index + 1) % n, before = (comm->index + n - 1) % n;
         ND_TRY(fill(j, 16 * N));
-        ND_TRY(nd_comm_all_gather(
-            comm, &j->stream,
-            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
-            NULL));
+        ND_TRY(nd_comm_all_gather(comm, &j->stream, FLOATS(j->memory, out), NULL));
         ND_TRY(fetch(j, out, n * N));
         for (int m = 0; m < n; m++) {
             ND_CHECK(j->host[m * N + 3] == part(comm->ranks[m], 3), "all_gather of %s: %g",
@@ -96,19 +92,10 @@ static nd_status every_operation(job *j)
             sum += part(comm->ranks[m], comm->index * N + 5);
             most = part(comm->ranks[m], 2) > most ? part(comm->ranks[m], 2) : most;
         }
-        ND_TRY(nd_comm_reduce_scatter(comm, &j->stream,
-                                      &(nd_comm_args){.send = j->memory,
-                                                      .recv = out,
-                                                      .count = N,
-                                                      .dtype = ND_DTYPE_F32,
-                                                      .redop = ND_REDOP_SUM},
-                                      NULL));
+        ND_TRY(nd_comm_reduce_scatter(comm, &j->stream, FLOATS(j->memory, out), NULL));
         ND_TRY(fetch(j, out, N));
         ND_CHECK(j->host[5] == sum, "reduce_scatter: %g, not %g", (double)j->host[5], (double)sum);
-        ND_TRY(nd_comm_all_to_all(
-            comm, &j->stream,
-            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
-            NULL));
+        ND_TRY(nd_comm_all_to_all(comm, &j->stream, FLOATS(j->memory, out), NULL));
         ND_TRY(fetch(j, out, n * N));
         for (int m = 0; m < n; m++) {
             ND_CHECK(j->host[m * N] == part(comm->ranks[m], comm->index * N), "all_to_all");
@@ -164,17 +151,8 @@ static nd_status overlapped(job *j)
             want += part(m, weights->index * N) + (float)round;
         }
         ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(n * N) * 4));
-        ND_TRY(nd_comm_all_gather(
-            weights, &j->stream,
-            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
-            &gathered));
-        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
-                                      &(nd_comm_args){.send = j->memory,
-                                                      .recv = sums,
-                                                      .count = N,
-                                                      .dtype = ND_DTYPE_F32,
-                                                      .redop = ND_REDOP_SUM},
-                                      &reduced));
+        ND_TRY(nd_comm_all_gather(weights, &j->stream, FLOATS(j->memory, out), &gathered));
+        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, FLOATS(j->memory, sums), &reduced));
         ND_TRY(nd_stream_wait(&j->stream, &gathered));
         ND_TRY(nd_stream_wait(&j->stream, &reduced));
         ND_TRY(fetch(j, out, 32 * N));
@@ -222,13 +200,8 @@ static nd_status in_groups(job *j)
         ND_TRY(nd_comm_group_end(weights));
         ND_TRY(nd_comm_group_begin(gradients));
         for (int k = 0; k < 2; k++) {
-            ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
-                                          &(nd_comm_args){.send = j->memory + k * n * N,
-                                                          .recv = sums + k * N,
-                                                          .count = N,
-                                                          .dtype = ND_DTYPE_F32,
-                                                          .redop = ND_REDOP_SUM},
-                                          &reduced[k]));
+            ND_TRY(nd_comm_reduce_scatter(
+                gradients, &j->stream, FLOATS(j->memory + k * n * N, sums + k * N), &reduced[k]));
         }
         ND_TRY(nd_comm_group_end(gradients));
         for (int k = 0; k < 2; k++) {
@@ -272,8 +245,7 @@ static nd_status one_does_not_enter(job *j)
 
 Test(nccl, a_missing_peer_is_named)
 {
-    job_context context = {one_does_not_enter, {{1, 1, 2, 1, 2}}, 2.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(one_does_not_enter, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;
     cr_expect_eq(ranks.results[0].status, ND_ERR_HANG, "%s", message);
@@ -303,8 +275,7 @@ static nd_status network_breaks(job *j)
 
 Test(nccl, an_asynchronous_error_ends_every_rank)
 {
-    job_context context = {network_breaks, {{1, 1, 1, 1, 3}}, 60.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(network_breaks, (nd_mesh){{1, 1, 1, 1, 3}}, 60.0);
     nd_ranks_run_threads(&ranks);
     for (int r = 0; r < 3; r++) {
         const char *message = ranks.results[r].message;
@@ -329,9 +300,8 @@ static nd_status frees_what_is_gathered(job *j)
         usleep(1000);
     }
     usleep(j->transport->rank == 1 ? 100000 : 0);
-    ND_TRY(nd_comm_all_gather(
-        j->groups.by_kind[ND_GROUP_TP], &j->stream,
-        &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32}, NULL));
+    ND_TRY(nd_comm_all_gather(j->groups.by_kind[ND_GROUP_TP], &j->stream, FLOATS(j->memory, out),
+                              NULL));
     atomic_store(&enqueued, true);
     nd_device_free(j->device, out, 2 * N * 4);
     ND_CUDA(j->device, cudaStreamQuery(nd_cuda_stream(&j->stream)));
@@ -341,8 +311,7 @@ static nd_status frees_what_is_gathered(job *j)
 Test(nccl, memory_is_freed_when_the_last_operation_is_done)
 {
     for (int order = ND_DOUBLE_LAZY; order <= ND_DOUBLE_OTHERS; order++) {
-        job_context context = {frees_what_is_gathered, {{1, 1, 1, 1, 2}}, 60.0};
-        nd_ranks ranks = nccl_job_ranks(&context);
+        nd_ranks ranks = nccl_job_ranks(frees_what_is_gathered, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
         nd_double_machine_get()->order = order;
         atomic_store(&enqueued, false);
         cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
@@ -489,8 +458,7 @@ Test(nccl, the_double_refuses_bounds_that_nccl_refuses)
 /* NCCL allocates at the first use of a group, after the plan. */
 Test(nccl, memory_that_it_does_not_find_is_said)
 {
-    job_context context = {network_breaks, {{1, 1, 1, 1, 2}}, 60.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(network_breaks, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
     fault_of_nccl = ncclUnhandledCudaError;
     nd_ranks_run_threads(&ranks);
     for (int r = 0; r < 2; r++) {
@@ -509,8 +477,7 @@ static nd_status nothing(job *j)
 
 static void expect_refused(const char *number, const char *version)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
     setenv("ND_DOUBLE_NCCL", number, 1);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;
@@ -531,8 +498,7 @@ Test(nccl, a_library_that_mixes_up_communicators_is_refused)
 
 Test(nccl, the_oldest_library_is_taken)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
     setenv("ND_DOUBLE_NCCL", "22602", 1);
     nd_ranks_run_threads(&ranks);
     cr_expect_eq(ranks.results[0].status, ND_OK, "%s", ranks.results[0].message);

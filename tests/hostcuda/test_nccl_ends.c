@@ -17,8 +17,7 @@
 static void expect_of_rank_0(nd_status (*body)(job *), int count, nd_status status,
                              const char *words)
 {
-    job_context context = {body, {{1, 1, 1, 1, count}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(body, (nd_mesh){{1, 1, 1, 1, count}}, 90);
     nd_ranks_run_processes(&ranks);
     expect_message(&ranks, 0, status, words);
 }

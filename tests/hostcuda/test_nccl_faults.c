@@ -18,8 +18,7 @@
 /* Two ranks over tp run `body`; a fault is one of the test. */
 static void expect_good_end(nd_status (*body)(job *), double deadline)
 {
-    job_context context = {body, {{1, 1, 1, 1, 2}}, deadline};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(body, (nd_mesh){{1, 1, 1, 1, 2}}, deadline);
     cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
 }
 
@@ -108,8 +107,7 @@ static nd_status without_rank_3(job *j)
 
 Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout = 100)
 {
-    job_context context = {without_rank_3, {{1, 1, 2, 1, 2}}, 2.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(without_rank_3, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     nd_ranks_run_threads(&ranks);
     expect_message(&ranks, 1, ND_ERR_HANG,
                    "in all_reduce of dp_shard_cp, operation 1 (24 x f32), for rank 3;");
@@ -203,8 +201,7 @@ static nd_status adds_context(job *j)
 
 Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 100)
 {
-    job_context context = {adds_context, {{1, 1, 1, 1, 2}}, 2.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(adds_context, (nd_mesh){{1, 1, 1, 1, 2}}, 2.0);
     nd_ranks_run_threads(&ranks);
     expect_message(&ranks, 0, ND_ERR_HANG, "in all_reduce of tp, operation 1 (24 x f32)");
     expect_message(&ranks, 0, ND_ERR_HANG, " (while the caller adds to it)");
@@ -229,8 +226,7 @@ static nd_status enters_broken_nccl(job *j)
 
 Test(nccl_faults, an_error_seen_once_ends_a_host_inside_of_nccl, .timeout = 100)
 {
-    job_context context = {enters_broken_nccl, {{1, 1, 1, 1, 2}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(enters_broken_nccl, (nd_mesh){{1, 1, 1, 1, 2}}, 90);
     nd_ranks_run_processes(&ranks);
     cr_expect(!ranks.results[0].finished, "%s", ranks.results[0].message);
 }
@@ -251,8 +247,7 @@ static nd_status frees_nothing(job *j)
 
 Test(nccl_faults, nothing_is_freed_after_a_fault, .timeout = 100)
 {
-    job_context context = {frees_nothing, {{1, 1, 1, 1, 2}}, 5};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(frees_nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
     nd_ranks_run_threads(&ranks);
     expect_message(&ranks, 0, ND_ERR_DATA, "it gives up");
     expect_message(&ranks, 1, ND_ERR_DATA, "it gives up");
@@ -268,11 +263,7 @@ static nd_status mixed_order(job *j)
         j->host[i] = (float)(1 + tp->index);
     }
     ND_TRY(nd_copy(&j->stream, j->memory, j->host, N * 4));
-    ND_TRY(nd_comm_all_gather(
-        tp, &j->stream,
-        &(nd_comm_args){
-            .send = j->memory, .recv = j->memory + 16 * N, .count = N, .dtype = ND_DTYPE_F32},
-        &gathered));
+    ND_TRY(nd_comm_all_gather(tp, &j->stream, FLOATS(j->memory, j->memory + 16 * N), &gathered));
     ND_TRY(nd_comm_all_reduce(tp, &j->stream, j->memory + 16 * N, 2 * N, ND_DTYPE_F32, ND_REDOP_SUM,
                               NULL));
     ND_TRY(nd_copy(&j->stream, j->host, j->memory + 16 * N, 2 * N * 4));
@@ -286,8 +277,7 @@ static nd_status mixed_order(job *j)
 
 Test(nccl_faults, operations_with_and_without_events_keep_their_order, .timeout = 100)
 {
-    job_context context = {mixed_order, {{1, 1, 1, 1, 2}}, 5};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(mixed_order, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
     nd_double_machine_get()->order = ND_DOUBLE_LAZY;
     cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
 }
@@ -313,11 +303,8 @@ static nd_status broken_group(job *j)
     nd_event done = {0};
     ND_TRY(nd_comm_group_begin(tp));
     nd_double_break(cudaErrorIllegalAddress);
-    nd_status status = nd_comm_all_gather(
-        tp, &j->stream,
-        &(nd_comm_args){
-            .send = j->memory, .recv = j->memory + 16 * N, .count = N, .dtype = ND_DTYPE_F32},
-        &done);
+    nd_status status =
+        nd_comm_all_gather(tp, &j->stream, FLOATS(j->memory, j->memory + 16 * N), &done);
     ND_CHECK(status != ND_OK, "a broken device took an operation");
     const nccl_state *state = nccl_state_of(j->transport);
     ND_CHECK(!state->grouping, "the group is still open");
@@ -327,8 +314,7 @@ static nd_status broken_group(job *j)
 
 Test(nccl_faults, a_group_that_fails_is_closed, .timeout = 100)
 {
-    job_context context = {broken_group, {{1, 1, 1, 1, 2}}, 5};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(broken_group, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
     nd_ranks_run_threads(&ranks);
     expect_message(&ranks, 0, ND_ERR_DATA, "as it should");
     expect_message(&ranks, 1, ND_ERR_DATA, "as it should");

@@ -18,8 +18,8 @@ static nd_status nothing(job *j)
 /* Ranks 0 and 1 say that; all abort what there is of their communicators. */
 static void expect_flaw(nd_double_flaw flaw, nd_status status, const char *text, int communicators)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 3}}, status == ND_ERR_HANG ? 2.0 : 60.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks =
+        nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 3}}, status == ND_ERR_HANG ? 2.0 : 60.0);
     int64_t before = nd_double_nccl_aborts();
     nd_double_nccl_flaw(2, flaw);
     nd_ranks_run_threads(&ranks);
@@ -45,8 +45,7 @@ Test(nccl_making, a_rank_that_does_not_split, .timeout = 100)
 /* The missing rank belongs to another group: all ranks split together. */
 Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 100)
 {
-    job_context context = {nothing, {{1, 1, 2, 1, 2}}, 2.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     nd_double_nccl_flaw(3, ND_DOUBLE_ABSENT_FROM_SPLITS);
     nd_ranks_run_threads(&ranks);
     for (int rank = 0; rank < 3; rank++) {
@@ -62,8 +61,7 @@ Test(nccl_making, a_communicator_that_fails_half_way, .timeout = 100)
 
 static void expect_dead(const char *text)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 3}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 3}}, 90);
     nd_ranks_run_processes(&ranks);
     expect_message(&ranks, 0, ND_ERR_IO, text);
     expect_message(&ranks, 1, ND_ERR_IO, text);
@@ -90,8 +88,7 @@ Test(nccl_making, a_rank_that_ends_at_a_split_is_named, .timeout = 100)
 /* Nobody fails by it: what the ranks had to do is done. */
 Test(nccl_making, a_communicator_that_does_not_end_is_said, .timeout = 100)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 2.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 2.0);
     char said[4096] = "";
     int heard = memfd_create("stderr", 0);
     nd_double_nccl_finalize_late(1000000);

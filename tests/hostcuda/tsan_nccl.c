@@ -17,17 +17,9 @@ static nd_status collectives(job *j)
             *gradients = j->groups.second[ND_GROUP_DP_SHARD_CP];
     nd_event gathered = {0}, reduced = {0};
     for (int i = 0; i < 40; i++) {
-        ND_TRY(nd_comm_all_gather(
-            weights, &j->stream,
-            &(nd_comm_args){
-                .send = j->memory, .recv = j->memory + 8 * N, .count = N, .dtype = ND_DTYPE_F32},
-            &gathered));
-        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
-                                      &(nd_comm_args){.send = j->memory,
-                                                      .recv = j->memory + 32 * N,
-                                                      .count = N,
-                                                      .dtype = ND_DTYPE_F32,
-                                                      .redop = ND_REDOP_SUM},
+        ND_TRY(nd_comm_all_gather(weights, &j->stream, FLOATS(j->memory, j->memory + 8 * N),
+                                  &gathered));
+        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, FLOATS(j->memory, j->memory + 32 * N),
                                       &reduced));
         ND_TRY(nd_stream_wait(&j->stream, &gathered));
         ND_TRY(nd_stream_wait(&j->stream, &reduced));
@@ -51,8 +43,7 @@ static nd_status one_is_missing(job *j)
 
 static void run(const char *name, job_body *body, double timeout_seconds, nd_status expected)
 {
-    job_context context = {body, {{1, 1, 3, 1, 1}}, timeout_seconds};
-    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks ranks = nccl_job_ranks(body, (nd_mesh){{1, 1, 3, 1, 1}}, timeout_seconds);
     nd_ranks_run_threads(&ranks);
     bool passed = ranks.results[0].status == expected;
     printf("%s: %s\n", name, passed ? "passed" : ranks.results[0].message);
