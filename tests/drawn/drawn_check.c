@@ -440,37 +440,27 @@ static nd_status run_reference(drawn_run *r, mesh_result *out)
 static nd_status check_resumed(drawn_run *r, const mesh_result *mesh, const mesh_result *one)
 {
     mesh_result resumed = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(run_resumed(r, &resumed));
-    status = r->c->other_mesh
-                 ? compare_steps(r, &resumed, one, r->c->saved, false, "resumed by one worker")
-                 : compare_bits(r, &resumed, mesh);
-out:
-    mesh_result_free(&resumed);
-    return status;
+    ND_TRY(run_resumed(r, &resumed));
+    return r->c->other_mesh
+               ? compare_steps(r, &resumed, one, r->c->saved, false, "resumed by one worker")
+               : compare_bits(r, &resumed, mesh);
 }
 
 static nd_status check_runs(drawn_run *r)
 {
     const bool f32 = r->c->precision == ND_PRECISION_FP32;
     mesh_result reference = {0}, one = {0}, mesh = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(run_reference(r, &reference));
-    ND_TRY_OUT(mesh_run(&r->job, &r->one, &one));
-    ND_TRY_OUT(compare_number(one.loss[0], reference.loss[0], f32 ? 2e-6 : 3e-2, "against ref",
-                              "loss", 0));
-    ND_TRY_OUT(f32 ? compare_gradients(r, &one, &reference, NULL, "against ref") : ND_OK);
-    ND_TRY_OUT(run_mesh(r, &mesh));
-    ND_TRY_OUT(compare_gradients(r, &mesh, &one, f32 || r->shares ? NULL : &reference,
-                                 "against one worker"));
-    ND_TRY_OUT(compare_steps(r, &mesh, &one, 0, f32 || r->shares, "against one worker"));
-    ND_TRY_OUT(compare_weights(r, &mesh, &one));
-    status = check_resumed(r, &mesh, &one);
-out:
-    mesh_result_free(&reference);
-    mesh_result_free(&one);
-    mesh_result_free(&mesh);
-    return status;
+    ND_TRY(run_reference(r, &reference));
+    ND_TRY(mesh_run(&r->job, &r->one, &one));
+    ND_TRY(compare_number(one.loss[0], reference.loss[0], f32 ? 2e-6 : 3e-2, "against ref", "loss",
+                          0));
+    ND_TRY(f32 ? compare_gradients(r, &one, &reference, NULL, "against ref") : ND_OK);
+    ND_TRY(run_mesh(r, &mesh));
+    ND_TRY(compare_gradients(r, &mesh, &one, f32 || r->shares ? NULL : &reference,
+                             "against one worker"));
+    ND_TRY(compare_steps(r, &mesh, &one, 0, f32 || r->shares, "against one worker"));
+    ND_TRY(compare_weights(r, &mesh, &one));
+    return check_resumed(r, &mesh, &one);
 }
 
 nd_status drawn_check(const drawn_case *c)

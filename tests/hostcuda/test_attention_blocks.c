@@ -53,14 +53,12 @@ static void add_block(const nd_side *side, const gradients *in, nd_tensor out, n
                       nd_tensor lse, nd_tensor delta, int b, const gradients *to)
 {
     nd_attention a = {1, ROWS, KEYS, H, K, D, KEYS, 0.25f};
-    nd_stream stream = side->stream;
     void *scratch = malloc(side->ops->attention_scratch(side->device, &a, ND_DTYPE_BF16, true));
     int64_t at = b * KEYS;
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = a, .dq = to->dq,
-                          .dk = some_rows(to->dk, at, KEYS), .dv = some_rows(to->dv, at, KEYS),
-                          .q = in->dq, .k = some_rows(in->dk, at, KEYS),
-                          .v = some_rows(in->dv, at, KEYS), .out = out, .dout = dout, .lse = lse,
-                          .delta = delta, .add_q = true, .add_kv = true, .scratch = scratch));
+    ND_RUN(side, attention_bwd, .attention = a, .dq = to->dq, .dk = some_rows(to->dk, at, KEYS),
+           .dv = some_rows(to->dv, at, KEYS), .q = in->dq, .k = some_rows(in->dk, at, KEYS),
+           .v = some_rows(in->dv, at, KEYS), .out = out, .dout = dout, .lse = lse, .delta = delta,
+           .add_q = true, .add_kv = true, .scratch = scratch);
     free(scratch);
 }
 
@@ -86,13 +84,11 @@ TEST_BEST_BACKEND(attention_blocks, gradients_of_blocks_are_rounded_once_and_add
     nd_tensor lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){1, H, ROWS}, 0, 1.0f);
     nd_tensor delta = nd_clone(lse);
     nd_attention all = {1, ROWS, BLOCKS * KEYS, H, K, D, BLOCKS * KEYS, 0.25f};
-    nd_stream stream = ref->stream;
     void *scratch = malloc(ref->ops->attention_scratch(ref->device, &all, ND_DTYPE_BF16, false));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = all, .out = out,
-                          .lse = lse, .q = in.dq, .k = in.dk, .v = in.dv, .scratch = scratch));
+    ND_RUN(ref, attention_fwd, .attention = all, .out = out, .lse = lse, .q = in.dq, .k = in.dk,
+           .v = in.dv, .scratch = scratch);
     free(scratch);
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = all, .delta = delta,
-                          .out = out, .dout = dout));
+    ND_RUN(ref, attention_delta, .attention = all, .delta = delta, .out = out, .dout = dout);
     gradients got = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
     gradients want = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
     nd_tensor sizes = zeros(ROWS, H);

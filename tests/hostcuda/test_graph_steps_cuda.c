@@ -16,6 +16,8 @@ enum { STEPS = 5, VALIDATED = 2 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(graph_steps, tempdir_leave_empty, .timeout = 600);
+
 /* What a run does beside its steps. */
 typedef struct scenario {
     int recorded_in;   /* the step */
@@ -133,7 +135,7 @@ static void train(mesh_job *job, const mesh_case *mesh, scenario *s, bool graphs
     job->before_step = before;
     job->after_step = after;
     job->context = s;
-    cr_assert_eq(mesh_run(job, mesh, out), ND_OK, "%s", nd_error_last()->message);
+    *out = mesh_trained(job, mesh);
 }
 
 /* With and without graphs; the last step has neither a report nor anything to record. */
@@ -151,14 +153,11 @@ static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
     cr_expect_lt(seen.calls[last], calls, "%s", mesh->name);
     cr_expect_eq(seen.waits[last], 1, "%s: %ld waits", mesh->name, seen.waits[last]);
     cr_expect_eq(seen.allocations[last], 0, "%s", mesh->name);
-    mesh_result_free(&graphs);
-    mesh_result_free(&plain);
 }
 
 static mesh_job job_of(nd_precision precision, int order, bool cast_units)
 {
     nd_double_machine_get()->strict_capture = true; /* step 1 has used all that is recorded */
-    tempdir_make(&dir);
     mesh_use_gpus(true, cast_units);
     nd_double_machine_get()->order = order;
     return mesh_cuda_job(&dir, precision);
@@ -177,16 +176,15 @@ static const mesh_case meshes[] = {
 
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-Test(graph_steps, bf16_gives_the_same_bits_with_fewer_calls, .timeout = 600)
+Test(graph_steps, bf16_gives_the_same_bits_with_fewer_calls)
 {
     mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);
     for (int i = 0; i < MESHES; i++) {
         compare(&job, &meshes[i], (scenario){0});
     }
-    tempdir_remove(&dir);
 }
 
-Test(graph_steps, fp8_gives_the_same_bits_with_fewer_calls, .timeout = 600)
+Test(graph_steps, fp8_gives_the_same_bits_with_fewer_calls)
 {
     mesh_job job = job_of(ND_PRECISION_FP8, ND_DOUBLE_LAZY, false);
     for (int i = 0; i < MESHES; i++) {
@@ -197,12 +195,11 @@ Test(graph_steps, fp8_gives_the_same_bits_with_fewer_calls, .timeout = 600)
     job.all_gather = true;
     nd_double_machine_get()->order = ND_DOUBLE_OTHERS;
     compare(&job, &meshes[1], (scenario){0});
-    tempdir_remove(&dir);
 }
 
 /* Blocks share two buffers; validations, and whoever else gathers blocks in between, in whatever
  * order, leave each block its own. */
-Test(graph_steps, nothing_is_recorded_again_after_a_validation, .timeout = 600)
+Test(graph_steps, nothing_is_recorded_again_after_a_validation)
 {
     static const mesh_case fsdp = {"fsdp 2", 1, 2, 1, 1, 1};
     nd_dataset *data = NULL;
@@ -215,22 +212,20 @@ Test(graph_steps, nothing_is_recorded_again_after_a_validation, .timeout = 600)
                      ND_OK);
         compare(&job, sharded ? &fsdp : &one, (scenario){.data = data, .turns_blocks = true});
         nd_dataset_close(data);
-        tempdir_remove(&dir);
     }
 }
 
 /* ZeRO-2, several micro-batches, and a step that is skipped. */
-Test(graph_steps, a_step_is_skipped, .timeout = 600)
+Test(graph_steps, a_step_is_skipped)
 {
     static const mesh_case zero2 = {"fsdp 2 x tp 2, ZeRO-2", 1, 2, 1, 2, 1, .zero2 = true};
     mesh_job job = job_of(ND_PRECISION_FP8, ND_DOUBLE_LAZY, false);
     job.nonfinite = ND_NONFINITE_SKIP;
     job.steps = STEPS;
     compare(&job, &zero2, (scenario){.spoiled = 3});
-    tempdir_remove(&dir);
 }
 
-Test(graph_steps, more_than_two_ranks_of_cp, .timeout = 600)
+Test(graph_steps, more_than_two_ranks_of_cp)
 {
     static const mesh_case cp[] = {
         {"cp 4", 1, 1, 4, 1, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
@@ -240,12 +235,11 @@ Test(graph_steps, more_than_two_ranks_of_cp, .timeout = 600)
     for (int i = 0; i < 2; i++) {
         compare(&job, &cp[i], (scenario){0});
     }
-    tempdir_remove(&dir);
 }
 
 /* With separate documents ranks exchange all keys or those that are seen, as the micro-batch asks
  * for, between graphs that are the same. */
-Test(graph_steps, exchanges_of_separate_documents, .timeout = 600)
+Test(graph_steps, exchanges_of_separate_documents)
 {
     static const mesh_case cp[] = {
         {"cp 2, documents", 1, 1, 2, 1, 1},
@@ -266,11 +260,10 @@ Test(graph_steps, exchanges_of_separate_documents, .timeout = 600)
     }
     cr_expect(gathered > 0 && selected > 0, "%lld and %lld exchanges", (long long)gathered,
               (long long)selected);
-    tempdir_remove(&dir);
 }
 
 /* Weight gradients have graphs of their own, and two sets have two of each. */
-Test(graph_steps, delayed_weight_gradients, .timeout = 600)
+Test(graph_steps, delayed_weight_gradients)
 {
     static const mesh_case fsdp = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
     mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_OTHERS, false);
@@ -279,21 +272,19 @@ Test(graph_steps, delayed_weight_gradients, .timeout = 600)
     job.precision = ND_PRECISION_FP8;
     job.schedule = schedule_split;
     compare(&job, &one, (scenario){0});
-    tempdir_remove(&dir);
 }
 
 /* Attention's backward of several tiles, with its sums, is one op of a graph. */
-Test(graph_steps, deterministic_tiles, .timeout = 600)
+Test(graph_steps, deterministic_tiles)
 {
     mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);
     job.sequence = 200;
     mesh_use_ordered(1 << 16);
     compare(&job, &one, (scenario){0});
-    tempdir_remove(&dir);
 }
 
 /* Steps 2 and 4 are reported, so step 3 records. */
-Test(graph_steps, health_reports_run_beside_graphs, .timeout = 600)
+Test(graph_steps, health_reports_run_beside_graphs)
 {
     mesh_job job = job_of(ND_PRECISION_FP8, ND_DOUBLE_LAZY, false);
     long calls[STEPS];
@@ -303,11 +294,10 @@ Test(graph_steps, health_reports_run_beside_graphs, .timeout = 600)
     job.health_interval = 2;
     compare(&job, &one, (scenario){.recorded_in = 3});
     cr_expect_gt(seen.calls[3], calls[3], "step 4 is reported");
-    tempdir_remove(&dir);
 }
 
 /* Forward once; backward that begins a gradient, and one that adds to it. */
-Test(graph_steps, a_block_of_one_gpu_is_one_graph, .timeout = 600)
+Test(graph_steps, a_block_of_one_gpu_is_one_graph)
 {
     mesh_result got;
     scenario s = {.recorded_in = 2};
@@ -317,8 +307,6 @@ Test(graph_steps, a_block_of_one_gpu_is_one_graph, .timeout = 600)
     cr_expect_eq(seen.graphs.graphs, seen.graphs.works);
     cr_expect_lt(seen.calls[2], seen.calls[0] / 2, "%ld calls, without graphs %ld", seen.calls[2],
                  seen.calls[0]);
-    mesh_result_free(&got);
-    tempdir_remove(&dir);
 }
 
 static void expect_as_planned(mesh_job *job, const mesh_case *mesh)
@@ -327,11 +315,10 @@ static void expect_as_planned(mesh_job *job, const mesh_case *mesh)
     scenario s = {.recorded_in = 2};
     train(job, mesh, &s, true, &got);
     cr_expect_gt(seen.graphs.ops, 0, "%s", mesh->name);
-    mesh_result_free(&got);
 }
 
 /* What the dry run counts is what a run records (check_recorded): per recipe and mode, */
-Test(graph_steps, graphs_are_as_planned_in_every_precision, .timeout = 600)
+Test(graph_steps, graphs_are_as_planned_in_every_precision)
 {
     mesh_job job = job_of(ND_PRECISION_FP8, ND_DOUBLE_LAZY, false);
     mesh_case mesh = one;
@@ -345,11 +332,10 @@ Test(graph_steps, graphs_are_as_planned_in_every_precision, .timeout = 600)
             expect_as_planned(&job, &mesh);
         }
     }
-    tempdir_remove(&dir);
 }
 
 /* and where each of many cp ranks adds ops of its own. */
-Test(graph_steps, graphs_are_as_planned_on_many_cp_ranks, .timeout = 600)
+Test(graph_steps, graphs_are_as_planned_on_many_cp_ranks)
 {
     mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);
     job.steps = 2;
@@ -359,5 +345,4 @@ Test(graph_steps, graphs_are_as_planned_on_many_cp_ranks, .timeout = 600)
             expect_as_planned(&job, &mesh);
         }
     }
-    tempdir_remove(&dir);
 }

@@ -25,6 +25,8 @@
 enum { STEPS = MESH_CUDA_STEPS };
 
 static tempdir dir;
+
+TEMPDIR_SUITE(mesh_cuda, tempdir_leave_empty, .timeout = 600);
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
 
 static void expect_alike(const mesh_case *mesh, const mesh_result *got, const mesh_result *want,
@@ -53,22 +55,17 @@ static nd_status expect_shared_buffers(void *context, nd_trainer *trainer, int64
 static void compare(nd_precision precision, const mesh_case *meshes, int count, int order,
                     bool cast_units)
 {
-    tempdir_make(&dir);
     mesh_job job = mesh_cuda_job(&dir, precision);
     job.shape.layers = 5; /* more than two, so that blocks share the buffers of gathered weights */
-    mesh_result want, got;
     mesh_use_gpus(false, false);
-    cr_assert_eq(mesh_run(&job, &one, &want), ND_OK, "%s", nd_error_last()->message);
+    mesh_result want = mesh_trained(&job, &one);
     mesh_use_gpus(true, cast_units);
     job.before_step = cast_units ? expect_shared_buffers : NULL;
     nd_double_machine_get()->order = order;
     for (int i = 0; i < count; i++) {
-        cr_assert_eq(mesh_run(&job, &meshes[i], &got), ND_OK, "%s", nd_error_last()->message);
+        mesh_result got = mesh_trained(&job, &meshes[i]);
         expect_alike(&meshes[i], &got, &want, precision);
-        mesh_result_free(&got);
     }
-    mesh_result_free(&want);
-    tempdir_remove(&dir);
 }
 
 static const mesh_case meshes[] = {
@@ -84,23 +81,23 @@ static const mesh_case meshes[] = {
 
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-Test(mesh_cuda, f32, .timeout = 600)
+Test(mesh_cuda, f32)
 {
     compare(ND_PRECISION_FP32, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
-Test(mesh_cuda, bf16, .timeout = 600)
+Test(mesh_cuda, bf16)
 {
     compare(ND_PRECISION_BF16, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
-Test(mesh_cuda, fp8, .timeout = 600)
+Test(mesh_cuda, fp8)
 {
     compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
 /* Sums over pieces of tokens are rounded in another order on a GPU. */
-Test(mesh_cuda, mlp_in_pieces, .timeout = 600)
+Test(mesh_cuda, mlp_in_pieces)
 {
     static const mesh_case pieces[] = {
         {"one GPU, MLP in pieces, micro-batch 2", 1, 1, 1, 1, 2, .mlp_pieces = 3},
@@ -112,14 +109,14 @@ Test(mesh_cuda, mlp_in_pieces, .timeout = 600)
 
 /* The other streams run as early as they can: what they read must be there, what they write must be
  * free. */
-Test(mesh_cuda, f32_with_eager_streams, .timeout = 600)
+Test(mesh_cuda, f32_with_eager_streams)
 {
     compare(ND_PRECISION_FP32, meshes + 2, MESHES - 2, ND_DOUBLE_OTHERS, false);
     compare(ND_PRECISION_FP32, meshes + 2, 1, ND_DOUBLE_EAGER, false);
 }
 
 /* In an order that is drawn, each mesh another. */
-Test(mesh_cuda, f32_with_drawn_streams, .timeout = 600)
+Test(mesh_cuda, f32_with_drawn_streams)
 {
     for (int m = 2; m < MESHES; m++) {
         nd_double_machine_get()->seed = (uint64_t)m;
@@ -128,7 +125,7 @@ Test(mesh_cuda, f32_with_drawn_streams, .timeout = 600)
 }
 
 /* What a model does whose weights in the compute dtype do not fit beside its state. */
-Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 600)
+Test(mesh_cuda, units_cast_one_at_a_time)
 {
     compare(ND_PRECISION_BF16, meshes, 2, ND_DOUBLE_OTHERS, true);
     compare(ND_PRECISION_FP8, meshes, 2, ND_DOUBLE_LAZY, true);
@@ -136,20 +133,18 @@ Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 600)
 
 /* launch.nccl_alone: groups of one member over NCCL give the same bits, also between CUDA graphs,
  * whose number is planned before. */
-Test(mesh_cuda, groups_of_one_member_over_nccl, .timeout = 600)
+Test(mesh_cuda, groups_of_one_member_over_nccl)
 {
-    tempdir_make(&dir);
     mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
-    mesh_result want, got;
     const mesh_case *const runs[] = {&meshes[0], &meshes[1], &meshes[3]};
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         mesh_use_gpus(true, false);
         job.nccl_alone = job.cuda_graphs = false;
-        cr_assert_eq(mesh_run(&job, runs[i], &want), ND_OK, "%s", nd_error_last()->message);
+        mesh_result want = mesh_trained(&job, runs[i]);
         job.nccl_alone = job.cuda_graphs = true;
         cuda_rank_alone(true);
         int64_t before = nd_double_nccl_groups();
-        cr_assert_eq(mesh_run(&job, runs[i], &got), ND_OK, "%s", nd_error_last()->message);
+        mesh_result got = mesh_trained(&job, runs[i]);
         cr_expect_gt(nd_double_nccl_groups(), before, "%s: no gather over NCCL", runs[i]->name);
         for (int64_t step = 0; step < STEPS; step++) {
             cr_expect_eq(got.loss[step], want.loss[step], "%s: step %lld", runs[i]->name,
@@ -157,8 +152,5 @@ Test(mesh_cuda, groups_of_one_member_over_nccl, .timeout = 600)
             cr_expect_eq(got.norm[step], want.norm[step], "%s: step %lld", runs[i]->name,
                          (long long)step + 1);
         }
-        mesh_result_free(&want);
-        mesh_result_free(&got);
     }
-    tempdir_remove(&dir);
 }

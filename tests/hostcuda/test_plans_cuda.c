@@ -16,6 +16,8 @@ enum { RANKS = 8 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(plans_cuda, tempdir_leave_empty, .timeout = 600);
+
 /* One for each rank, whose thread writes it. */
 typedef struct plan_counts {
     int64_t attention;
@@ -129,15 +131,13 @@ static void check_order(const plan_case *c, int rank)
               ordered, usual);
 }
 
-Test(plans_cuda, are_all_there_before_the_first_step, .timeout = 600)
+Test(plans_cuda, are_all_there_before_the_first_step)
 {
-    tempdir_make(&dir);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const plan_case *c = &cases[i];
         const mesh_case *m = &c->mesh;
         mesh_job job = job_of(c);
-        mesh_result got;
-        cr_assert_eq(mesh_run(&job, m, &got), ND_OK, "%s", nd_error_last()->message);
+        mesh_trained(&job, m);
         for (int rank = 0; rank < m->dp_replicate * m->dp_shard * m->cp * m->tp; rank++) {
             cr_expect_eq(at_start[rank].attention, c->attention, "%s, rank %d: %lld forms", m->name,
                          rank, (long long)at_start[rank].attention);
@@ -149,38 +149,30 @@ Test(plans_cuda, are_all_there_before_the_first_step, .timeout = 600)
                          m->name, rank, at_end[rank].products - at_start[rank].products);
             check_order(c, rank);
         }
-        mesh_result_free(&got);
     }
-    tempdir_remove(&dir);
 }
 
-Test(plans_cuda, a_form_without_a_plan_ends_the_run_before_the_first_step, .timeout = 600)
+Test(plans_cuda, a_form_without_a_plan_ends_the_run_before_the_first_step)
 {
     mesh_result got;
-    tempdir_make(&dir);
     mesh_job job = job_of(&cases[0]);
     nd_double_machine_get()->refused_rows = 32;
     steps_begun = 0;
     cr_assert_neq(mesh_run(&job, &cases[0].mesh, &got), ND_OK);
     cr_expect_eq(steps_begun, 0);
     cr_expect(strstr(nd_error_last()->message, "no plan"), "%s", nd_error_last()->message);
-    tempdir_remove(&dir);
 }
 
 /* The memory plan has what cuDNN asks for, which no formula knows. */
-Test(plans_cuda, a_larger_workspace_is_planned, .timeout = 600)
+Test(plans_cuda, a_larger_workspace_is_planned)
 {
-    mesh_result got;
-    tempdir_make(&dir);
     mesh_job job = job_of(&cases[0]);
     nd_double_machine_get()->attention_extra = (size_t)96 << 20;
-    cr_assert_eq(mesh_run(&job, &cases[0].mesh, &got), ND_OK, "%s", nd_error_last()->message);
-    mesh_result_free(&got);
+    mesh_result got = mesh_trained(&job, &cases[0].mesh);
     nd_double_machine_get()->memory = (size_t)128 << 20;
     steps_begun = 0;
     cr_assert_eq(mesh_run(&job, &cases[0].mesh, &got), ND_ERR_RESOURCE);
     cr_expect_eq(steps_begun, 0);
-    tempdir_remove(&dir);
 }
 
 /* `ndtrain plan` for a GPU that is not here: 1 GiB of scores, and sums in F32 of dk and dv. */
@@ -205,20 +197,15 @@ Test(plans_cuda, a_plan_without_a_gpu_knows_of_deterministic_attention)
  * losses, of order log 96, differ by far less than the updates do: 3 x 0.003 x 2^-8 x the norm of
  * the gradient (below 4).
  */
-Test(plans_cuda, tiles_change_no_more_than_their_rounding, .timeout = 600)
+Test(plans_cuda, tiles_change_no_more_than_their_rounding)
 {
-    mesh_result tiles, whole;
     const plan_case *c = &cases[sizeof cases / sizeof *cases - 1];
-    tempdir_make(&dir);
     mesh_job job = job_of(c);
-    cr_assert_eq(mesh_run(&job, &c->mesh, &tiles), ND_OK, "%s", nd_error_last()->message);
+    mesh_result tiles = mesh_trained(&job, &c->mesh);
     mesh_use_ordered(0);
-    cr_assert_eq(mesh_run(&job, &c->mesh, &whole), ND_OK, "%s", nd_error_last()->message);
+    mesh_result whole = mesh_trained(&job, &c->mesh);
     for (int step = 0; step < MESH_CUDA_STEPS; step++) {
         cr_expect_float_eq(tiles.loss[step], whole.loss[step], 3 * 0.003 * 4 / 256, "%g, %g",
                            tiles.loss[step], whole.loss[step]);
     }
-    mesh_result_free(&tiles);
-    mesh_result_free(&whole);
-    tempdir_remove(&dir);
 }

@@ -13,6 +13,8 @@ enum { RANKS = 8 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(step_cuda, tempdir_leave_empty, .timeout = 600);
+
 /* One for each rank, whose thread writes it. */
 typedef struct step_record {
     nd_double_counts before;
@@ -39,19 +41,17 @@ static nd_status after(void *context, nd_trainer *t, int64_t step)
 static void expect_one_wait(const mesh_case *mesh, nd_precision precision, int order)
 {
     mesh_job job = mesh_cuda_job(&dir, precision);
-    mesh_result got;
     job.before_step = before;
     job.after_step = after;
     mesh_use_gpus(true, false);
     nd_double_machine_get()->order = order;
-    cr_assert_eq(mesh_run(&job, mesh, &got), ND_OK, "%s", nd_error_last()->message);
+    mesh_trained(&job, mesh);
     int ranks = mesh->dp_replicate * mesh->dp_shard * mesh->cp * mesh->tp;
     for (int i = 0; i < ranks * MESH_CUDA_STEPS; i++) {
         int rank = i / MESH_CUDA_STEPS, step = i % MESH_CUDA_STEPS;
         cr_expect_eq(records[rank].waits[step], 1, "%s: step %d of rank %d waited %ld times",
                      mesh->name, step + 1, rank, records[rank].waits[step]);
     }
-    mesh_result_free(&got);
 }
 
 static const mesh_case steps_of[] = {
@@ -63,14 +63,12 @@ static const mesh_case steps_of[] = {
 };
 
 /* In BF16 and FP8, with a scale that is measured at once and with delayed ones. */
-Test(step_cuda, the_host_waits_once_and_nothing_is_allocated, .timeout = 600)
+Test(step_cuda, the_host_waits_once_and_nothing_is_allocated)
 {
-    tempdir_make(&dir);
     for (size_t i = 0; i < sizeof steps_of / sizeof *steps_of; i++) {
         expect_one_wait(&steps_of[i], ND_PRECISION_BF16, ND_DOUBLE_LAZY);
     }
     expect_one_wait(&steps_of[2], ND_PRECISION_FP8, ND_DOUBLE_OTHERS);
-    tempdir_remove(&dir);
 }
 
 /* That the double would have noticed. */
@@ -105,21 +103,17 @@ static nd_status keep_stop(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step, .timeout = 600)
+Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step)
 {
-    mesh_result got;
-    tempdir_make(&dir);
     mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
     job.before_step = signal_one_rank;
     job.after_step = keep_stop;
     mesh_use_gpus(true, false);
-    cr_assert_eq(mesh_run(&job, &steps_of[3], &got), ND_OK, "%s", nd_error_last()->message);
+    mesh_trained(&job, &steps_of[3]);
     for (int rank = 0; rank < 4; rank++) {
         cr_expect_eq(stops[rank][0], 0);
         cr_expect_eq(stops[rank][1], SIGTERM);
     }
-    mesh_result_free(&got);
-    tempdir_remove(&dir);
 }
 
 /* A weight that is infinite, on the rank that holds it, before the second step; finite after it. */
@@ -149,19 +143,15 @@ static nd_status repair(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks, .timeout = 600)
+Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks)
 {
     float kept = 0.0f;
-    mesh_result got;
-    tempdir_make(&dir);
     mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
     job.nonfinite = ND_NONFINITE_SKIP;
     job.before_step = spoil;
     job.after_step = repair;
     job.context = &kept;
     mesh_use_gpus(true, false);
-    cr_assert_eq(mesh_run(&job, &steps_of[3], &got), ND_OK, "%s", nd_error_last()->message);
+    mesh_result got = mesh_trained(&job, &steps_of[3]);
     cr_expect(isfinite(got.loss[2]), "the third step's loss is %g", got.loss[2]);
-    mesh_result_free(&got);
-    tempdir_remove(&dir);
 }

@@ -133,9 +133,8 @@ static const mesh_case one = {"one GPU", 1, 1, 1, 1, 1};
 static void check(mesh_job job, const mesh_case *mesh)
 {
     observed *o = job.context;
-    mesh_result tuned, again, plain;
     long timings = nd_double_counts_get().timings; /* of the first GPU, as rank 0's */
-    cr_assert_eq(mesh_run(&job, mesh, &tuned), ND_OK, "%s", nd_error_last()->message);
+    mesh_result tuned = mesh_trained(&job, mesh);
     cr_expect_eq(o->checked, 1);
     cr_expect_gt(o->timings, timings + 50);
     timings = o->timings;
@@ -148,7 +147,7 @@ static void check(mesh_job job, const mesh_case *mesh)
     char *path = strdup(write_record(&tuned));
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
     job.autotune_from = path;
-    cr_assert_eq(mesh_run(&job, mesh, &again), ND_OK, "%s", nd_error_last()->message);
+    mesh_result again = mesh_trained(&job, mesh);
     cr_expect_eq(o->timings, timings, "%s: a replay times nothing", mesh->name);
     mesh_expect_same(&again, &tuned, MESH_LOSSES | MESH_WEIGHTS, mesh->name);
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
@@ -156,12 +155,9 @@ static void check(mesh_job job, const mesh_case *mesh)
         job.autotune = false;
         job.autotune_from = NULL;
         job.observe = NULL;
-        cr_assert_eq(mesh_run(&job, mesh, &plain), ND_OK, "%s", nd_error_last()->message);
+        mesh_result plain = mesh_trained(&job, mesh);
         cr_expect(differs(&plain, &tuned), "%s: other algorithms, other bits", mesh->name);
-        mesh_result_free(&plain);
     }
-    mesh_result_free(&tuned);
-    mesh_result_free(&again);
     free(path);
     *o = (observed){0};
 }
@@ -235,7 +231,6 @@ static void expect_refused(const mesh_job *job, const mesh_case *mesh, const cha
     cr_expect_eq(mesh_run(job, mesh, &result), ND_ERR_CONFIG);
     const char *said = nd_error_last()->message;
     cr_expect(strstr(said, a) && strstr(said, b), "%s", said);
-    mesh_result_free(&result);
 }
 
 /* All ranks end, none waits for the others. */
@@ -250,9 +245,8 @@ Test(tune, a_rank_with_another_gpu_refuses)
 Test(tune, a_replay_for_another_machine_is_refused)
 {
     observed o = {0};
-    mesh_result tuned;
     mesh_job job = job_of(ND_PRECISION_BF16, &o);
-    cr_assert_eq(mesh_run(&job, &one, &tuned), ND_OK, "%s", nd_error_last()->message);
+    mesh_result tuned = mesh_trained(&job, &one);
     job.autotune_from = strdup(write_record(&tuned));
     nd_double_machine_get()->other = 0;
     expect_refused(&job, &one, "\"double of a GPU\"", "\"double of another GPU\"");
@@ -267,7 +261,6 @@ Test(tune, a_replay_for_another_machine_is_refused)
     job.precision = ND_PRECISION_FP32;
     expect_refused(&job, &one, "train.precision bf16", "fp32");
     free((char *)job.autotune_from);
-    mesh_result_free(&tuned);
 }
 
 Test(tune, on_a_cpu_it_is_an_error)

@@ -14,7 +14,6 @@ nd_shape fp8_shape(void)
 
 mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather)
 {
-    tempdir_make(dir);
     const char *path = mesh_token_file(dir, "tokens.bin", TOKENS, FP8_VOCAB, 0);
     mesh_job job = mesh_job_on_tokens(path, fp8_shape(), ND_PRECISION_FP8);
     job.global_batch = 4;
@@ -46,5 +45,4 @@ void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
     mesh_result result;
     nd_status status = mesh_run(job, mesh, &result);
     cr_assert_eq(status, expected, "%s: %s", mesh->name, nd_error_last()->message);
-    mesh_result_free(&result);
 }

@@ -9,13 +9,12 @@ enum { FP8_SEQUENCE = 64, FP8_LAYERS = 4, FP8_VOCAB = 96 };
 
 nd_shape fp8_shape(void);
 
-/* Four layers on random tokens, one step. Its tokens lie in `dir`, which it makes; the test removes
- * it. */
+/* Four layers on random tokens, one step. Its tokens lie in `dir`. */
 mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather);
 
 /*
  * The job that meshes are compared by: two layers, eight sequences a step. With `same` all of them
- * are equal. Its tokens lie in `dir`, which is there; it lives until the next job.
+ * are equal. It lives until the next job.
  */
 mesh_job fp8_mesh_job(tempdir *dir, int64_t steps, bool same, nd_fp8_recipe recipe,
                       bool all_gather);

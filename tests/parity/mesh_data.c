@@ -55,6 +55,13 @@ mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision preci
     };
 }
 
+mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh)
+{
+    mesh_result result;
+    assert_ok(mesh_run(job, mesh, &result));
+    return result;
+}
+
 void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts, const char *name)
 {
     const bool per_step = (parts & (MESH_LOSSES | MESH_NORMS)) != 0;

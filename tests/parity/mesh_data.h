@@ -18,6 +18,9 @@ const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t 
 /* AdamW on that file; the caller says the sizes and what else differs. */
 mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision precision);
 
+/* mesh_run, which succeeds. */
+mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh);
+
 /* What of two runs has the same bits. */
 enum { MESH_LOSSES = 1, MESH_NORMS = 2, MESH_GRADIENTS = 4, MESH_WEIGHTS = 8 };
 void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts, const char *name);

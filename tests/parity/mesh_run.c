@@ -435,6 +435,19 @@ static nd_status open_data(shared_run *run)
     return nd_dataset_blend(parts, 2, &run->data);
 }
 
+/* What results point to stays until the process of the test ends. */
+static void keep_memory(const mesh_result *result)
+{
+    static struct kept {
+        mesh_result result;
+        struct kept *next;
+    } * all;
+    struct kept *one = malloc(sizeof *one);
+    ND_ASSERT(one);
+    *one = (struct kept){*result, all};
+    all = one;
+}
+
 nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
 {
     shared_run run = {.job = job, .mesh = mesh, .out = out};
@@ -458,23 +471,10 @@ out:
         }
         free(run.written[k]);
     }
+    keep_memory(out);
     nd_dataset_close(run.data);
     pthread_mutex_destroy(&run.lock);
     return status == ND_OK ? ND_OK : nd_fail_context(status, "training on mesh %s", mesh->name);
-}
-
-void mesh_result_free(mesh_result *result)
-{
-    for (int i = 0; i < result->tensors; i++) {
-        free(result->gradients[i]);
-        free(result->weights[i]);
-    }
-    free(result->gradients);
-    free(result->weights);
-    free(result->autotune);
-    free(result->names);
-    free(result->sizes);
-    memset(result, 0, sizeof *result);
 }
 
 double mesh_relative_l2(const float *a, const float *b, int64_t count)

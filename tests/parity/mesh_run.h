@@ -101,11 +101,11 @@ typedef struct mesh_result {
     char *autotune; /* the record of rank 0; "" without autotune */
 } mesh_result;
 
-/* Fails with a sentence that names the case; replicas that differ are a failure. */
+/* Fails with a sentence that names the case; replicas that differ are a failure. What the result
+ * points to stays until the process, which is one of a test, ends. */
 nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out);
 /* The data of a job at this path. JSON lines leave their cache in the same folder. */
 nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out);
-void mesh_result_free(mesh_result *result);
 
 /* ||a - b|| / ||b||, 0 when both are 0. */
 double mesh_relative_l2(const float *a, const float *b, int64_t count);

@@ -305,9 +305,7 @@ static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t s
 
 static mesh_result train(mesh_job job, mesh_case mesh)
 {
-    mesh_result result;
-    assert_ok(mesh_run(&job, &mesh, &result));
-    return result;
+    return mesh_trained(&job, &mesh);
 }
 
 static const mesh_case meshes[] = {
@@ -319,18 +317,18 @@ static const mesh_case meshes[] = {
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-static char *saved_path(void)
+static const char *saved_path(void)
 {
-    char *path = NULL;
-    assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+    static char *path;
+    if (!path) {
+        assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+    }
     return path;
 }
 
 static void remove_saved(void)
 {
-    char *path = saved_path();
-    nd_fs_remove_tree(path);
-    free(path);
+    nd_fs_remove_tree(saved_path());
 }
 
 /* Saves after step SAVED and goes on; then a second run resumes there. */
@@ -356,10 +354,6 @@ static void check_mesh(mesh_case mesh, nd_precision precision, bool waits)
                      s + 1);
     }
     mesh_expect_same(&whole, &second, MESH_WEIGHTS, mesh.name);
-    free((char *)resuming.resume);
-    mesh_result_free(&whole);
-    mesh_result_free(&first);
-    mesh_result_free(&second);
     remove_saved();
 }
 
@@ -409,9 +403,6 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
                          results[1].loss[s - SAVED]);
         }
         mesh_expect_same(&results[1], &results[2], MESH_WEIGHTS, mesh.name);
-        for (int j = 0; j < 3; j++) {
-            mesh_result_free(&results[j]);
-        }
         nd_fs_remove_tree(path);
         free(path);
     }
@@ -465,8 +456,7 @@ Test(checkpoint, any_mesh_resumes_what_any_other_saved)
     mesh_result one = train(switched(NULL, 0, STEPS), meshes[0]);
     for (int from = 0; from < MESHES; from++) {
         plan saving = {.folder = runs.path, .save_at = SAVED};
-        mesh_result first = train(switched(&saving, 0, SAVED), meshes[from]);
-        mesh_result_free(&first);
+        train(switched(&saving, 0, SAVED), meshes[from]);
         for (int to = 0; to < MESHES; to++) {
             plan resuming = {.folder = runs.path, .resume = saved_path()};
             mesh_result second = train(switched(&resuming, SAVED, STEPS - SAVED), meshes[to]);
@@ -475,12 +465,9 @@ Test(checkpoint, any_mesh_resumes_what_any_other_saved)
                              meshes[from].name, meshes[to].name, s + 1);
             }
             check_reads(&resuming, &meshes[to], saving.reports[0].bytes, meshes[from].name);
-            free((char *)resuming.resume);
-            mesh_result_free(&second);
         }
         remove_saved();
     }
-    mesh_result_free(&one);
 }
 
 /*
@@ -502,8 +489,8 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
         {"truncate -s 9 copy/state/shard-00002*.safetensors", ND_ERR_DATA, "copy/state/"},
     };
     plan saving = {.folder = runs.path, .save_at = SAVED};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[2]);
-    char *saved = saved_path();
+    train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[2]);
+    const char *saved = saved_path();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char command[1000], copy[300];
         snprintf(copy, sizeof copy, "%s/copy", dir.path);
@@ -512,7 +499,7 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
         cr_assert_eq(system(command), 0, "%s", command);
         plan broken = {.folder = runs.path, .resume = saved, .broken = copy};
         broken.resume = cases[i].status == ND_ERR_DATA ? copy : saved; /* all ranks have it */
-        mesh_result second = train(job_of(ND_PRECISION_FP32, &broken, 0, 1), meshes[2]);
+        train(job_of(ND_PRECISION_FP32, &broken, 0, 1), meshes[2]);
         for (int rank = 0; rank < 4; rank++) {
             cr_assert_eq(broken.statuses[rank], cases[i].status, "%s, rank %d: %d (%s)",
                          cases[i].change, rank, (int)broken.statuses[rank], broken.reason);
@@ -524,10 +511,7 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
         }
         cr_assert_not_null(strstr(broken.reason, cases[i].reason), "%s: %s", cases[i].change,
                            broken.reason);
-        mesh_result_free(&second);
     }
-    mesh_result_free(&first);
-    free(saved);
     remove_saved();
 }
 
@@ -547,7 +531,7 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     mesh_expect_same(&whole, &first, MESH_WEIGHTS, mesh.name);
     cr_assert(slow.reports[0].good);
     cr_assert_gt(slow.reports[0].blocked_seconds, 0);
-    char *path = saved_path();
+    const char *path = saved_path();
     nd_source *source = NULL;
     nd_manifest m = {0};
     nd_layout *layout = NULL;
@@ -568,10 +552,6 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     nd_layout_destroy(layout);
     nd_source_close(source);
     nd_manifest_fini(&m);
-    free(path);
-    mesh_result_free(&whole);
-    mesh_result_free(&until);
-    mesh_result_free(&first);
 }
 
 Test(checkpoint, the_update_of_a_unit_waits_for_the_copy_of_no_other)
@@ -579,11 +559,10 @@ Test(checkpoint, the_update_of_a_unit_waits_for_the_copy_of_no_other)
     updating w = {0};
     plan saving = {
         .folder = runs.path, .save_at = SAVED, .before_unit = wait_for_update, .updating = &w};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, STEPS), meshes[0]);
+    train(job_of(ND_PRECISION_FP32, &saving, 0, STEPS), meshes[0]);
     cr_assert(w.updated, "no unit was updated before all were copied");
     cr_assert(saving.reports[0].good, "%s", saving.reports[0].why);
     free(w.before);
-    mesh_result_free(&first);
 }
 
 static void sleep_before_each(void *context, int unit)
@@ -600,10 +579,9 @@ Test(checkpoint, a_slow_copy_that_is_waited_for_may_take_longer_than_the_deadlin
                  .waits = true,
                  .patience = 2,
                  .before_unit = sleep_before_each};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
+    train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
     cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
     cr_assert_gt(slow.reports[0].blocked_seconds, 2, "too few units for this test");
-    mesh_result_free(&first);
 }
 
 /* The same without a step that waits. */
@@ -611,9 +589,8 @@ Test(checkpoint, a_slow_writer_is_waited_for_at_the_end)
 {
     plan slow = {
         .folder = runs.path, .save_at = SAVED, .patience = 2, .before_unit = sleep_before_each};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
+    train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
     cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
-    mesh_result_free(&first);
 }
 
 /* An fsync or rename that does not return: the run ends, and frees nothing that the thread uses. */
@@ -621,12 +598,11 @@ Test(checkpoint, a_writer_that_hangs_is_waited_for_no_longer_than_the_deadline)
 {
     hanging h = {.destroyed = true};
     plan stuck = {.folder = runs.path, .save_at = SAVED, .patience = 2, .hanging = &h};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &stuck, 0, SAVED), meshes[0]);
+    train(job_of(ND_PRECISION_FP32, &stuck, 0, SAVED), meshes[0]);
     cr_assert(h.there);
     cr_assert_eq(h.finished, ND_ERR_HANG);
     cr_assert_not_null(strstr(h.why, "has made no progress for 2 s"), "%s", h.why);
     cr_assert_not(h.destroyed, "the saver is gone, and its thread still runs");
-    mesh_result_free(&first);
 }
 
 /* One rank cannot write: no rank's part becomes a checkpoint, and training goes on. */
@@ -652,7 +628,7 @@ static nd_status belongs_to_another_start(void *context)
 Test(checkpoint, a_process_of_another_start_does_not_commit)
 {
     plan late = {.folder = runs.path, .save_at = SAVED, .gate = belongs_to_another_start};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &late, 0, STEPS), meshes[2]);
+    train(job_of(ND_PRECISION_FP32, &late, 0, STEPS), meshes[2]);
     cr_assert_eq(late.asked, 1);
     for (int rank = 0; rank < 4; rank++) {
         cr_assert(late.reports[rank].ended && !late.reports[rank].good);
@@ -660,7 +636,6 @@ Test(checkpoint, a_process_of_another_start_does_not_commit)
     cr_assert_not_null(strstr(late.reports[0].why, "this start of the job has ended"));
     cr_assert_eq(rmdir(runs.path), 0, "the run folder is not empty");
     assert_ok(nd_fs_make_folders(runs.path, "folder", ""));
-    mesh_result_free(&first);
 }
 
 Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
@@ -674,13 +649,10 @@ Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
         cr_assert_eq(blocked.reports[rank].why[0] != '\0', rank == 2, "rank %d: %s", rank,
                      blocked.reports[rank].why);
     }
-    char *path = saved_path();
+    const char *path = saved_path();
     cr_assert_not(tempdir_has_path(path));
     cr_assert_eq(rmdir(runs.path), 0, "the run folder is not empty");
     assert_ok(nd_fs_make_folders(runs.path, "folder", ""));
-    free(path);
-    mesh_result_free(&whole);
-    mesh_result_free(&first);
 }
 
 /* Replicas hold the same bits, so one that does not is found, and its state is not saved. */
@@ -689,8 +661,8 @@ Test(checkpoint, replicas_that_differ_are_no_checkpoint)
     const mesh_case mesh = {"hsdp 2 x 2", 2, 2, 1, 1, 1};
     for (int flips = 0; flips < 4; flips++) {
         plan flipped = {.folder = runs.path, .save_at = SAVED, .flipped = true, .flips = flips};
-        mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), mesh);
-        char *path = saved_path();
+        train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), mesh);
+        const char *path = saved_path();
         cr_assert_eq(tempdir_has_path(path), flips == 0, "rank %d", flips);
         for (int rank = 0; rank < 4; rank++) {
             const nd_save_report *report = &flipped.reports[rank];
@@ -702,8 +674,6 @@ Test(checkpoint, replicas_that_differ_are_no_checkpoint)
                       report->why);
         }
         remove_saved();
-        free(path);
-        mesh_result_free(&result);
     }
 }
 
@@ -728,9 +698,10 @@ Test(checkpoint, copies_that_differ_between_tp_ranks_are_no_checkpoint)
                         .flipped = true,
                         .flips = cases[i].flips,
                         .flips_in = cases[i].what};
-        mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), cases[i].mesh);
+        train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), cases[i].mesh);
         const nd_save_report *report = &flipped.reports[cases[i].flips];
-        char *path = saved_path(), first[16];
+        const char *path = saved_path();
+        char first[16];
         cr_assert_not(tempdir_has_path(path), "%s", cases[i].mesh.name);
         cr_assert(report->ended && !report->good, "%s", cases[i].mesh.name);
         snprintf(first, sizeof first, "rank %d,", cases[i].first);
@@ -738,18 +709,15 @@ Test(checkpoint, copies_that_differ_between_tp_ranks_are_no_checkpoint)
                   cases[i].mesh.name, report->why);
         cr_assert_eq(flipped.reports[cases[i].first].why[0], '\0');
         remove_saved();
-        free(path);
-        mesh_result_free(&result);
     }
 }
 
 Test(checkpoint, a_folder_that_cannot_be_written_is_reported)
 {
     plan lost = {.folder = "/proc/nowhere", .save_at = SAVED};
-    mesh_result first = train(job_of(ND_PRECISION_FP32, &lost, 0, STEPS), meshes[1]);
+    train(job_of(ND_PRECISION_FP32, &lost, 0, STEPS), meshes[1]);
     cr_assert(lost.reports[0].ended && !lost.reports[0].good);
     cr_assert_not_null(strstr(lost.reports[0].why, "/proc/nowhere"), "%s", lost.reports[0].why);
-    mesh_result_free(&first);
 }
 
 /* Delayed scaling carries scales and histories. */
@@ -777,10 +745,6 @@ Test(checkpoint, fp8_histories_are_part_of_the_state)
         cr_assert_eq(whole.loss[s], second.loss[s - SAVED], "step %d", s + 1);
     }
     mesh_expect_same(&whole, &second, MESH_WEIGHTS, mesh.name);
-    free((char *)resuming.resume);
-    mesh_result_free(&whole);
-    mesh_result_free(&first);
-    mesh_result_free(&second);
 }
 
 /* The model in the checkpoint of the last step has the bytes of the one that the run saves itself;
@@ -791,9 +755,9 @@ static void check_export(mesh_case mesh, nd_precision precision, nd_export_optio
     snprintf(model, sizeof model, "%s/model", runs.path);
     snprintf(later, sizeof later, "%s/later", runs.path);
     plan saving = {.folder = runs.path, .save_at = SAVED, .export = &options, .model = model};
-    mesh_result first = train(job_of(precision, &saving, 0, SAVED), mesh);
+    train(job_of(precision, &saving, 0, SAVED), mesh);
     cr_assert(saving.reports[0].good, "%s: %s", mesh.name, saving.reports[0].why);
-    char *path = saved_path();
+    const char *path = saved_path();
     nd_manifest m = {0};
     assert_ok(nd_manifest_read(path, &m));
     options.out = later;
@@ -804,8 +768,6 @@ static void check_export(mesh_case mesh, nd_precision precision, nd_export_optio
              runs.path, path, model, model, later);
     cr_assert_eq(system(command), 0, "%s", mesh.name);
     nd_manifest_fini(&m);
-    mesh_result_free(&first);
-    free(path);
     remove_saved();
 }
 
@@ -862,9 +824,8 @@ Test(checkpoint, any_mesh_passes_the_state_on_to_any_other)
     assert_ok(nd_checkpoint_path(again, SAVED, &second));
     for (int from = 0; from < MESHES; from++) {
         plan saving = {.folder = runs.path, .save_at = SAVED};
-        mesh_result first = train(job_of(ND_PRECISION_BF16, &saving, 0, SAVED), meshes[from]);
-        mesh_result_free(&first);
-        char *path = saved_path();
+        train(job_of(ND_PRECISION_BF16, &saving, 0, SAVED), meshes[from]);
+        const char *path = saved_path();
         for (int to = 0; to < MESHES; to++) {
             plan passing = {.folder = again, .resume = path, .save_first = true};
             assert_ok(nd_fs_make_folders(again, "folder", ""));
@@ -874,10 +835,8 @@ Test(checkpoint, any_mesh_passes_the_state_on_to_any_other)
             cr_assert_eq(totals.differing_arrays, 0, "%s to %s", meshes[from].name,
                          meshes[to].name);
             cr_assert_eq(totals.arrays, ND_STATE_KINDS * next.tensors);
-            mesh_result_free(&next);
             nd_fs_remove_tree(again);
         }
-        free(path);
         remove_saved();
     }
     free(second);
@@ -886,7 +845,8 @@ Test(checkpoint, any_mesh_passes_the_state_on_to_any_other)
 Test(checkpoint, fp8_histories_show_in_a_comparison)
 {
     const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
-    char other[160], *plain = NULL, *path = saved_path();
+    const char *path = saved_path();
+    char other[160], *plain = NULL;
     extras count;
     snprintf(other, sizeof other, "%s/again", runs.path);
     assert_ok(nd_fs_make_folders(other, "folder", ""));
@@ -895,17 +855,14 @@ Test(checkpoint, fp8_histories_show_in_a_comparison)
     mesh_job job = job_of(ND_PRECISION_FP8, &saving, 0, SAVED);
     job.recipe = ND_FP8_DELAYED;
     job.history_length = 4;
-    mesh_result first = train(job, mesh);
+    train(job, mesh);
     plan without = {.folder = other, .save_at = SAVED};
-    mesh_result second = train(job_of(ND_PRECISION_BF16, &without, 0, SAVED), mesh);
+    train(job_of(ND_PRECISION_BF16, &without, 0, SAVED), mesh);
     nd_diff_totals totals = compare(path, plain, &count);
     int scales = count.in_a;
     cr_assert(scales > 0 && count.in_b == 0);
     cr_assert_gt(totals.differing_arrays, scales);
     cr_assert_eq(totals.differing_arrays, compare(plain, path, &count).differing_arrays);
     cr_assert(count.in_b == scales && count.in_a == 0);
-    mesh_result_free(&first);
-    mesh_result_free(&second);
     free(plain);
-    free(path);
 }

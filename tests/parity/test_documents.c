@@ -113,13 +113,12 @@ enum { MESHES = sizeof meshes / sizeof *meshes };
 static void check_packed(nd_precision precision, double bound)
 {
     rows_file packed, alone;
-    mesh_result want, got;
     write_rows("packed", false, &packed);
     write_rows("alone", true, &alone);
     const mesh_job one = job_of(&alone, precision, false), many = job_of(&packed, precision, true);
-    assert_ok(mesh_run(&one, &meshes[0], &want));
+    mesh_result want = mesh_trained(&one, &meshes[0]);
     for (int m = 0; m < MESHES; m++) {
-        assert_ok(mesh_run(&many, &meshes[m], &got));
+        mesh_result got = mesh_trained(&many, &meshes[m]);
         const double loss = fabs(got.loss[0] / want.loss[0] - 1);
         cr_assert_lt(loss, bound, "%s: the loss differs by %.2e", meshes[m].name, loss);
         const double validation = fabs(got.validation / want.validation - 1);
@@ -131,9 +130,7 @@ static void check_packed(nd_precision precision, double bound)
             cr_assert_lt(error, bound, "%s: the gradient of %s differs by %.2e", meshes[m].name,
                          got.names[i], error);
         }
-        mesh_result_free(&got);
     }
-    mesh_result_free(&want);
 }
 
 Test(documents, packed_rows_give_the_sums_of_rows_alone)
@@ -183,15 +180,14 @@ static void check_drawn(nd_precision precision, double loss_bound, double gradie
     };
     for (int seed = 0; seed < 2; seed++) {
         rows_file drawn;
-        mesh_result want, got;
         write_drawn("drawn", seed, &drawn);
         mesh_job job = job_of(&drawn, precision, true);
         job.filter = "_proj";
-        assert_ok(mesh_run(&job, &meshes[1], &want));
+        mesh_result want = mesh_trained(&job, &meshes[1]);
         for (size_t m = 0; m < 2 * sizeof exchanges / sizeof *exchanges; m++) {
             mesh_case mesh = exchanges[m / 2];
             mesh.tp = 1 + (int)m % 2;
-            assert_ok(mesh_run(&job, &mesh, &got));
+            mesh_result got = mesh_trained(&job, &mesh);
             const double loss = fabs(got.loss[0] / want.loss[0] - 1);
             cr_assert_lt(loss, loss_bound, "packing %d, %s, tp %d: the loss differs by %.2e", seed,
                          mesh.name, mesh.tp, loss);
@@ -202,9 +198,7 @@ static void check_drawn(nd_precision precision, double loss_bound, double gradie
                              "packing %d, %s, tp %d: the gradient of %s differs by %.2e", seed,
                              mesh.name, mesh.tp, got.names[i], error);
             }
-            mesh_result_free(&got);
         }
-        mesh_result_free(&want);
     }
 }
 
@@ -227,16 +221,13 @@ Test(documents, drawn_packings_are_those_of_one_worker_in_fp8)
 Test(documents, positions_that_run_on_round_otherwise)
 {
     rows_file packed;
-    mesh_result restart, running;
     write_rows("packed", false, &packed);
     mesh_job job = job_of(&packed, ND_PRECISION_FP32, true);
-    assert_ok(mesh_run(&job, &meshes[0], &restart));
+    mesh_result restart = mesh_trained(&job, &meshes[0]);
     job.running = true;
-    assert_ok(mesh_run(&job, &meshes[0], &running));
+    mesh_result running = mesh_trained(&job, &meshes[0]);
     cr_assert_neq(memcmp(restart.norm, running.norm, sizeof running.norm[0]), 0);
     cr_assert_lt(fabs(running.loss[0] / restart.loss[0] - 1), 1e-5);
-    mesh_result_free(&restart);
-    mesh_result_free(&running);
 }
 
 /* Three documents, of which the middle one counts; a token of another one is changed. */
@@ -265,14 +256,13 @@ static mesh_result run_three(const mesh_case *mesh, nd_precision precision, bool
                              int changed)
 {
     rows_file f;
-    mesh_result out;
     char name[32];
     snprintf(name, sizeof name, "three%d", changed);
     write_three(name, changed, &f);
     mesh_job job = job_of(&f, precision, separate);
     const int micro = (int)mesh->micro_batch * mesh->dp_shard;
     job.global_batch = micro; /* the only block, some times */
-    assert_ok(mesh_run(&job, mesh, &out));
+    mesh_result out = mesh_trained(&job, mesh);
     return out;
 }
 
@@ -285,14 +275,10 @@ Test(documents, no_bit_of_a_document_reaches_another_one)
         for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
             mesh_result got = run_three(&meshes[m], precision, true, changed[i]);
             check_same(&want, &got, meshes[m].name, changed[i]);
-            mesh_result_free(&got);
         }
-        mesh_result_free(&want);
     }
     mesh_result before = run_three(&meshes[0], ND_PRECISION_FP32, false, -1),
                 after = run_three(&meshes[0], ND_PRECISION_FP32, false, 5);
     cr_assert_neq(memcmp(before.loss, after.loss, sizeof before.loss[0]), 0,
                   "joined documents do not see each other");
-    mesh_result_free(&before);
-    mesh_result_free(&after);
 }

@@ -24,6 +24,8 @@ enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEAR_COUNT, MAX_WEIGHT = 
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
+TEMPDIR_SUITE(fp8_codes, tempdir_leave_empty, .timeout = 600);
+
 /* What a rank has before the first update. */
 typedef struct observed {
     float scale[WEIGHTS], input_scale;
@@ -226,40 +228,35 @@ static void same_bits_before_the_first_update(bool all_gather)
         {"cp 2", 1, 1, 2, 1, 1},
         {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .ring = true},
     };
-    mesh_result result;
-    tempdir_make(&dir);
     mesh_job job = fp8_mesh_job(&dir, 1, true, ND_FP8_TENSORWISE, all_gather);
     job.observe = observe_weights;
     job.before_step = spy_on;
     job.after_step = take_input;
     seen_alloc();
-    cr_assert_eq(mesh_run(&job, &one, &result), ND_OK, "%s", nd_error_last()->message);
-    mesh_result_free(&result);
+    mesh_trained(&job, &one);
     observed whole = take_first();
     seen_free();
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         int ranks = meshes[i].dp_replicate * meshes[i].dp_shard * meshes[i].cp * meshes[i].tp;
         seen_alloc();
-        cr_assert_eq(mesh_run(&job, &meshes[i], &result), ND_OK, "%s", nd_error_last()->message);
+        mesh_trained(&job, &meshes[i]);
         for (int r = 0; r < ranks; r++) {
             cr_assert_eq(memcmp(seen[r].scale, whole.scale, sizeof whole.scale), 0,
                          "%s: weight scales of rank %d", meshes[i].name, r);
             compare_inputs(&meshes[i], &whole, &seen[r]);
         }
         compare_weights(&meshes[i], &whole, ranks);
-        mesh_result_free(&result);
         seen_free();
     }
     observed_free(&whole);
-    tempdir_remove(&dir);
 }
 
-Test(fp8_codes, same_scales_and_codes_before_the_first_update, .timeout = 600)
+Test(fp8_codes, same_scales_and_codes_before_the_first_update)
 {
     same_bits_before_the_first_update(true);
 }
 
-Test(fp8_codes, same_scales_and_codes_when_gathered_in_bf16, .timeout = 600)
+Test(fp8_codes, same_scales_and_codes_when_gathered_in_bf16)
 {
     same_bits_before_the_first_update(false);
 }

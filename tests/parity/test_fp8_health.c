@@ -11,6 +11,8 @@
 
 static tempdir dir;
 
+TEMPDIR_SUITE(fp8_health, tempdir_leave_empty, .timeout = 120);
+
 /* Trains `steps` steps with a report every `interval`; the check must have been reached. */
 static void run_checked(const mesh_case *mesh, mesh_job job, int64_t steps, int64_t interval,
                         nd_status (*check)(void *, nd_trainer *, int64_t))
@@ -22,7 +24,6 @@ static void run_checked(const mesh_case *mesh, mesh_job job, int64_t steps, int6
     job.context = &checked;
     fp8_run(&job, mesh, ND_OK);
     cr_expect(checked);
-    tempdir_remove(&dir);
 }
 
 /* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
@@ -39,7 +40,7 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, health_counts_what_is_lost, .timeout = 120)
+Test(fp8_health, health_counts_what_is_lost)
 {
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
@@ -74,7 +75,7 @@ static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, the_worst_layer_of_each_linear, .timeout = 120)
+Test(fp8_health, the_worst_layer_of_each_linear)
 {
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
@@ -102,7 +103,7 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, health_of_every_linear, .timeout = 120)
+Test(fp8_health, health_of_every_linear)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
     run_checked(&mesh, fp8_job(&dir, ND_FP8_TENSORWISE, true), 3, 2, check_health);
@@ -132,7 +133,7 @@ static nd_status note_all(void *context, nd_trainer *t, int64_t step)
 
 /* What is said of step 2 does not depend on whether step 1 was counted, nor how many elements that
  * is of on the number of micro-batches, or of ranks that share them out. */
-Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches, .timeout = 120)
+Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches)
 {
     static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
                                        {"one", 1, 1, 1, 1, 1},
@@ -148,7 +149,6 @@ Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches, .timeout = 120
         job.before_step = note_all;
         job.context = &seen[i];
         fp8_run(&job, &meshes[i], ND_OK);
-        tempdir_remove(&dir);
     }
     cr_assert_arr_eq(seen[0].amax, seen[1].amax, sizeof seen[0].amax);
     cr_assert_gt(seen[0].elements[SITES - 1], 0);
@@ -174,7 +174,7 @@ static nd_status note_first_input(void *context, nd_trainer *t, int64_t step)
  * largest element over all ranks and micro-batches is one worker's. With 16 tokens a sequence each
  * rank and each micro-batch has another largest element than the whole.
  */
-Test(fp8_health, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
+Test(fp8_health, health_is_of_all_ranks_and_micro_batches)
 {
     static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
                                        {"one micro-batch", 1, 1, 1, 1, 4},
@@ -195,7 +195,6 @@ Test(fp8_health, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
                          recipe, meshes[i].name, seen[i].amax, seen[0].amax);
             cr_expect_eq(seen[i].scale, seen[0].scale, "recipe %d, %s: scale %.9g and %.9g", recipe,
                          meshes[i].name, seen[i].scale, seen[0].scale);
-            tempdir_remove(&dir);
         }
         /* E4M3; the rowwise recipes round down to a power of two, delayed starts with 1. */
         float wanted = recipe == ND_FP8_DELAYED      ? 1.0f
@@ -250,11 +249,10 @@ static void expect_stop(poison *p, const char *tensor)
         cr_expect(strstr(said, "step 2: the loss is"), "%s", said);
         cr_expect(strstr(said, tensor), "%s", said);
         cr_expect(strstr(said, "the weights are those of step 1"), "%s", said);
-        tempdir_remove(&dir);
     }
 }
 
-Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
+Test(fp8_health, stops_at_the_first_tensor)
 {
     poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
     poison last = {ND_PARAM_NORM_2, FP8_LAYERS - 1, 3e38f, 1, 0}; /* in the last block */
@@ -263,24 +261,21 @@ Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
     expect_stop(&last, "not finite is the input of the final norm");
 }
 
-Test(fp8_health, skips_alike_and_goes_on, .timeout = 120)
+Test(fp8_health, skips_alike_and_goes_on)
 {
     static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
     for (int recipe = ND_FP8_TENSORWISE; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         poison p = {ND_PARAM_K, 1, NAN, 1, 0};
         mesh_job job = fp8_job(&dir, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
-        mesh_result result;
         job.steps = 4;
         job.nonfinite = ND_NONFINITE_SKIP;
         job.before_step = put_poison;
         job.context = &p;
-        assert_ok(mesh_run(&job, &mesh, &result));
+        mesh_result result = mesh_trained(&job, &mesh);
         cr_expect(isfinite(result.loss[0]));
         cr_expect_not(isfinite(result.loss[1]) && isfinite(result.norm[1]));
         cr_expect(isfinite(result.loss[2]) && isfinite(result.norm[3]), "recipe %d: %g %g", recipe,
                   result.loss[2], result.norm[3]);
         cr_expect_eq(p.skipped, 1);
-        mesh_result_free(&result);
-        tempdir_remove(&dir);
     }
 }

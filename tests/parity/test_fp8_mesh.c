@@ -14,14 +14,15 @@ enum { STEPS = 20 };
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
+TEMPDIR_SUITE(fp8_mesh, tempdir_leave_empty, .timeout = 600);
+
 static void losses_stay_near(const mesh_job *job, const mesh_case *meshes, size_t count)
 {
-    mesh_result expected, got;
-    cr_assert_eq(mesh_run(job, &one, &expected), ND_OK, "%s", nd_error_last()->message);
+    mesh_result expected = mesh_trained(job, &one);
     cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
     for (size_t i = 0; i < count; i++) {
         double most = 0.0;
-        cr_assert_eq(mesh_run(job, &meshes[i], &got), ND_OK, "%s", nd_error_last()->message);
+        mesh_result got = mesh_trained(job, &meshes[i]);
         for (int s = 0; s < STEPS; s++) {
             double error = fabs(got.loss[s] / expected.loss[s] - 1.0);
             most = error > most ? error : most;
@@ -30,9 +31,7 @@ static void losses_stay_near(const mesh_job *job, const mesh_case *meshes, size_
         }
         fprintf(stderr, "fp8 mesh: recipe %d, %-28s losses within %.1e\n", job->recipe,
                 meshes[i].name, most);
-        mesh_result_free(&got);
     }
-    mesh_result_free(&expected);
 }
 
 static const mesh_case meshes_of_all_kinds[] = {
@@ -52,39 +51,37 @@ static const mesh_case meshes_of_all_kinds[] = {
 
 static void recipe_on_all_meshes(nd_fp8_recipe recipe, bool all_gather)
 {
-    tempdir_make(&dir);
     mesh_job job = fp8_mesh_job(&dir, STEPS, false, recipe, all_gather);
     losses_stay_near(&job, meshes_of_all_kinds,
                      sizeof meshes_of_all_kinds / sizeof *meshes_of_all_kinds);
-    tempdir_remove(&dir);
 }
 
-Test(fp8_mesh, tensorwise, .timeout = 600)
+Test(fp8_mesh, tensorwise)
 {
     recipe_on_all_meshes(ND_FP8_TENSORWISE, true);
 }
 
-Test(fp8_mesh, tensorwise_gathered_in_bf16, .timeout = 600)
+Test(fp8_mesh, tensorwise_gathered_in_bf16)
 {
     recipe_on_all_meshes(ND_FP8_TENSORWISE, false);
 }
 
-Test(fp8_mesh, rowwise, .timeout = 600)
+Test(fp8_mesh, rowwise)
 {
     recipe_on_all_meshes(ND_FP8_ROWWISE, false);
 }
 
-Test(fp8_mesh, rowwise_with_gw_hp, .timeout = 600)
+Test(fp8_mesh, rowwise_with_gw_hp)
 {
     recipe_on_all_meshes(ND_FP8_ROWWISE_GW_HP, false);
 }
 
-Test(fp8_mesh, delayed, .timeout = 600)
+Test(fp8_mesh, delayed)
 {
     recipe_on_all_meshes(ND_FP8_DELAYED, true);
 }
 
-Test(fp8_mesh, delayed_gathered_in_bf16, .timeout = 600)
+Test(fp8_mesh, delayed_gathered_in_bf16)
 {
     static const mesh_case meshes[] = {
         {"fsdp 4", 1, 4, 1, 1, 2},
@@ -92,54 +89,45 @@ Test(fp8_mesh, delayed_gathered_in_bf16, .timeout = 600)
         {"hsdp 2 x 2", 2, 2, 1, 1, 1},
         {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
     };
-    tempdir_make(&dir);
     mesh_job job = fp8_mesh_job(&dir, STEPS, false, ND_FP8_DELAYED, false);
     losses_stay_near(&job, meshes, sizeof meshes / sizeof *meshes);
-    tempdir_remove(&dir);
 }
 
 /* Groups in which some linears stay in BF16: their input travels and is kept in BF16 and is cast
  * after its gather. */
-Test(fp8_mesh, groups_of_both_kinds, .timeout = 600)
+Test(fp8_mesh, groups_of_both_kinds)
 {
     static const mesh_case meshes[] = {
         {"fsdp 2 x tp 2", 1, 2, 1, 2, 1},
         {"fsdp 2 x tp 2, selective", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
     };
-    tempdir_make(&dir);
     for (int all_gather = 0; all_gather < 2; all_gather++) {
         mesh_job job = fp8_mesh_job(&dir, STEPS, false, ND_FP8_TENSORWISE, all_gather);
         job.filter = "k_proj,up_proj,layers.1.mlp.down_proj,layers.0.self_attn.o_proj";
         losses_stay_near(&job, meshes, sizeof meshes / sizeof *meshes);
     }
-    tempdir_remove(&dir);
 }
 
 /* Casting again in backward uses the scales of the forward pass, and delayed amaxes are not taken
  * twice. */
-Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
+Test(fp8_mesh, recompute_gives_the_same_bits)
 {
     static const mesh_case base[] = {{"one", 1, 1, 1, 1, 1},
                                      {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1}};
-    tempdir_make(&dir);
     for (int recipe = ND_FP8_TENSORWISE; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         mesh_job job =
             fp8_mesh_job(&dir, STEPS, false, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
         job.steps = 3;
         for (size_t i = 0; i < sizeof base / sizeof *base; i++) {
-            mesh_result expected, got;
-            cr_assert_eq(mesh_run(&job, &base[i], &expected), ND_OK);
+            mesh_result expected = mesh_trained(&job, &base[i]);
             for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
                 mesh_case again = base[i];
                 again.recompute = (nd_recompute)mode;
-                cr_assert_eq(mesh_run(&job, &again, &got), ND_OK);
+                mesh_result got = mesh_trained(&job, &again);
                 mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, again.name);
-                mesh_result_free(&got);
             }
-            mesh_result_free(&expected);
         }
     }
-    tempdir_remove(&dir);
 }
 
 /*
@@ -147,23 +135,18 @@ Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
  * are the codes. While the master weights are BF16 values, as a model loaded from a BF16 file has
  * them, both are the same bits: loss and every gradient of the first step.
  */
-Test(fp8_mesh, all_gather_of_codes_changes_nothing_for_bf16_weights, .timeout = 600)
+Test(fp8_mesh, all_gather_of_codes_changes_nothing_for_bf16_weights)
 {
     static const mesh_case meshes[] = {
         {"one", 1, 1, 1, 1, 1}, {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, {"fsdp 4", 1, 4, 1, 1, 1}};
     static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_DELAYED};
-    tempdir_make(&dir);
     for (size_t i = 0; i < 6; i++) {
         mesh_job job = fp8_mesh_job(&dir, STEPS, false, recipes[i % 2], true);
-        mesh_result on, off;
         job.steps = 1;
         job.bf16_weights = true;
-        cr_assert_eq(mesh_run(&job, &meshes[i / 2], &on), ND_OK);
+        mesh_result on = mesh_trained(&job, &meshes[i / 2]);
         job.all_gather = false;
-        cr_assert_eq(mesh_run(&job, &meshes[i / 2], &off), ND_OK);
+        mesh_result off = mesh_trained(&job, &meshes[i / 2]);
         mesh_expect_same(&on, &off, MESH_LOSSES | MESH_GRADIENTS, meshes[i / 2].name);
-        mesh_result_free(&on);
-        mesh_result_free(&off);
     }
-    tempdir_remove(&dir);
 }

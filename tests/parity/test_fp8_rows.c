@@ -30,6 +30,8 @@ static const part parts[2][3] = {{WHOLE, ROWS, COLUMNS}, {COLUMNS, COLUMNS, WHOL
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 
 static tempdir dir;
+
+TEMPDIR_SUITE(fp8_rows, tempdir_leave_empty, .timeout = 120);
 static cast_spy spies[MAX_RANKS];
 static const float *vectors[3], *joint; /* rank 0's */
 static int64_t joint_count;
@@ -230,7 +232,6 @@ static mesh_job job_of(nd_fp8_recipe recipe)
 static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
 {
     static const mesh_case meshes[] = {{"tp 2", 1, 1, 1, 2, 1}, {"tp 4", 1, 1, 1, 4, 1}};
-    tempdir_make(&dir);
     assert_ok(nd_device_open_cpu(1, &ref.device));
     assert_ok(nd_ops_ref(&ref.ops));
     assert_ok(ref.device->table->stream_init(ref.device, &ref.stream));
@@ -238,17 +239,14 @@ static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
     job.before_step = spy_on;
     for (const linears *l = cases; l < cases + CASES; l++) {
         static cast_spy alone;
-        mesh_result result;
         int casts = LAYERS * (once + each * l->count);
         job.filter = l->filter;
-        assert_ok(mesh_run(&job, &one, &result));
-        mesh_result_free(&result);
+        mesh_trained(&job, &one);
         cr_assert(spies[0].count == casts && casts <= CAST_SPY_MAX, "%d", spies[0].count);
         compare(NULL, &one, l, recipe);
         alone = spies[0];
         for (int i = 0; i < 2; i++) {
-            assert_ok(mesh_run(&job, &meshes[i], &result));
-            mesh_result_free(&result);
+            mesh_trained(&job, &meshes[i]);
             compare(&alone, &meshes[i], l, recipe);
             for (int r = 0; r < meshes[i].tp; r++) {
                 cr_expect_eq(spies[r].count, alone.count);
@@ -259,17 +257,16 @@ static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
     }
     ref.device->table->stream_fini(&ref.stream);
     nd_device_close(ref.device);
-    tempdir_remove(&dir);
 }
 
-Test(fp8_rows, rowwise, .timeout = 120)
+Test(fp8_rows, rowwise)
 {
     rows_of_the_whole(ND_FP8_ROWWISE, 2, 4);
 }
 
 /* Its weights have one scale in the product of the input's gradient, and that of the weight's is
  * in BF16. */
-Test(fp8_rows, rowwise_with_gw_hp, .timeout = 120)
+Test(fp8_rows, rowwise_with_gw_hp)
 {
     rows_of_the_whole(ND_FP8_ROWWISE_GW_HP, 1, 3);
 }
@@ -279,10 +276,8 @@ Test(fp8_rows, rowwise_with_gw_hp, .timeout = 120)
 /* All-reduces over tp of one step with two micro-batches. */
 static int64_t reductions(const mesh_job *job, const mesh_case *mesh)
 {
-    mesh_result result;
-    assert_ok(mesh_run(job, mesh, &result));
+    mesh_result result = mesh_trained(job, mesh);
     int64_t calls = result.calls[ND_GROUP_TP][ND_COMM_ALL_REDUCE];
-    mesh_result_free(&result);
     return calls;
 }
 
@@ -291,12 +286,11 @@ static int64_t reductions(const mesh_job *job, const mesh_case *mesh)
  * of all that tp splits. One scale of an input or of a gradient cannot wait for others: with one
  * scale per tensor each input and the gradients of its linears' outputs need one.
  */
-Test(fp8_rows, one_reduction_for_the_linears_of_an_input, .timeout = 120)
+Test(fp8_rows, one_reduction_for_the_linears_of_an_input)
 {
     static const nd_fp8_recipe rowwise[] = {ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP};
     enum { MICROS = 2 };
     mesh_case mesh = {"tp 2", 1, 1, 1, 2, 1};
-    tempdir_make(&dir);
     mesh_job job = job_of(ND_FP8_ROWWISE);
     job.global_batch = MICROS;
     job.precision = ND_PRECISION_BF16;
@@ -323,5 +317,4 @@ Test(fp8_rows, one_reduction_for_the_linears_of_an_input, .timeout = 120)
     job.recipe = ND_FP8_TENSORWISE;
     found = reductions(&job, &mesh) - without;
     cr_expect_eq(found, MICROS * LAYERS * 8, "one scale each: %ld", (long)found);
-    tempdir_remove(&dir);
 }

@@ -20,6 +20,8 @@ enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEAR_COUNT };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(fp8_scales, tempdir_leave_empty, .timeout = 300);
+
 typedef struct observed {
     float scale[MAX_SITES];
     int64_t first, sites; /* inputs and gradients: sites [first, sites) */
@@ -83,10 +85,8 @@ static void compare(const mesh_case *mesh, int ranks, bool all_agree)
 
 static void run_on(const mesh_job *job, const mesh_case *mesh)
 {
-    mesh_result result;
     memset(seen, 0, sizeof seen);
-    cr_assert_eq(mesh_run(job, mesh, &result), ND_OK, "%s", nd_error_last()->message);
-    mesh_result_free(&result);
+    mesh_trained(job, mesh);
 }
 
 static void tp_ranks_agree(bool all_gather)
@@ -94,7 +94,6 @@ static void tp_ranks_agree(bool all_gather)
     static const mesh_case alone[] = {{"tp 2", 1, 1, 1, 2, 8}, {"tp 4", 1, 1, 1, 4, 8}};
     static const mesh_case shared[] = {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 2},
                                        {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 4}};
-    tempdir_make(&dir);
     mesh_job job = job_of(ND_FP8_TENSORWISE, all_gather);
     job.steps = 1;
     job.observe = keep_scales;
@@ -107,24 +106,22 @@ static void tp_ranks_agree(bool all_gather)
         run_on(&job, &shared[i]);
         compare(&shared[i], 8, false);
     }
-    tempdir_remove(&dir);
 }
 
-Test(fp8_scales, tp_ranks_agree_on_what_they_split_and_codes_gathered, .timeout = 300)
+Test(fp8_scales, tp_ranks_agree_on_what_they_split_and_codes_gathered)
 {
     tp_ranks_agree(true);
 }
 
-Test(fp8_scales, tp_ranks_agree_on_what_they_split_and_weights_in_bf16, .timeout = 300)
+Test(fp8_scales, tp_ranks_agree_on_what_they_split_and_weights_in_bf16)
 {
     tp_ranks_agree(false);
 }
 
-Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed, .timeout = 300)
+Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed)
 {
     static const mesh_case meshes[] = {
         {"ddp 2", 2, 1, 1, 1, 4}, {"cp 2", 1, 1, 2, 1, 8}, {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 2}};
-    tempdir_make(&dir);
     mesh_job job = job_of(ND_FP8_DELAYED, false);
     job.before_step = keep_last;
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
@@ -137,7 +134,6 @@ Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed, .timeout = 3
         }
         cr_assert_gt(moved, 0, "%s: all scales have their start value", m->name);
     }
-    tempdir_remove(&dir);
 }
 
 /* scales of weights */
@@ -203,11 +199,9 @@ static void compare_weight_scales(const mesh_job *job, const mesh_case *mesh, in
 
 static long model_reductions(const mesh_job *job, const mesh_case *mesh)
 {
-    mesh_result result;
     memset(weights, 0, sizeof weights);
-    assert_ok(mesh_run(job, mesh, &result));
+    mesh_result result = mesh_trained(job, mesh);
     long calls = (long)result.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE];
-    mesh_result_free(&result);
     return calls;
 }
 
@@ -216,7 +210,7 @@ static long model_reductions(const mesh_job *job, const mesh_case *mesh)
  * step is of that step's weights too, used in the next. A step has two micro-batches; the model's
  * group reduces once a step more than in BF16.
  */
-Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeout = 300)
+Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step)
 {
     static const mesh_case meshes[] = {{"fsdp 2 x tp 2", 1, 2, 1, 2, 2},
                                        {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 2}};
@@ -228,7 +222,6 @@ Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeou
                 {ND_FP8_DELAYED, false},
                 {ND_FP8_DELAYED, true},
                 {ND_FP8_ROWWISE_GW_HP, false}};
-    tempdir_make(&dir);
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         const mesh_case *m = &meshes[i];
         mesh_job job = job_of(ND_FP8_TENSORWISE, false);
@@ -247,15 +240,13 @@ Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeou
                          "%s, recipe %d: %ld reductions", m->name, job.recipe, more);
         }
     }
-    tempdir_remove(&dir);
 }
 
 /* Products of plain rowwise read no scale of a whole weight: its amaxes are reduced for the health
  * log only, in the steps that it counts: here the second of three. */
-Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone, .timeout = 300)
+Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 2};
-    tempdir_make(&dir);
     mesh_job job = job_of(ND_FP8_ROWWISE, false);
     job.precision = ND_PRECISION_BF16;
     long without = model_reductions(&job, &mesh);
@@ -263,5 +254,4 @@ Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone, .timeout = 300)
     cr_expect_eq(model_reductions(&job, &mesh), without, "without reports");
     job.health_interval = 2;
     cr_expect_eq(model_reductions(&job, &mesh), without + STEPS / 2, "a report every other step");
-    tempdir_remove(&dir);
 }

@@ -9,6 +9,8 @@
 
 static tempdir dir;
 
+TEMPDIR_SUITE(fp8_step, tempdir_leave_empty);
+
 /* operands that are cast, by ops or by products */
 
 static nd_status count_casts(void *context, nd_trainer *t)
@@ -33,7 +35,6 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
     /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
      * BF16 for q. */
     cr_expect_eq(casts.inputs, 4 * (5 * FP8_LAYERS + 1), "%ld", (long)casts.inputs);
-    tempdir_remove(&dir);
 }
 
 /* Codes that ops make, and buffers for them. */
@@ -91,7 +92,6 @@ Test(fp8_step, products_cast_what_is_not_kept)
     cr_expect_eq(of_one.casts,
                  4 * (by_products ? inputs : inputs + others + again + weights + gradients), "%d",
                  of_one.casts);
-    tempdir_remove(&dir);
 }
 
 /* memory */

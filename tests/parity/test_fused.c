@@ -18,6 +18,8 @@ enum { SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3, VOCAB = 97 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(fused, tempdir_leave_empty, .timeout = 300);
+
 static mesh_job job_of(nd_precision precision)
 {
     const char *path =
@@ -30,12 +32,6 @@ static mesh_job job_of(nd_precision precision)
     return job;
 }
 
-static void run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
-{
-    nd_status status = mesh_run(job, mesh, out);
-    cr_assert_eq(status, ND_OK, "%s: %s", mesh->name, nd_error_last()->message);
-}
-
 static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
 {
     static const mesh_case meshes[] = {
@@ -44,37 +40,32 @@ static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
         {"tp 2, recompute selective", 1, 1, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
         {"fsdp 2 x tp 2, recompute full", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     };
-    tempdir_make(&dir);
     for (size_t i = 0; i < COUNT(meshes); i++) {
-        mesh_result fused, apart;
         mesh_job job = job_of(ND_PRECISION_FP8);
         job.recipe = recipe;
         job.filter = filter;
         job.all_gather = i % 2 == 1;
-        run(&job, &meshes[i], &fused);
+        mesh_result fused = mesh_trained(&job, &meshes[i]);
         job.health_interval = 1;
-        run(&job, &meshes[i], &apart);
+        mesh_result apart = mesh_trained(&job, &meshes[i]);
         mesh_expect_same(&fused, &apart, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS,
                          meshes[i].name);
-        mesh_result_free(&fused);
-        mesh_result_free(&apart);
     }
-    tempdir_remove(&dir);
 }
 
 /* The default filter leaves the first q in BF16: its group's input is needed both ways. */
-Test(fused, tensorwise, .timeout = 300)
+Test(fused, tensorwise)
 {
     fused_and_apart(ND_FP8_TENSORWISE, NULL);
 }
 
-Test(fused, delayed, .timeout = 300)
+Test(fused, delayed)
 {
     fused_and_apart(ND_FP8_DELAYED, NULL);
 }
 
 /* SwiGLU's backward: one of its two results is cast, the other stored. */
-Test(fused, delayed_with_gate_in_bf16, .timeout = 300)
+Test(fused, delayed_with_gate_in_bf16)
 {
     fused_and_apart(ND_FP8_DELAYED, "q_proj,k_proj,v_proj,up_proj,down_proj");
 }
@@ -103,7 +94,7 @@ static nd_status check_weights(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fused, the_optimizer_writes_resident_weights, .timeout = 300)
+Test(fused, the_optimizer_writes_resident_weights)
 {
     static const struct {
         mesh_case mesh;
@@ -114,20 +105,16 @@ Test(fused, the_optimizer_writes_resident_weights, .timeout = 300)
         {{"fsdp 2, zero 2", 1, 2, 1, 1, 1, .zero2 = true}, 4},
         {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}, 4}, /* two blocks have a buffer each anyway */
     };
-    tempdir_make(&dir);
     for (size_t i = 0; i < COUNT(cases) * 2; i++) {
         const mesh_case *mesh = &cases[i / 2].mesh;
-        mesh_result result;
         int resident = 0;
         mesh_job job = job_of(ND_PRECISION_BF16);
         job.optimizer = i % 2 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW;
         job.after_step = check_weights;
         job.context = &resident;
-        run(&job, mesh, &result);
+        mesh_trained(&job, mesh);
         cr_assert_eq(resident, cases[i / 2].resident, "%s: %d units", mesh->name, resident);
-        mesh_result_free(&result);
     }
-    tempdir_remove(&dir);
 }
 
 /* What the optimizer left of each weight's amax is that of this rank's part, of this version. */
@@ -151,13 +138,11 @@ static nd_status check_amaxes(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fused, the_optimizer_measures_weights, .timeout = 300)
+Test(fused, the_optimizer_measures_weights)
 {
     static const mesh_case meshes[] = {{"one worker", 1, 1, 1, 1, 1},
                                        {"fsdp 2 x tp 2, zero 2", 1, 2, 1, 2, 1, .zero2 = true}};
-    tempdir_make(&dir);
     for (size_t i = 0; i < COUNT(meshes) * 4; i++) {
-        mesh_result result;
         int checked = 0;
         mesh_job job = job_of(ND_PRECISION_FP8);
         job.recipe = i & 1 ? ND_FP8_DELAYED : ND_FP8_TENSORWISE;
@@ -165,27 +150,21 @@ Test(fused, the_optimizer_measures_weights, .timeout = 300)
         job.filter = "*";
         job.after_step = check_amaxes;
         job.context = &checked;
-        run(&job, &meshes[i / 4], &result);
+        mesh_trained(&job, &meshes[i / 4]);
         cr_assert_gt(checked, 0, "%s", meshes[i / 4].name);
-        mesh_result_free(&result);
     }
-    tempdir_remove(&dir);
 }
 
 /* More blocks than buffers for them: those are cast when they are gathered, embedding and head are
  * not. F32 weights are the master weights, or are copied. */
-Test(fused, weights_without_a_buffer_of_their_own, .timeout = 300)
+Test(fused, weights_without_a_buffer_of_their_own)
 {
     static const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
-    mesh_result result;
     int resident = 0;
-    tempdir_make(&dir);
     mesh_job job = job_of(ND_PRECISION_BF16);
     job.shape.layers = 4;
     job.after_step = check_weights;
     job.context = &resident;
-    run(&job, &mesh, &result);
+    mesh_trained(&job, &mesh);
     cr_assert_eq(resident, 2, "%d units", resident);
-    mesh_result_free(&result);
-    tempdir_remove(&dir);
 }

@@ -20,6 +20,8 @@ enum { SEQUENCE = 32, GLOBAL_BATCH = 24, STEPS = 20, TOKENS = 9000 };
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
 static tempdir dir;
 
+TEMPDIR_SUITE(mesh, tempdir_leave_empty, .timeout = 600);
+
 /* GQA, odd vocabulary (padded to tp), ffn that only 4 and its divisors cut. */
 static nd_shape shape_of(int64_t vocab, int64_t ffn, bool tied)
 {
@@ -57,9 +59,8 @@ static mesh_job job_of(nd_shape shape, const char *path, nd_optimizer_kind optim
 
 static void compare(const mesh_job *job, const mesh_result *expected, const mesh_case *mesh)
 {
-    mesh_result got;
     bool sgd = job->optimizer == ND_OPTIMIZER_SGD;
-    assert_ok(mesh_run(job, mesh, &got));
+    mesh_result got = mesh_trained(job, mesh);
     for (int i = 0; i < got.tensors; i++) {
         double error = mesh_relative_l2(got.gradients[i], expected->gradients[i], got.sizes[i]);
         cr_assert_lt(error, 1e-5, "%s: gradient of %s differs by %.2e", mesh->name, got.names[i],
@@ -78,34 +79,29 @@ static void compare(const mesh_job *job, const mesh_result *expected, const mesh
         cr_assert_lt(error, 1e-5, "%s: weights of %s differ by %.2e", mesh->name, got.names[i],
                      error);
     }
-    mesh_result_free(&got);
 }
 
 static void compare_all(const mesh_job *job, const mesh_case *meshes, size_t count)
 {
-    mesh_result expected;
-    assert_ok(mesh_run(job, &one, &expected));
+    mesh_result expected = mesh_trained(job, &one);
     cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
     for (size_t i = 0; i < count; i++) {
         compare(job, &expected, &meshes[i]);
     }
-    mesh_result_free(&expected);
 }
 
 static void both_optimizers(nd_shape shape, const mesh_case *meshes, size_t count)
 {
-    tempdir_make(&dir);
     const char *path = token_file(shape.vocab);
     mesh_job sgd = job_of(shape, path, ND_OPTIMIZER_SGD);
     mesh_job adamw = job_of(shape, path, ND_OPTIMIZER_ADAMW);
     compare_all(&sgd, meshes, count);
     compare_all(&adamw, meshes, count);
-    tempdir_remove(&dir);
 }
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-Test(mesh, data_parallel_and_sharding, .timeout = 600)
+Test(mesh, data_parallel_and_sharding)
 {
     static const mesh_case meshes[] = {
         {"ddp 2", 2, 1, 1, 1, 1},
@@ -122,7 +118,7 @@ Test(mesh, data_parallel_and_sharding, .timeout = 600)
     both_optimizers(shape_of(97, 75, false), meshes, COUNT(meshes));
 }
 
-Test(mesh, tensor_parallel, .timeout = 600)
+Test(mesh, tensor_parallel)
 {
     static const mesh_case meshes[] = {
         {"tp 2", 1, 1, 1, 2, 1},
@@ -136,7 +132,7 @@ Test(mesh, tensor_parallel, .timeout = 600)
     both_optimizers(shape_of(97, 76, false), meshes, COUNT(meshes));
 }
 
-Test(mesh, context_parallel, .timeout = 600)
+Test(mesh, context_parallel)
 {
     static const mesh_case meshes[] = {
         {"cp 2", 1, 1, 2, 1, 1},
@@ -157,7 +153,7 @@ Test(mesh, context_parallel, .timeout = 600)
     both_optimizers(shape_of(97, 76, false), meshes, COUNT(meshes));
 }
 
-Test(mesh, tied_embeddings, .timeout = 600)
+Test(mesh, tied_embeddings)
 {
     static const mesh_case meshes[] = {
         {"tied, fsdp 3", 1, 3, 1, 1, 1},
@@ -183,7 +179,7 @@ static nd_shape shape_with_switches(void)
     return shape;
 }
 
-Test(mesh, switches, .timeout = 600)
+Test(mesh, switches)
 {
     static const mesh_case meshes[] = {
         {"switches, fsdp 2, micro-batch 2", 1, 2, 1, 1, 2},
@@ -198,7 +194,7 @@ Test(mesh, switches, .timeout = 600)
 }
 
 /* Several ranks of tp have copies of a KV head, with its biases. */
-Test(mesh, copies_of_kv_heads, .timeout = 600)
+Test(mesh, copies_of_kv_heads)
 {
     static const mesh_case two[] = {
         {"2 KV heads, tp 4", 1, 1, 1, 4, 1},
@@ -247,7 +243,7 @@ static nd_shape shape_with_norms_behind(void)
     return shape;
 }
 
-Test(mesh, norms_behind, .timeout = 600)
+Test(mesh, norms_behind)
 {
     static const mesh_case meshes[] = {
         {"norms behind, tp 2", 1, 1, 1, 2, 1},
@@ -280,7 +276,7 @@ Test(mesh, norms_behind, .timeout = 600)
     both_optimizers(shape, &neither, 1);
 }
 
-Test(mesh, windows, .timeout = 600)
+Test(mesh, windows)
 {
     static const mesh_case meshes[] = {
         {"windows, tp 2", 1, 1, 1, 2, 1},
@@ -306,39 +302,34 @@ static void recompute_all_modes(nd_shape shape)
         {"cp 2 x tp 2, ulysses", 1, 1, 2, 2, 1, .ulysses = 2},
         {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     };
-    tempdir_make(&dir);
     mesh_job job = job_of(shape, token_file(97), ND_OPTIMIZER_ADAMW);
     job.steps = 4;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         job.precision = bf16 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
         for (size_t i = 0; i < COUNT(base); i++) {
-            mesh_result expected, got;
-            assert_ok(mesh_run(&job, &base[i], &expected));
+            mesh_result expected = mesh_trained(&job, &base[i]);
             for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
                 mesh_case again = base[i];
                 again.recompute = (nd_recompute)mode;
-                assert_ok(mesh_run(&job, &again, &got));
+                mesh_result got = mesh_trained(&job, &again);
                 mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, again.name);
-                mesh_result_free(&got);
             }
-            mesh_result_free(&expected);
         }
     }
-    tempdir_remove(&dir);
 }
 
 /* Recompute changes no bit, whatever it drops. */
-Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
+Test(mesh, recompute_gives_the_same_bits)
 {
     recompute_all_modes(shape_of(97, 76, false));
 }
 
-Test(mesh, recompute_with_switches, .timeout = 600)
+Test(mesh, recompute_with_switches)
 {
     recompute_all_modes(shape_with_switches());
 }
 
-Test(mesh, recompute_with_norms_behind, .timeout = 600)
+Test(mesh, recompute_with_norms_behind)
 {
     recompute_all_modes(shape_with_norms_behind());
 }

@@ -20,10 +20,11 @@ enum { LAYERS = 6, STEPS = 2, GLOBAL_BATCH = 8, SEQUENCE = 32 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(modes, tempdir_leave_empty);
+
 static mesh_job job_of(void)
 {
     char text[4000];
-    tempdir_make(&dir);
     for (size_t i = 0; i < sizeof text; i++) {
         text[i] = (char)('a' + nd_rng_u64(3, 0, i) % 26);
     }
@@ -53,10 +54,8 @@ static mesh_job job_of(void)
 
 static mesh_result run(mesh_case mesh)
 {
-    mesh_result result;
     mesh_job job = job_of();
-    assert_ok(mesh_run(&job, &mesh, &result));
-    tempdir_remove(&dir);
+    mesh_result result = mesh_trained(&job, &mesh);
     return result;
 }
 
@@ -72,8 +71,6 @@ Test(modes, zero2_keeps_weights_and_zero3_gathers_them_again)
     /* Two blocks' weights are there at a time, so each pass in either direction gathers all
      * others. */
     cr_assert_geq(many, STEPS * micros * 2 * (LAYERS - 2), "ZeRO-3 gathered %ld times", (long)many);
-    mesh_result_free(&zero2);
-    mesh_result_free(&zero3);
 }
 
 Test(modes, ring_exchanges_and_allgather_gathers)
@@ -84,8 +81,6 @@ Test(modes, ring_exchanges_and_allgather_gathers)
     cr_assert_geq(ring.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], STEPS * GLOBAL_BATCH * LAYERS * 2 * 3);
     cr_assert_eq(gather.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], 0);
     cr_assert_geq(gather.calls[ND_GROUP_CP][ND_COMM_ALL_GATHER], STEPS * GLOBAL_BATCH * LAYERS);
-    mesh_result_free(&ring);
-    mesh_result_free(&gather);
 }
 
 Test(modes, recompute_keeps_less)
@@ -95,7 +90,6 @@ Test(modes, recompute_keeps_less)
         mesh_result result =
             run((mesh_case){"one", 1, 1, 1, 1, 1, .recompute = (nd_recompute)mode});
         kept[mode] = result.activation_bytes;
-        mesh_result_free(&result);
     }
     for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
         cr_assert_lt(kept[mode], kept[mode - 1], "mode %d", mode);
@@ -131,7 +125,6 @@ static nd_status read_plan(void *context, nd_trainer *trainer)
 static mesh_result run_packed(const mesh_case *mesh, nd_precision precision, const char *packed,
                               int host_ranks, packed_plan *plan)
 {
-    mesh_result result;
     mesh_job job = job_of();
     job.precision = precision;
     job.recipe = mesh->zero2 ? ND_FP8_ROWWISE : ND_FP8_TENSORWISE;
@@ -142,9 +135,8 @@ static mesh_result run_packed(const mesh_case *mesh, nd_precision precision, con
     job.end = read_plan;
     job.context = plan;
     setenv("ND_CPU_PACKED", packed, 1);
-    assert_ok(mesh_run(&job, mesh, &result));
+    mesh_result result = mesh_trained(&job, mesh);
     unsetenv("ND_CPU_PACKED");
-    tempdir_remove(&dir);
     return result;
 }
 
@@ -160,8 +152,6 @@ static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
                  some.bytes);
     mesh_expect_same(&kept, &anew, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
                      mesh->name);
-    mesh_result_free(&anew);
-    mesh_result_free(&kept);
 }
 
 Test(modes, packed_weights_change_no_bit)
@@ -185,17 +175,15 @@ Test(modes, packed_weights_are_left_out_where_memory_is_short)
     const mesh_case one = {"one, 8 micro-batches", 1, 1, 1, 1, 1};
     packed_plan kept = {0}, plan = {0};
     char words[64];
-    mesh_result result = run_packed(&one, ND_PRECISION_BF16, "kept", 1, &kept);
-    mesh_result_free(&result);
+    run_packed(&one, ND_PRECISION_BF16, "kept", 1, &kept);
     cr_assert_str_empty(kept.unkept, "%s", kept.unkept);
-    result = run_packed(&one, ND_PRECISION_BF16, "kept", 1 << 30, &plan);
+    run_packed(&one, ND_PRECISION_BF16, "kept", 1 << 30, &plan);
     cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
     snprintf(words, sizeof words, "would need %.1f MiB of each worker",
              (double)kept.bytes / 1048576.0);
     cr_assert_eq(strstr(plan.unkept, "packed weights of the blocks and the head ") != NULL &&
                      strstr(plan.unkept, words) != NULL && strstr(plan.unkept, "; free memory"),
                  (bool)kept.possible, "no \"%s\" in: %s", words, plan.unkept);
-    mesh_result_free(&result);
 }
 
 /* Whether products are our own: the bits of oneDNN's depend on the number of threads. */
@@ -216,14 +204,12 @@ static mesh_result run_with_threads(bool large, nd_precision precision, int thre
 {
     enum { VOCAB = 1301, TOKENS = 8192 };
     static const mesh_case one = {"one", 1, 1, 1, 1, 2};
-    mesh_result result;
     nd_shape shape = mesh_small_llama(VOCAB);
     if (large) {
         shape.hidden = 128;
         shape.ffn = 352;
         shape.max_positions = 256;
     }
-    tempdir_make(&dir);
     mesh_job job =
         mesh_job_on_tokens(mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0), shape, precision);
     job.global_batch = large ? 4 : 2;
@@ -232,8 +218,7 @@ static mesh_result run_with_threads(bool large, nd_precision precision, int thre
     job.max_grad_norm = 0.5;
     job.recipe = ND_FP8_TENSORWISE;
     job.threads = threads;
-    assert_ok(mesh_run(&job, &one, &result));
-    tempdir_remove(&dir);
+    mesh_result result = mesh_trained(&job, &one);
     return result;
 }
 
@@ -249,9 +234,7 @@ static void expect_threads_change_no_bit(nd_precision precision)
         snprintf(name, sizeof name, "%d threads", threads[i]);
         mesh_expect_same(&first, &other, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
                          name);
-        mesh_result_free(&other);
     }
-    mesh_result_free(&first);
 }
 
 Test(modes, threads_change_no_bit_of_a_step_in_bf16)
@@ -278,8 +261,6 @@ static void expect_emulated_equal(nd_precision precision)
     mesh_result emulated = run_with_threads(false, precision, 2);
     mesh_expect_same(&hardware, &emulated, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
                      "amx and amx_emulated");
-    mesh_result_free(&hardware);
-    mesh_result_free(&emulated);
 }
 
 Test(modes, emulated_tiles_leave_the_bits_of_a_step_with_amx)
@@ -308,7 +289,7 @@ Test(modes, the_plan_counts_what_the_ops_hold)
 {
     packed_plan plan = {0};
     const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 2};
-    mesh_result result = run_packed(&mesh, ND_PRECISION_BF16, "kept", 1, &plan);
+    run_packed(&mesh, ND_PRECISION_BF16, "kept", 1, &plan);
     const size_t one = workspace_of(1), three = workspace_of(3);
     cr_assert_eq(plan.ops, 2 * one, "%zu bytes are planned for two workers with %zu each",
                  (size_t)plan.ops, one);
@@ -317,21 +298,18 @@ Test(modes, the_plan_counts_what_the_ops_hold)
                  "%zu bytes with a thread, %zu with "
                  "three",
                  one, three);
-    mesh_result_free(&result);
 }
 
 /* One step of SGD, which unlike AdamW is not blind to the size of gradients. */
 static mesh_result update(double lr, double max_grad_norm)
 {
-    mesh_result result;
     mesh_job job = job_of();
     job.steps = 1;
     job.optimizer = ND_OPTIMIZER_SGD;
     job.precision = ND_PRECISION_FP32;
     job.lr = lr;
     job.max_grad_norm = max_grad_norm;
-    assert_ok(mesh_run(&job, &(mesh_case){"fsdp 2 x tp 2", 1, 2, 1, 2, 2}, &result));
-    tempdir_remove(&dir);
+    mesh_result result = mesh_trained(&job, &(mesh_case){"fsdp 2 x tp 2", 1, 2, 1, 2, 2});
     return result;
 }
 
@@ -355,8 +333,4 @@ Test(modes, clipping_scales_an_update_to_its_bound_and_never_up)
                           start.names[t], (int)i, above.weights[t][i], expected);
         }
     }
-    mesh_result_free(&start);
-    mesh_result_free(&free_run);
-    mesh_result_free(&below);
-    mesh_result_free(&above);
 }

@@ -24,6 +24,8 @@ typedef struct rows {
 
 static tempdir dir;
 
+TEMPDIR_SUITE(packed, tempdir_leave_empty, .timeout = 300);
+
 static rows make_rows(void)
 {
     rows r = {.begin = {0}};
@@ -91,7 +93,6 @@ static void add_losses(const rows *r, int first, int last, const mesh_case *mesh
 {
     char prefix[128];
     int64_t tokens = 0, count = r->begin[last] - r->begin[first];
-    mesh_result result;
     snprintf(prefix, sizeof prefix, "%s/rows", dir.path);
     write_rows(r, first, last, prefix);
     mesh_job job = mesh_job_on_tokens(prefix, mesh_small_llama(VOCAB), ND_PRECISION_FP32);
@@ -103,20 +104,18 @@ static void add_losses(const rows *r, int first, int last, const mesh_case *mesh
     job.start = remove_attention;
     job.end = note_tokens;
     job.context = &tokens;
-    assert_ok(mesh_run(&job, mesh, &result));
+    mesh_result result = mesh_trained(&job, mesh);
     *sum += result.loss[0] * (double)tokens;
     *labels += tokens;
-    mesh_result_free(&result);
 }
 
-Test(packed, losses_have_the_sum_of_those_of_the_rows_alone, .timeout = 300)
+Test(packed, losses_have_the_sum_of_those_of_the_rows_alone)
 {
     static const mesh_case meshes[] = {{"one worker", 1, 1, 1, 1, 1},
                                        {"cp 2 x tp 2", 1, 1, 2, 2, 1}};
     const rows r = make_rows();
     double alone = 0.0;
     int64_t labels = 0, counted = 0, inside = 0;
-    tempdir_make(&dir);
     for (int i = 0; i < ROWS; i++) {
         add_losses(&r, i, i + 1, &meshes[0], &alone, &labels);
         counted += r.begin[i + 1] - r.begin[i] - r.prompt[i];
@@ -133,5 +132,4 @@ Test(packed, losses_have_the_sum_of_those_of_the_rows_alone, .timeout = 300)
         cr_expect_lt(fabs(packed / alone - 1), 1e-5, "%s: %.9g packed, %.9g alone", meshes[m].name,
                      packed, alone);
     }
-    tempdir_remove(&dir);
 }

@@ -8,12 +8,9 @@
 #include "tests/parity/schedules.h"
 #include "tests/support/ranks.h"
 
-static mesh_result run(const mesh_job *job, const mesh_case *mesh)
-{
-    mesh_result result;
-    assert_ok(mesh_run(job, mesh, &result));
-    return result;
-}
+static tempdir dir;
+
+TEMPDIR_SUITE(schedules, tempdir_leave_empty, .timeout = 300);
 
 typedef nd_status make_schedule(int micros, nd_schedule *out);
 
@@ -27,7 +24,6 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
 {
     int64_t more = 0;
     for (int i = -1; i < recipe_count; i++) {
-        tempdir dir;
         mesh_job job = fp8_job(&dir, recipes[i < 0 ? 0 : i], false);
         job.precision = i < 0 ? ND_PRECISION_BF16 : job.precision;
         job.shape.layers = 3;
@@ -36,16 +32,13 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
         job.shape.family = job.shape.post_norm == 2 ? ND_FAMILY_GEMMA3_TEXT : ND_FAMILY_LLAMA;
         job.global_batch = 8;
         job.steps = 2;
-        mesh_result expected = run(&job, mesh);
+        mesh_result expected = mesh_trained(&job, mesh);
         job.schedule = schedule;
-        mesh_result found = run(&job, mesh);
+        mesh_result found = mesh_trained(&job, mesh);
         mesh_expect_same(&found, &expected,
                          MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS, mesh->name);
         more += found.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER] -
                 expected.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
-        mesh_result_free(&expected);
-        mesh_result_free(&found);
-        tempdir_remove(&dir);
     }
     return more;
 }
@@ -60,7 +53,7 @@ static const mesh_case meshes[] = {
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-Test(schedules, weights_gathered_for_each_pass_change_no_bit, .timeout = 300)
+Test(schedules, weights_gathered_for_each_pass_change_no_bit)
 {
     for (int m = 0; m < MESHES; m++) {
         const int64_t more = expect_same_bits(schedule_resharding, &meshes[m], 1);
@@ -69,7 +62,7 @@ Test(schedules, weights_gathered_for_each_pass_change_no_bit, .timeout = 300)
     }
 }
 
-Test(schedules, delayed_weight_gradients_change_no_bit, .timeout = 300)
+Test(schedules, delayed_weight_gradients_change_no_bit)
 {
     for (int m = 0; m < MESHES; m++) {
         expect_same_bits(schedule_split, &meshes[m], RECIPES);
@@ -77,19 +70,17 @@ Test(schedules, delayed_weight_gradients_change_no_bit, .timeout = 300)
 }
 
 /* In BF16; FP8 has the scales of one micro-batch. */
-Test(schedules, micro_batches_that_overlap_change_no_bit, .timeout = 300)
+Test(schedules, micro_batches_that_overlap_change_no_bit)
 {
     for (int m = 0; m < MESHES; m++) {
         expect_same_bits(schedule_overlapping, &meshes[m], 0);
     }
 }
 
-Test(schedules, fp8_has_one_micro_batch_in_flight, .timeout = 300)
+Test(schedules, fp8_has_one_micro_batch_in_flight)
 {
-    tempdir dir;
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
     job.global_batch = 2;
     job.schedule = schedule_overlapping;
     fp8_run(&job, &meshes[0], ND_ERR_INTERNAL);
-    tempdir_remove(&dir);
 }

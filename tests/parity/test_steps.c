@@ -13,6 +13,8 @@ enum { SEQUENCE = 16, SIGNAL = 15 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(steps, tempdir_leave_empty, .timeout = 300);
+
 /* Prompts of 3 to 13 bytes, so that blocks have different numbers of labels that count. */
 static const char *rows_file(void)
 {
@@ -28,7 +30,6 @@ static const char *rows_file(void)
 
 static mesh_job job_on_rows(int64_t steps)
 {
-    tempdir_make(&dir);
     mesh_job job = mesh_job_on_tokens(rows_file(), mesh_small_llama(256), ND_PRECISION_FP32);
     job.format = ND_DATA_JSONL;
     job.tokenizer = "bytes";
@@ -38,35 +39,25 @@ static mesh_job job_on_rows(int64_t steps)
     return job;
 }
 
-static mesh_result run(const mesh_job *job, const mesh_case *mesh)
-{
-    mesh_result result;
-    assert_ok(mesh_run(job, mesh, &result));
-    return result;
-}
-
 /* Who worked longest. */
 
-Test(steps, the_rank_whose_data_are_late_is_the_slowest, .timeout = 300)
+Test(steps, the_rank_whose_data_are_late_is_the_slowest)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, one = {"one", 1, 1, 1, 1, 1};
     mesh_job job = job_on_rows(2);
     mesh_result result;
     job.late_seconds = 1000;
     for (job.late_rank = 2; job.late_rank >= 0; job.late_rank -= 2) { /* and rank 0 */
-        result = run(&job, &mesh);
+        result = mesh_trained(&job, &mesh);
         for (int step = 0; step < 2; step++) {
             const nd_work *work = &result.work[step];
             cr_expect_eq(work->slowest_rank, job.late_rank, "rank %d", work->slowest_rank);
             cr_expect(work->slowest_seconds > 1000 && work->fastest_seconds < 1000,
                       "slowest %g, fastest %g", work->slowest_seconds, work->fastest_seconds);
         }
-        mesh_result_free(&result);
     }
-    result = run(&job, &one);
+    result = mesh_trained(&job, &one);
     cr_expect_eq(result.work[0].slowest_rank, -1, "one rank waits for nobody");
-    mesh_result_free(&result);
-    tempdir_remove(&dir);
 }
 
 /* A stop. */
@@ -97,10 +88,8 @@ Test(steps, a_stop_asked_of_any_rank_reaches_all)
     job.after_step = expect_stop;
     job.context = &rank;
     for (rank = 0; rank < 4; rank++) {
-        mesh_result result = run(&job, &mesh);
-        mesh_result_free(&result);
+        mesh_trained(&job, &mesh);
     }
-    tempdir_remove(&dir);
 }
 
 /* Counts. */
@@ -160,10 +149,8 @@ Test(steps, validation_counts_every_label_once)
     job.end = evaluate_rows;
     job.context = &job;
     for (int i = 0; i < 2; i++) {
-        mesh_result result = run(&job, &meshes[i]);
-        mesh_result_free(&result);
+        mesh_trained(&job, &meshes[i]);
     }
-    tempdir_remove(&dir);
 }
 
 static nd_status add_tokens(void *context, nd_trainer *t, int64_t step)
@@ -181,9 +168,7 @@ Test(steps, tokens_seen_are_those_of_all_steps)
     mesh_job job = job_on_rows(5);
     job.after_step = add_tokens;
     job.context = &sum;
-    mesh_result result = run(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
-    mesh_result_free(&result);
-    tempdir_remove(&dir);
+    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
 }
 
 /* A step that is skipped. */
@@ -218,19 +203,16 @@ Test(steps, a_skipped_step_is_no_update)
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     mesh_job job = job_on_rows(1);
     job.first_step = 1;
-    mesh_result expected = run(&job, &one);
+    mesh_result expected = mesh_trained(&job, &one);
     job.first_step = 0;
     job.steps = 2;
     job.nonfinite = ND_NONFINITE_SKIP;
     job.before_step = poison;
     job.after_step = heal;
-    mesh_result found = run(&job, &one);
+    mesh_result found = mesh_trained(&job, &one);
     cr_expect(isnan(found.loss[0]));
     cr_expect_eq(found.loss[1], expected.loss[0]);
     mesh_expect_same(&found, &expected, MESH_WEIGHTS, "a step that is skipped");
-    mesh_result_free(&expected);
-    mesh_result_free(&found);
-    tempdir_remove(&dir);
 }
 
 static nd_status begin_with_low_losses(void *context, nd_trainer *t)
@@ -259,15 +241,13 @@ Test(steps, a_spike_may_be_the_new_level)
     job.nonfinite = ND_NONFINITE_SKIP;
     job.start = begin_with_low_losses;
     job.after_step = expect_spike;
-    mesh_result result = run(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
-    mesh_result_free(&result);
-    tempdir_remove(&dir);
+    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
 }
 
 /* Recompute under filters. */
 
 /* Inputs are kept as codes where all linears that read them are in FP8. */
-Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
+Test(steps, recompute_changes_no_bit_under_any_filter)
 {
     static const char *const filters[] = {"q_proj,k_proj,v_proj", "gate_proj,up_proj",
                                           "k_proj,up_proj,down_proj"};
@@ -281,13 +261,9 @@ Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
         job.health_interval = 2; /* in step 2 operands are cast by ops of their own */
         for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
             mesh_case mesh = {"tp 2", 1, 1, 1, 2, 1, .recompute = (nd_recompute)mode};
-            results[mode] = run(&job, &mesh);
+            results[mode] = mesh_trained(&job, &mesh);
             mesh_expect_same(&results[mode], &results[ND_RECOMPUTE_NONE],
                              MESH_LOSSES | MESH_WEIGHTS, job.filter);
         }
-        for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
-            mesh_result_free(&results[mode]);
-        }
-        tempdir_remove(&dir);
     }
 }

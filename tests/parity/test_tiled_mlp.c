@@ -13,9 +13,10 @@ enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 2, BATCH = 2 };
 
 static tempdir dir;
 
+TEMPDIR_SUITE(tiled_mlp, tempdir_leave_empty, .timeout = 600);
+
 static mesh_job job_of(nd_precision precision)
 {
-    tempdir_make(&dir);
     const char *path =
         mesh_token_file(&dir, "tokens.bin", STEPS * BATCH * (SEQUENCE + 1), VOCAB, 0);
     mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), precision);
@@ -30,18 +31,15 @@ static mesh_job job_of(nd_precision precision)
 
 static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
 {
-    mesh_result whole, got;
     mesh.mlp_pieces = 1;
-    assert_ok(mesh_run(job, &mesh, &whole));
+    mesh_result whole = mesh_trained(job, &mesh);
     for (nd_recompute mode = least; mode <= ND_RECOMPUTE_FULL; mode++) {
         mesh.recompute = mode;
         mesh.mlp_pieces = mode == ND_RECOMPUTE_SELECTIVE ? 2 : -1;
-        assert_ok(mesh_run(job, &mesh, &got));
+        mesh_result got = mesh_trained(job, &mesh);
         mesh_expect_same(&got, &whole, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh.name);
         cr_assert_lt(got.activation_bytes, whole.activation_bytes, "%s: memory", mesh.name);
-        mesh_result_free(&got);
     }
-    mesh_result_free(&whole);
 }
 
 static const mesh_case meshes[] = {
@@ -58,33 +56,31 @@ static void on_every_mesh(nd_precision precision)
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         compare(&job, meshes[i], i == 0 ? ND_RECOMPUTE_NONE : ND_RECOMPUTE_FULL);
     }
-    tempdir_remove(&dir);
 }
 
-Test(tiled_mlp, fp32, .timeout = 600)
+Test(tiled_mlp, fp32)
 {
     on_every_mesh(ND_PRECISION_FP32);
 }
 
-Test(tiled_mlp, bf16, .timeout = 600)
+Test(tiled_mlp, bf16)
 {
     on_every_mesh(ND_PRECISION_BF16);
 }
 
-Test(tiled_mlp, fp8_with_weight_gradients_in_bf16, .timeout = 600)
+Test(tiled_mlp, fp8_with_weight_gradients_in_bf16)
 {
     on_every_mesh(ND_PRECISION_FP8);
 }
 
-Test(tiled_mlp, biases_and_norms_behind, .timeout = 600)
+Test(tiled_mlp, biases_and_norms_behind)
 {
     mesh_job job = job_of(ND_PRECISION_BF16);
     job.shape.mlp_bias = job.shape.post_norm = 1;
     compare(&job, meshes[2], ND_RECOMPUTE_NONE);
-    tempdir_remove(&dir);
 }
 
-Test(tiled_mlp, scales_of_all_tokens_are_refused, .timeout = 600)
+Test(tiled_mlp, scales_of_all_tokens_are_refused)
 {
     mesh_job job = job_of(ND_PRECISION_FP8);
     mesh_case mesh = meshes[0];
@@ -95,6 +91,4 @@ Test(tiled_mlp, scales_of_all_tokens_are_refused, .timeout = 600)
     cr_assert_not_null(strstr(nd_error_last()->message, "parallel.tiled_mlp is 2, but fp8.recipe "
                                                         "tensorwise"),
                        "%s", nd_error_last()->message);
-    mesh_result_free(&got);
-    tempdir_remove(&dir);
 }

@@ -21,6 +21,8 @@ typedef struct wire_case {
 
 static tempdir dir;
 
+TEMPDIR_SUITE(wire, tempdir_leave_empty, .timeout = 240);
+
 /* A gather of a unit's weights: a rank sends its shard to each other member, in codes where the
  * FP8 segment is gathered so, else in BF16. */
 static int64_t weight_bytes(const nd_layout *layout, int unit)
@@ -133,10 +135,9 @@ static void check(const wire_case *w, nd_precision precision, nd_fp8_recipe reci
                          (long)rank->wanted[k]);
         }
     }
-    tempdir_remove(&dir);
 }
 
-Test(wire, of_each_precision, .timeout = 240)
+Test(wire, of_each_precision)
 {
     static const wire_case fsdp = {{"fsdp 4", 1, 4, 1, 1, 1}, 1};
     static const wire_case both = {{"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, 1};
@@ -148,7 +149,7 @@ Test(wire, of_each_precision, .timeout = 240)
     check(&both, ND_PRECISION_BF16, ND_FP8_TENSORWISE, false);
 }
 
-Test(wire, of_each_mesh, .timeout = 240)
+Test(wire, of_each_mesh)
 {
     static const wire_case cases[] = {
         {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}, 1},
