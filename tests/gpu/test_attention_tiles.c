@@ -73,25 +73,21 @@ static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_
     nd_tensor lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){a->batch, a->heads, a->sq}, 0, 1.0f);
     nd_tensor delta = nd_clone(lse);
     gradients before = {gradient(q, wide), gradient(k, wide), gradient(v, wide)}, got[2];
-    nd_stream stream = ref->stream;
     void *scratch = malloc(ref->ops->attention_scratch(ref->device, a, ND_DTYPE_BF16, false));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
-                          .q = q, .k = k, .v = v, .scratch = scratch));
+    ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
+           .scratch = scratch);
     free(scratch);
     for (int64_t i = 0; i < nd_tensor_count(lse) && against; i++) {
         cr_assert_lt(nd_get(lse, i), -88.73f);
     }
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = *a, .delta = delta,
-                          .out = out, .dout = dout));
+    ND_RUN(ref, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = dout);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        stream = side->stream;
         scratch = malloc(side->ops->attention_scratch(side->device, a, ND_DTYPE_BF16, true));
         got[s] = (gradients){nd_clone(before.dq), nd_clone(before.dk), nd_clone(before.dv)};
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s].dq,
-                              .dk = got[s].dk, .dv = got[s].dv, .q = q, .k = k, .v = v, .out = out,
-                              .dout = dout, .lse = lse, .delta = delta, .add_q = add, .add_kv = add,
-                              .scratch = scratch));
+        ND_RUN(side, attention_bwd, .attention = *a, .dq = got[s].dq, .dk = got[s].dk,
+               .dv = got[s].dv, .q = q, .k = k, .v = v, .out = out, .dout = dout, .lse = lse,
+               .delta = delta, .add_q = add, .add_kv = add, .scratch = scratch);
         free(scratch);
     }
     expect_alike("dq", got[1].dq, got[0].dq);

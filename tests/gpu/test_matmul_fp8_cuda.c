@@ -20,7 +20,6 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static nd_matrix operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_along_k,
                          nd_dtype format, bool vector, int64_t gap)
 {
-    nd_stream stream = ref->stream;
     nd_matrix x = {.granularity = !vector          ? ND_PER_TENSOR
                                   : stored_along_k ? ND_PER_ROW
                                                    : ND_PER_COLUMN};
@@ -34,12 +33,11 @@ static nd_matrix operand(const nd_side *ref, int64_t lines, int64_t k, bool stor
     x.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     /* Scales of tensors lie beside each other, so at no multiple of 16 bytes. */
     x.inverse = (float *)nd_random_1d(ND_DTYPE_F32, groups + 1, 1.0f).data + !vector;
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, amax, .amax = amax.data, .x = values,
-                          .granularity = x.granularity));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = x.scale, .inverse = x.inverse,
-                          .amax = amax.data, .count = groups, .format = format));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = x,
-                          .transposed = stored_along_k ? (nd_tensor){0} : codes, .x = values));
+    ND_RUN(ref, amax, .amax = amax.data, .x = values, .granularity = x.granularity);
+    ND_RUN(ref, fp8_scale, .scale = x.scale, .inverse = x.inverse, .amax = amax.data,
+           .count = groups, .format = format);
+    ND_RUN(ref, make_form, .out = x, .transposed = stored_along_k ? (nd_tensor){0} : codes,
+           .x = values);
     x.stored = codes;
     x.transposed = !stored_along_k;
     return x;
@@ -76,11 +74,9 @@ static void multiply(const nd_side *ref, const nd_backend *backend, int shape, i
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a,
-                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta,
-                              .scratch = scratch));
+        ND_RUN(side, product, .c = result[s], .a = a, .a_transposed = at, .b = b,
+               .b_transposed = bt, .beta = beta, .scratch = scratch);
     }
     char name[64];
     snprintf(name, sizeof name, "matmul_fp8 of shape %d, variant %d", shape, variant);

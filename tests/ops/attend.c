@@ -33,18 +33,15 @@ static void *make_scratch(const nd_side *side, const nd_attention *a, nd_dtype d
 void nd_attend_forward(const nd_side *side, const nd_attention *a,
                        const nd_tensor in[ND_ATTEND_INPUTS], nd_tensor out, nd_tensor lse)
 {
-    nd_stream stream = side->stream;
     void *scratch = make_scratch(side, a, out.dtype, false);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = out,
-                          .lse = lse, .q = in[0], .k = in[1], .v = in[2],
-                          .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch));
+    ND_RUN(side, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = in[0], .k = in[1],
+           .v = in[2], .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch);
     free(scratch);
 }
 
 void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
                nd_tensor results[ND_ATTEND_RESULTS])
 {
-    nd_stream stream = side->stream;
     for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
         results[r] = r < ND_ATTEND_FIRST_KEY
                          ? nd_clone(in[r])
@@ -52,13 +49,11 @@ void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND
     }
     const nd_tensor out = results[3], lse = results[4], delta = nd_clone(lse);
     nd_attend_forward(side, a, in, out, lse);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_delta, .attention = *a, .delta = delta,
-                          .out = out, .dout = in[3]));
+    ND_RUN(side, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = in[3]);
     void *scratch = make_scratch(side, a, out.dtype, true);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = results[0],
-                          .dk = results[1], .dv = results[2], .q = in[0], .k = in[1], .v = in[2],
-                          .out = out, .dout = in[3], .lse = lse, .delta = delta,
-                          .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch));
+    ND_RUN(side, attention_bwd, .attention = *a, .dq = results[0], .dk = results[1],
+           .dv = results[2], .q = in[0], .k = in[1], .v = in[2], .out = out, .dout = in[3],
+           .lse = lse, .delta = delta, .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch);
     free(scratch);
 }
 

@@ -112,6 +112,10 @@ bool nd_has_tensor_cores(const nd_backend *backend);
 void nd_expect_ok(nd_status status, const char *what);
 #define ND_OK_OR_FAIL(call) nd_expect_ok((call), #call)
 
+/* An op on the stream of a side, which succeeds. */
+#define ND_RUN(side, op_, ...)                                                                     \
+    nd_expect_ok(ND_CALL((side)->ops, (nd_stream[]){(side)->stream}, op_, __VA_ARGS__), #op_)
+
 static const double nd_eps_f32 = 1.1920928955078125e-07; /* 2^-23 */
 static const double nd_eps_bf16 = 0.0078125;             /* 2^-7 */
 

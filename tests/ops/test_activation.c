@@ -58,14 +58,12 @@ static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype 
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_tensor own_gate = nd_clone(gate), own_up = nd_clone(up);
-        nd_stream stream = side->stream;
         out[s] = nd_clone(gate);
         dgate[s] = in_place ? own_gate : nd_clone(gate);
         dup[s] = in_place ? own_up : nd_clone(gate);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, swiglu_fwd, .out = out[s], .gate = own_gate,
-                              .up = own_up, .gelu = gelu));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, swiglu_bwd, .dgate = dgate[s], .dup = dup[s],
-                              .dout = dout, .gate = own_gate, .up = own_up, .gelu = gelu));
+        ND_RUN(side, swiglu_fwd, .out = out[s], .gate = own_gate, .up = own_up, .gelu = gelu);
+        ND_RUN(side, swiglu_bwd, .dgate = dgate[s], .dup = dup[s], .dout = dout, .gate = own_gate,
+               .up = own_up, .gelu = gelu);
     }
     nd_expect_close(backend->name, "swiglu_fwd", out[1], out[0], forward_tolerances[gelu]);
     nd_expect_close(backend->name, "swiglu_bwd dgate", dgate[1], dgate[0],
@@ -89,11 +87,9 @@ TEST_EACH_BACKEND(swiglu, a_nan_stays_where_it_is)
 {
     nd_tensor gate = nd_random_2d(ND_DTYPE_BF16, 2, 70, 0, 1.0f), up = nd_clone(gate);
     nd_tensor out = nd_clone(gate);
-    nd_stream stream = backend->side.stream;
     nd_put(gate, 3, NAN);
     nd_put(gate, 139, NAN);
-    ND_OK_OR_FAIL(
-        ND_CALL(backend->side.ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up));
+    ND_RUN(&backend->side, swiglu_fwd, .out = out, .gate = gate, .up = up);
     for (int64_t i = 0; i < 140; i++) {
         cr_assert(isnan(nd_get(out, i)) == (i == 3 || i == 139), "%s: element %d", backend->name,
                   (int)i);
@@ -119,12 +115,11 @@ static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_tensor positions = nd_random_ids(n, 0, POSITIONS);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         for (int inverse = 0; inverse < 2; inverse++) {
             nd_tensor own = nd_clone(x);
             out[s][inverse] = in_place ? own : nd_clone(x);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rope, .out = out[s][inverse], .x = own,
-                                  .positions = positions, .table = table, .inverse = inverse));
+            ND_RUN(side, rope, .out = out[s][inverse], .x = own, .positions = positions,
+                   .table = table, .inverse = inverse);
         }
     }
     /* Two products of numbers up to about 5, and their sum. */
@@ -156,13 +151,10 @@ static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dty
     nd_tensor dtable = nd_random_2d(ND_DTYPE_F32, V, C, gap, 1.0f), out[2], dt[2];
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         out[s] = nd_clone(dout);
         dt[s] = nd_clone(dtable);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, embedding_fwd, .out = out[s], .ids = ids,
-                              .table = table, .first = first));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, embedding_bwd, .dtable = dt[s], .ids = ids,
-                              .dout = dout, .first = first));
+        ND_RUN(side, embedding_fwd, .out = out[s], .ids = ids, .table = table, .first = first);
+        ND_RUN(side, embedding_bwd, .dtable = dt[s], .ids = ids, .dout = dout, .first = first);
     }
     /* Copies, and F32 additions in the order that the contract fixes. */
     nd_expect_same(backend->name, "embedding_fwd", out[1], out[0]);

@@ -68,8 +68,7 @@ static void check_products(const nd_side *side)
     const nd_tensor a = nd_random_2d(ND_DTYPE_BF16, 300, 160, 0, 1.0f);
     const nd_tensor b = nd_random_2d(ND_DTYPE_BF16, 160, 300, 0, 1.0f);
     const nd_tensor c = nd_random_2d(ND_DTYPE_BF16, 300, 300, 0, 1.0f);
-    nd_stream stream = side->stream;
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(b)));
+    ND_RUN(side, product, .c = c, .a = nd_rows(a), .b = nd_rows(b));
     expect_no_tiles(side, "a product");
     nd_case_free();
 }

@@ -87,13 +87,12 @@ static void forward_masked(const nd_side *ref, const nd_backend *backend, const 
     nd_case_poison(out);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         void *scratch = scratch_of(side, a, dtype, false);
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = o[s],
-                              .lse = l[s], .q = q, .k = k, .v = v, .first_key = seen.first_key,
-                              .end_key = seen.end_key, .scratch = scratch, .few_rows = few));
+        ND_RUN(side, attention_fwd, .attention = *a, .out = o[s], .lse = l[s], .q = q, .k = k,
+               .v = v, .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch,
+               .few_rows = few);
         free(scratch);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
@@ -149,13 +148,11 @@ TEST_EACH_BACKEND(attention, one_query_whose_largest_score_is_in_a_later_span)
     nd_tensor q = queries(&a, ND_DTYPE_F32, 0), k = keys(&a, ND_DTYPE_F32, 0);
     nd_tensor v = keys(&a, ND_DTYPE_F32, 0), out = queries(&a, ND_DTYPE_F32, 0), lse = rows(&a);
     void *scratch = scratch_of(&backend->side, &a, ND_DTYPE_F32, false);
-    nd_stream stream = backend->side.stream;
     memcpy(q.data, (float[D]){10.0f, 0.0f}, D * sizeof(float));
     memset(k.data, 0, nd_tensor_bytes(k));
     ((float *)k.data)[LARGEST * D] = 20.0f;
-    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, attention_fwd, .attention = a, .out = out,
-                          .lse = lse, .q = q, .k = k, .v = v, .scratch = scratch,
-                          .few_rows = true));
+    ND_RUN(&backend->side, attention_fwd, .attention = a, .out = out, .lse = lse, .q = q, .k = k,
+           .v = v, .scratch = scratch, .few_rows = true);
     free(scratch);
     cr_expect_eq(memcmp(out.data, (float *)v.data + LARGEST * D, D * sizeof(float)), 0, "%s",
                  backend->name);
@@ -179,10 +176,9 @@ static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         void *scratch = scratch_of(side, &a, dtype, false);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = a, .out = o[s],
-                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch));
+        ND_RUN(side, attention_fwd, .attention = a, .out = o[s], .lse = l[s], .q = q, .k = k,
+               .v = v, .scratch = scratch);
         free(scratch);
     }
     /* A score is rounded to eps of itself, which moves p by that factor. */
@@ -230,28 +226,23 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
                           gradient_output(k, gap_out, add_kv, wide),
                           gradient_output(v, gap_out, add_kv, wide)};
     nd_tensor got[2][3];
-    nd_stream stream = ref->stream;
     void *scratch = scratch_of(ref, a, dtype, false);
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
-                          .q = q, .k = k, .v = v, .first_key = seen.first_key,
-                          .end_key = seen.end_key, .scratch = scratch));
+    ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
+           .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch);
     free(scratch);
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        stream = side->stream;
         scratch = scratch_of(side, a, dtype, true);
         for (int g = 0; g < 3; g++) {
             got[s][g] = nd_clone(grads[g]);
         }
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_delta, .attention = *a,
-                              .delta = delta[s], .out = out, .dout = dout));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s][0],
-                              .dk = got[s][1], .dv = got[s][2], .q = q, .k = k, .v = v, .out = out,
-                              .dout = dout, .lse = lse, .delta = delta[0],
-                              .first_key = seen.first_key, .end_key = seen.end_key, .add_q = add_q,
-                              .add_kv = add_kv, .scratch = scratch));
+        ND_RUN(side, attention_delta, .attention = *a, .delta = delta[s], .out = out, .dout = dout);
+        ND_RUN(side, attention_bwd, .attention = *a, .dq = got[s][0], .dk = got[s][1],
+               .dv = got[s][2], .q = q, .k = k, .v = v, .out = out, .dout = dout, .lse = lse,
+               .delta = delta[0], .first_key = seen.first_key, .end_key = seen.end_key,
+               .add_q = add_q, .add_kv = add_kv, .scratch = scratch);
         free(scratch);
     }
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
@@ -313,24 +304,20 @@ TEST_EACH_BACKEND(attention, backward_without_delta)
         nd_tensor q = queries(a, dtype, 0), k = keys(a, dtype, 0), v = keys(a, dtype, 0);
         nd_tensor dout = queries(a, dtype, 0), out = queries(a, dtype, 0), lse = rows(a);
         nd_tensor delta = rows(a), got[2][3];
-        nd_stream stream = ref->stream;
         void *scratch = scratch_of(ref, a, dtype, false);
-        ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out,
-                              .lse = lse, .q = q, .k = k, .v = v, .scratch = scratch));
-        ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = *a, .delta = delta,
-                              .out = out, .dout = dout));
+        ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
+               .scratch = scratch);
+        ND_RUN(ref, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = dout);
         free(scratch);
-        stream = side->stream;
         scratch = scratch_of(side, a, dtype, true);
         for (int given = 0; given < 2; given++) {
             nd_tensor *g = got[given];
             g[0] = nd_clone(q);
             g[1] = nd_clone(k);
             g[2] = nd_clone(v);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = g[0],
-                                  .dk = g[1], .dv = g[2], .q = q, .k = k, .v = v, .out = out,
-                                  .dout = dout, .lse = lse, .delta = given ? delta : (nd_tensor){0},
-                                  .scratch = scratch));
+            ND_RUN(side, attention_bwd, .attention = *a, .dq = g[0], .dk = g[1], .dv = g[2], .q = q,
+                   .k = k, .v = v, .out = out, .dout = dout, .lse = lse,
+                   .delta = given ? delta : (nd_tensor){0}, .scratch = scratch);
         }
         free(scratch);
         for (int g = 0; g < 3; g++) {
@@ -362,11 +349,10 @@ static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_a
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         got[s][0] = nd_clone(acc);
         got[s][1] = nd_clone(acc_lse);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, lse_merge, .attention = a, .acc = got[s][0],
-                              .acc_lse = got[s][1], .out = out, .lse = lse));
+        ND_RUN(side, lse_merge, .attention = a, .acc = got[s][0], .acc_lse = got[s][1], .out = out,
+               .lse = lse);
     }
     /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
      * of itself. */

@@ -62,11 +62,9 @@ static void call(const nd_side *side, const cached_case *c, nd_tensor out, nd_te
                             .window = c->window};
     const size_t bytes = side->ops->attention_cached_scratch(side->device, &a, qkv.dtype);
     void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    nd_stream stream = side->stream;
     cr_assert(scratch != NULL);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_cached, .attention = a, .out = out,
-                          .qkv = qkv, .cache = cache, .segments = segments, .count = count,
-                          .scratch = scratch));
+    ND_RUN(side, attention_cached, .attention = a, .out = out, .qkv = qkv, .cache = cache,
+           .segments = segments, .count = count, .scratch = scratch);
     free(scratch);
 }
 

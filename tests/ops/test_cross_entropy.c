@@ -38,23 +38,20 @@ typedef struct ce_result {
 static ce_result run(const nd_side *side, nd_tensor logits, nd_tensor labels, nd_tensor global_max,
                      const ce_case *c, const ce_result *stats)
 {
-    nd_stream stream = side->stream;
     nd_tensor vector = nd_random_1d(ND_DTYPE_F32, c->n, 1.0f);
     ce_result r = {.max = nd_clone(vector), .sum = nd_clone(vector), .target = vector, .loss = 1.5};
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_stats, .row_max = r.max, .row_sum = r.sum,
-                          .target = r.target, .logits = logits, .labels = labels, .first = FIRST,
-                          .valid = c->valid));
+    ND_RUN(side, ce_stats, .row_max = r.max, .row_sum = r.sum, .target = r.target, .logits = logits,
+           .labels = labels, .first = FIRST, .valid = c->valid);
     stats = stats ? stats : &r; /* what follows starts from the same statistics on both sides */
     r.rescaled = nd_clone(stats->sum);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_rescale, .row_sum = r.rescaled,
-                          .row_max = stats->max, .global_max = global_max));
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_loss, .loss_sum = &r.loss, .max = stats->max,
-                          .sum = stats->sum, .target = stats->target, .labels = labels));
+    ND_RUN(side, ce_rescale, .row_sum = r.rescaled, .row_max = stats->max,
+           .global_max = global_max);
+    ND_RUN(side, ce_loss, .loss_sum = &r.loss, .max = stats->max, .sum = stats->sum,
+           .target = stats->target, .labels = labels);
     r.logits = nd_clone(logits);
     int64_t count = 4;
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_bwd, .logits = r.logits, .max = stats->max,
-                          .sum = stats->sum, .labels = labels, .first = FIRST, .valid = c->valid,
-                          .count = &count));
+    ND_RUN(side, ce_bwd, .logits = r.logits, .max = stats->max, .sum = stats->sum, .labels = labels,
+           .first = FIRST, .valid = c->valid, .count = &count);
     return r;
 }
 
@@ -142,20 +139,18 @@ TEST_EACH_BACKEND(cross_entropy, slices_combine)
 static ce_result merged(const nd_side *side, nd_tensor logits, nd_tensor labels, int64_t columns,
                         int64_t valid)
 {
-    nd_stream stream = side->stream;
     nd_tensor vector = nd_random_1d(ND_DTYPE_F32, logits.shape[0], 1.0f);
     ce_result r = {.max = nd_clone(vector), .sum = nd_clone(vector), .target = vector};
     for (int64_t begin = 0; begin < logits.shape[1]; begin += columns) {
         const int64_t rest = logits.shape[1] - begin, left = valid - begin;
         const int64_t count = rest < columns ? rest : columns;
-        nd_expect_ok(ND_CALL(side->ops, &stream, ce_stats, .row_max = r.max, .row_sum = r.sum,
-                             .target = r.target, .logits = nd_tensor_columns(logits, begin, count),
-                             .labels = labels, .first = FIRST + begin,
-                             .valid = left < 0       ? 0
-                                      : left < count ? left
-                                                     : count,
-                             .merge = begin > 0),
-                     "a tile");
+        ND_RUN(side, ce_stats, .row_max = r.max, .row_sum = r.sum, .target = r.target,
+               .logits = nd_tensor_columns(logits, begin, count), .labels = labels,
+               .first = FIRST + begin,
+               .valid = left < 0       ? 0
+                        : left < count ? left
+                                       : count,
+               .merge = begin > 0);
     }
     return r;
 }
@@ -271,14 +266,12 @@ TEST_EACH_BACKEND(cross_entropy, slices_of_minus_infinity_rescale)
 {
     nd_tensor max = nd_random_1d(ND_DTYPE_F32, 4, 0.0f), sum = nd_clone(max),
               global = nd_clone(max);
-    nd_stream stream = backend->side.stream;
     for (int64_t i = 0; i < 4; i++) {
         nd_put(max, i, -INFINITY);
         nd_put(sum, i, i < 2 ? 0.0f : NAN);
         nd_put(global, i, i % 2 ? -INFINITY : 3.0f);
     }
-    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_rescale, .row_sum = sum, .row_max = max,
-                          .global_max = global));
+    ND_RUN(&backend->side, ce_rescale, .row_sum = sum, .row_max = max, .global_max = global);
     for (int64_t i = 0; i < 4; i++) {
         cr_assert(i < 2 ? nd_get(sum, i) == 0.0f : isnan(nd_get(sum, i)), "%s: sum %d is %g",
                   backend->name, (int)i, (double)nd_get(sum, i));
@@ -293,11 +286,9 @@ TEST_EACH_BACKEND(cross_entropy, a_nan_reaches_the_sum)
                   labels = nd_random_ids(1, 0, 50);
         nd_tensor max = nd_random_1d(ND_DTYPE_F32, 1, 1.0f), sum = nd_clone(max),
                   target = nd_clone(max);
-        nd_stream stream = backend->side.stream;
         nd_put(logits, at, NAN);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_stats, .row_max = max, .row_sum = sum,
-                              .target = target, .logits = logits, .labels = labels, .first = 0,
-                              .valid = 50));
+        ND_RUN(&backend->side, ce_stats, .row_max = max, .row_sum = sum, .target = target,
+               .logits = logits, .labels = labels, .first = 0, .valid = 50);
         cr_assert(isnan(nd_get(sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
         nd_case_free();
     }
@@ -314,16 +305,14 @@ TEST_EACH_BACKEND(cross_entropy, the_exponential_is_within_two_ulp)
     nd_tensor logits = nd_random_2d(ND_DTYPE_F32, 1, COUNT, 0, 1.0f),
               labels = nd_random_ids(1, 0, 1);
     nd_tensor zero = nd_random_1d(ND_DTYPE_F32, 1, 0.0f), one = nd_clone(zero);
-    nd_stream stream = backend->side.stream;
     nd_put(one, 0, 1.0f);
     for (int64_t i = 0; i < COUNT; i++) {
         nd_put(logits, i, -100.0f * (float)i / COUNT);
     }
     nd_tensor got = nd_clone(logits);
     int64_t count = 1;
-    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_bwd, .logits = got, .max = zero,
-                          .sum = one, .labels = labels, .first = COUNT, .valid = COUNT,
-                          .count = &count));
+    ND_RUN(&backend->side, ce_bwd, .logits = got, .max = zero, .sum = one, .labels = labels,
+           .first = COUNT, .valid = COUNT, .count = &count);
     for (int64_t i = 0; i < COUNT; i++) {
         double want = exp((double)nd_get(logits, i));
         double error = fabs(nd_get(got, i) - want),

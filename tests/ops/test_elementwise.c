@@ -33,11 +33,10 @@ static void add_once(const nd_side *ref, const nd_backend *backend, int types, l
     nd_tensor f32 = operand(ND_DTYPE_F32, how, 0, n, C);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         acc[s] = nd_clone(f32);
         cast[s] = nd_clone(to);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, accumulate, .acc = acc[s], .x = x));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = cast[s], .x = x));
+        ND_RUN(side, accumulate, .acc = acc[s], .x = x);
+        ND_RUN(side, cast, .out = cast[s], .x = x);
     }
     /* One F32 addition, or one rounding: exact in any order of evaluation. */
     nd_expect_same(backend->name, "accumulate", acc[1], acc[0]);
@@ -67,11 +66,10 @@ static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_tensor to = nd_random_2d(dtype, 37, C, what == 2 ? 4 : 0, 1.0f);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         const nd_tensor from = nd_clone(x), add = nd_clone(plus);
         out[s] = what == 3 ? from : what == 4 ? add : nd_clone(to);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, axpy, .out = out[s], .x = from,
-                              .plus = what == 0 ? (nd_tensor){0} : add, .scale = scale));
+        ND_RUN(side, axpy, .out = out[s], .x = from, .plus = what == 0 ? (nd_tensor){0} : add,
+               .scale = scale);
     }
     /* The rounding of the product, which is below 4 and may be joined with the sum's. */
     nd_expect_close(backend->name, "axpy", out[1], out[0],
@@ -104,11 +102,10 @@ TEST_EACH_BACKEND(elementwise, casts_of_every_bf16_and_of_every_rounding_boundar
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         back[s] = nd_clone(narrow);
         up[s] = nd_clone(wide);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = back[s], .x = wide));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = up[s], .x = narrow));
+        ND_RUN(side, cast, .out = back[s], .x = wide);
+        ND_RUN(side, cast, .out = up[s], .x = narrow);
     }
     nd_expect_same(backend->name, "cast to bf16", back[1], back[0]);
     nd_expect_same(backend->name, "cast to f32", up[1], up[0]);
@@ -120,9 +117,7 @@ static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t 
     double sum[2] = {2.5, 2.5};
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
-        ND_OK_OR_FAIL(
-            ND_CALL(side->ops, &stream, sum_squares, .out = &sum[s], .x = x.data, .count = count));
+        ND_RUN(side, sum_squares, .out = &sum[s], .x = x.data, .count = count);
     }
     /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
     double allowed = 2.0 * (double)(count + 1) * 0x1p-53 * sum[0];
@@ -148,11 +143,10 @@ static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_tensor x = nd_random_2d(dtype, n, C, 5, 1.0f), out[2], sum[2];
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         out[s] = nd_clone(x);
         sum[s] = nd_clone(before);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, bias_bwd, .dbias = sum[s], .dout = x));
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, bias_fwd, .out = out[s], .bias = bias));
+        ND_RUN(side, bias_bwd, .dbias = sum[s], .dout = x);
+        ND_RUN(side, bias_fwd, .out = out[s], .bias = bias);
     }
     nd_expect_same(backend->name, "bias_fwd", out[1], out[0]);
     for (int64_t c = 0; c < C; c++) {
@@ -185,7 +179,6 @@ static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t c
 {
     nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
     uint64_t sums[2] = {5, 5}, changed = 5;
-    nd_stream stream = backend->side.stream;
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_stream own = side->stream;
@@ -196,8 +189,7 @@ static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t c
                  (unsigned long long)sums[1], (unsigned long long)sums[0]);
     if (count > 0) {
         ((uint32_t *)x.data)[count / 2] ^= 1u << 31;
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, digest, .out = &changed, .x = x.data,
-                              .count = count));
+        ND_RUN(&backend->side, digest, .out = &changed, .x = x.data, .count = count);
         cr_assert_neq(changed, sums[0], "%s: a flipped sign goes unnoticed", backend->name);
     }
     nd_case_free();
@@ -217,12 +209,10 @@ static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_tensor out[2];
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
         ((float *)out[s].data)[count] = 7.0f;
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, random_normal, .out = out[s].data, .count = count,
-                              .deviation = 0.02f, .seed = 0x123456789abcdefu,
-                              .random_stream = 1ull << 33 | 5, .first = first));
+        ND_RUN(side, random_normal, .out = out[s].data, .count = count, .deviation = 0.02f,
+               .seed = 0x123456789abcdefu, .random_stream = 1ull << 33 | 5, .first = first);
     }
     cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
                  "%s: other bits than the reference in %lld values from %llu on", backend->name,
@@ -254,14 +244,13 @@ enum { RANGES = 3 };
 static void cast_ranges(const nd_side *side, const nd_flat_range *ranges, nd_tensor p,
                         nd_tensor copies, nd_tensor want)
 {
-    nd_stream stream = side->stream;
     for (int r = 0; r < RANGES; r++) {
         int64_t n = ranges[r].end - ranges[r].begin;
         if (ranges[r].copy) {
             int64_t at = ranges[r].copy - (nd_bf16 *)copies.data;
             nd_tensor to = nd_tensor_1d((nd_bf16 *)want.data + at, ND_DTYPE_BF16, n);
             nd_tensor from = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32, n);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = to, .x = from));
+            ND_RUN(side, cast, .out = to, .x = from);
         }
     }
 }
@@ -285,13 +274,12 @@ static void ask_amaxes(const nd_side *side, nd_flat_range *ranges, range_amaxes 
 static void expect_amaxes(const nd_side *side, const nd_flat_range *ranges, nd_tensor p,
                           range_amaxes *x)
 {
-    nd_stream stream = side->stream;
     for (int r = 0; r < RANGES; r++) {
         nd_tensor of = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32,
                                     ranges[r].end - ranges[r].begin);
         if (ranges[r].amax) {
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, amax, .amax = &x->want[r], .x = of,
-                                  .granularity = ND_PER_TENSOR, .merge = true));
+            ND_RUN(side, amax, .amax = &x->want[r], .x = of, .granularity = ND_PER_TENSOR,
+                   .merge = true);
         }
         cr_assert(x->got[r] == x->want[r] || (isnan(x->got[r]) && isnan(x->want[r])),
                   "%s: amax %d is %.9g, not %.9g", side->ops->name, r, (double)x->got[r],
@@ -314,7 +302,6 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         range_amaxes amaxes;
         adam[s][0] = nd_clone(p);
         adam[s][1] = nd_clone(m);
@@ -325,16 +312,15 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         ranges[0].copy = copies[s].data; /* not where the parameters lie; the second has none */
         ranges[2].copy = (nd_bf16 *)copies[s].data + ranges[0].end;
         ask_amaxes(side, ranges, &amaxes);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, adamw, .hyper = settings, .p = adam[s][0].data,
-                              .m = adam[s][1].data, .v = adam[s][2].data, .grad = grad.data,
-                              .ranges = ranges, .range_count = RANGES));
+        ND_RUN(side, adamw, .hyper = settings, .p = adam[s][0].data, .m = adam[s][1].data,
+               .v = adam[s][2].data, .grad = grad.data, .ranges = ranges, .range_count = RANGES);
         expect_amaxes(side, ranges, adam[s][0], &amaxes);
         cast_ranges(side, ranges, adam[s][0], copies[s], want);
         ranges[0].copy += count;
         ranges[2].copy += count;
         ask_amaxes(side, ranges, &amaxes);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, sgd, .hyper = settings, .p = sgd[s].data,
-                              .grad = grad.data, .ranges = ranges, .range_count = RANGES));
+        ND_RUN(side, sgd, .hyper = settings, .p = sgd[s].data, .grad = grad.data, .ranges = ranges,
+               .range_count = RANGES);
         expect_amaxes(side, ranges, sgd[s], &amaxes);
         cast_ranges(side, ranges, sgd[s], copies[s], want);
         nd_expect_same(side->ops->name, "copies of the parameters", copies[s], want);

@@ -68,10 +68,8 @@ static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         result[s] = nd_clone(amax);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, amax, .amax = result[s].data, .x = x,
-                              .granularity = g, .merge = merge));
+        ND_RUN(side, amax, .amax = result[s].data, .x = x, .granularity = g, .merge = merge);
     }
     expect_same_numbers(backend->name, "amax", result[1], result[0]);
 }
@@ -134,12 +132,11 @@ static void scales_once(const nd_side *ref, const nd_backend *backend, int64_t c
         nd_tensor scale[2], inverse[2];
         for (int s = 0; s < 2; s++) {
             const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
             scale[s] = nd_clone(amax);
             inverse[s] = nd_clone(amax);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_scale, .scale = scale[s].data,
-                                  .inverse = inverse[s].data, .amax = amax.data, .count = count,
-                                  .format = formats[flags & 1], .power_of_two = flags & 2));
+            ND_RUN(side, fp8_scale, .scale = scale[s].data, .inverse = inverse[s].data,
+                   .amax = amax.data, .count = count, .format = formats[flags & 1],
+                   .power_of_two = flags & 2);
         }
         nd_expect_same(backend->name, "scale", scale[1], scale[0]);
         nd_expect_same(backend->name, "inverse", inverse[1], inverse[0]);
@@ -192,11 +189,9 @@ static void delayed_once(const nd_side *ref, const nd_backend *backend, int64_t 
     for (int step = 0; step < STEPS; step++) {
         for (int s = 0; s < 2; s++) {
             const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
             nd_fp8_history history = history_of(&sides[s], length, count);
             new_amaxes(sides[s].amax, count, step);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_delayed, .history = history,
-                                  .algorithm = algorithm));
+            ND_RUN(side, fp8_delayed, .history = history, .algorithm = algorithm);
         }
         nd_expect_same(backend->name, "history", sides[1].amax, sides[0].amax);
         nd_expect_same(backend->name, "scale", sides[1].scale, sides[0].scale);
@@ -243,15 +238,14 @@ static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         result[s][0] = nd_clone(plain);
         result[s][1] = nd_clone(transposed);
         result[s][2] = nd_clone(amax);
         nd_matrix out = {.scale = scale.data, .granularity = g};
         out.stored = f.codes ? result[s][0] : (nd_tensor){0};
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, make_form, .out = out,
-                              .transposed = f.transposed ? result[s][1] : (nd_tensor){0},
-                              .amax = f.amax ? result[s][2].data : NULL, .x = x));
+        ND_RUN(side, make_form, .out = out,
+               .transposed = f.transposed ? result[s][1] : (nd_tensor){0},
+               .amax = f.amax ? result[s][2].data : NULL, .x = x);
     }
     nd_expect_same(backend->name, "codes", result[1][0], result[0][0]);
     nd_expect_same(backend->name, "transposed codes", result[1][1], result[0][1]);
@@ -350,11 +344,10 @@ TEST_BEST_BACKEND(fp8, casts_of_flat_shards)
         float scale = 17.5f;
         for (int s = 0; s < 2; s++) {
             const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
             codes[s] = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, count, 0);
             nd_matrix out = {.stored = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
                              .scale = &scale};
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, make_form, .out = out, .x = x));
+            ND_RUN(side, make_form, .out = out, .x = x);
         }
         nd_expect_same(backend->name, "codes", codes[1], codes[0]);
         nd_case_free();
@@ -375,9 +368,8 @@ static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         result[s] = nd_clone(out);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, make_form, .transposed = result[s], .x = codes));
+        ND_RUN(side, make_form, .transposed = result[s], .x = codes);
     }
     nd_expect_same(backend->name, "transposed", result[1], result[0]);
     nd_case_free();
@@ -398,9 +390,7 @@ static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor 
     const nd_matrix as = {.format = format, .scale = scale.data, .granularity = g};
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
-        ND_OK_OR_FAIL(
-            ND_CALL(side->ops, &stream, fp8_count, .counts = counts[s], .x = x, .as = as));
+        ND_RUN(side, fp8_count, .counts = counts[s], .x = x, .as = as);
     }
     for (int i = 0; i < 2; i++) {
         cr_assert(counts[1][i] == counts[0][i], "%s: count %d is %lld, the reference has %lld",

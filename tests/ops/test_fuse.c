@@ -63,16 +63,14 @@ static nd_tensor to(const job *j, const fused *f)
 static void expect_fused(const job *j, const char *what, const fused *got, nd_tensor want,
                          nd_tensor like)
 {
-    nd_stream stream = j->ref->stream;
     nd_tensor codes = got->codes_before;
     float scale = got->scale, inverse = 1.0f / scale, amax = got->before;
     nd_matrix cast = {.stored = codes, .scale = &scale, .inverse = &inverse};
     if (j->asked & CODES) {
-        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, make_form, .out = cast, .x = want));
+        ND_RUN(j->ref, make_form, .out = cast, .x = want);
     }
     if (j->asked & AMAX) {
-        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, amax, .amax = &amax, .x = want,
-                              .granularity = ND_PER_TENSOR, .merge = true));
+        ND_RUN(j->ref, amax, .amax = &amax, .x = want, .granularity = ND_PER_TENSOR, .merge = true);
     }
     nd_expect_same(j->backend->name, what, got->stored, j->asked & STORED ? want : like);
     nd_expect_same(j->backend->name, what, got->codes, codes);
@@ -239,7 +237,6 @@ TEST_EACH_BACKEND(fuse, one_of_two_results_and_nan)
 /* Rows of several pieces, of which up's gradient is left as codes alone and gate's is stored. */
 TEST_EACH_BACKEND(fuse, codes_of_one_of_two_results)
 {
-    nd_stream stream = backend->side.stream;
     for (int d = 0; d < 2; d++) {
         job j = {.ref = ref,
                  .backend = backend,
@@ -254,11 +251,10 @@ TEST_EACH_BACKEND(fuse, codes_of_one_of_two_results)
         nd_tensor plain[2] = {nd_clone(gate), nd_clone(gate)}, dgate = nd_clone(gate);
         fused dup;
         fused_init(&dup, &j, gate, 0.5f, 0.0f);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, swiglu_bwd, .dgate = plain[0],
-                              .dup = plain[1], .dout = dout, .gate = gate, .up = up));
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, swiglu_bwd, .dgate = dgate,
-                              .dup = to(&j, &dup), .dout = dout, .gate = gate, .up = up,
-                              .fuse = {[1] = dup.fuse}));
+        ND_RUN(&backend->side, swiglu_bwd, .dgate = plain[0], .dup = plain[1], .dout = dout,
+               .gate = gate, .up = up);
+        ND_RUN(&backend->side, swiglu_bwd, .dgate = dgate, .dup = to(&j, &dup), .dout = dout,
+               .gate = gate, .up = up, .fuse = {[1] = dup.fuse});
         nd_expect_same(backend->name, "swiglu_bwd dgate", dgate, plain[0]);
         expect_fused(&j, "swiglu_bwd dup", &dup, plain[1], gate);
         nd_case_free();

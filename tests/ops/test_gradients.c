@@ -91,9 +91,8 @@ typedef struct norm_job {
 static double norm_loss(const void *arg)
 {
     const norm_job *j = arg;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rmsnorm_fwd, .y = j->y, .sum = j->sum, .rstd = j->rstd,
-                          .x = j->x, .delta = j->delta, .weight = j->weight, .plus = 1.0f,
-                          .eps = 1e-2f));
+    ND_RUN(&ref, rmsnorm_fwd, .y = j->y, .sum = j->sum, .rstd = j->rstd, .x = j->x,
+           .delta = j->delta, .weight = j->weight, .plus = 1.0f, .eps = 1e-2f);
     return weighted(j->dy, j->y) + weighted(j->dres, j->sum);
 }
 
@@ -110,9 +109,8 @@ Test(gradients, rmsnorm)
                   .dres = random2(N, C)};
     nd_tensor dx = random2(N, C), dweight = zeros_like(j.weight);
     norm_loss(&j);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rmsnorm_bwd, .dx = dx, .dweight = dweight, .dy = j.dy,
-                          .dres = j.dres, .x = j.sum, .weight = j.weight, .plus = 1.0f,
-                          .rstd = j.rstd));
+    ND_RUN(&ref, rmsnorm_bwd, .dx = dx, .dweight = dweight, .dy = j.dy, .dres = j.dres, .x = j.sum,
+           .weight = j.weight, .plus = 1.0f, .rstd = j.rstd);
     expect_gradient("rmsnorm dx", norm_loss, &j, j.x, dx);
     expect_gradient("rmsnorm d delta", norm_loss, &j, j.delta, dx);
     expect_gradient("rmsnorm dweight", norm_loss, &j, j.weight, dweight);
@@ -128,8 +126,7 @@ typedef struct swiglu_job {
 static double swiglu_loss(const void *arg)
 {
     const swiglu_job *j = arg;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, swiglu_fwd, .out = j->out, .gate = j->gate, .up = j->up,
-                          .gelu = j->gelu));
+    ND_RUN(&ref, swiglu_fwd, .out = j->out, .gate = j->gate, .up = j->up, .gelu = j->gelu);
     return weighted(j->dout, j->out);
 }
 
@@ -139,8 +136,8 @@ Test(gradients, swiglu)
     nd_tensor dgate = random2(4, 9), dup = random2(4, 9);
     for (int gelu = 0; gelu < 2; gelu++) {
         j.gelu = gelu;
-        ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup,
-                              .dout = j.dout, .gate = j.gate, .up = j.up, .gelu = gelu));
+        ND_RUN(&ref, swiglu_bwd, .dgate = dgate, .dup = dup, .dout = j.dout, .gate = j.gate,
+               .up = j.up, .gelu = gelu);
         expect_gradient("swiglu dgate", swiglu_loss, &j, j.gate, dgate);
         expect_gradient("swiglu dup", swiglu_loss, &j, j.up, dup);
     }
@@ -156,8 +153,7 @@ typedef struct rope_job {
 static double rope_loss(const void *arg)
 {
     const rope_job *j = arg;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rope, .out = j->out, .x = j->x,
-                          .positions = j->positions, .table = j->table));
+    ND_RUN(&ref, rope, .out = j->out, .x = j->x, .positions = j->positions, .table = j->table);
     return weighted(j->dout, j->out);
 }
 
@@ -174,8 +170,8 @@ Test(gradients, rope)
                   .dout = nd_random(ND_DTYPE_F32, 3, shape, 0, 1.0f),
                   .table = {cosines, sines, POSITIONS}};
     nd_tensor dx = nd_random(ND_DTYPE_F32, 3, shape, 0, 1.0f);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, rope, .out = dx, .x = j.dout, .positions = j.positions,
-                          .table = j.table, .inverse = true));
+    ND_RUN(&ref, rope, .out = dx, .x = j.dout, .positions = j.positions, .table = j.table,
+           .inverse = true);
     expect_gradient("rope dx", rope_loss, &j, j.x, dx);
 }
 
@@ -188,8 +184,7 @@ typedef struct embedding_job {
 static double embedding_loss(const void *arg)
 {
     const embedding_job *j = arg;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, embedding_fwd, .out = j->out, .ids = j->ids,
-                          .table = j->table, .first = 2));
+    ND_RUN(&ref, embedding_fwd, .out = j->out, .ids = j->ids, .table = j->table, .first = 2);
     return weighted(j->dout, j->out);
 }
 
@@ -197,8 +192,7 @@ Test(gradients, embedding)
 {
     embedding_job j = {random2(5, 3), nd_random_ids(9, 0, 9), random2(9, 3), random2(9, 3)};
     nd_tensor dtable = zeros_like(j.table);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, embedding_bwd, .dtable = dtable, .ids = j.ids,
-                          .dout = j.dout, .first = 2));
+    ND_RUN(&ref, embedding_bwd, .dtable = dtable, .ids = j.ids, .dout = j.dout, .first = 2);
     expect_gradient("embedding dtable", embedding_loss, &j, j.table, dtable);
 }
 
@@ -213,11 +207,10 @@ static double ce_loss(const void *arg)
 {
     const ce_job *j = arg;
     double loss = 0.0;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, ce_stats, .row_max = j->max, .row_sum = j->sum,
-                          .target = j->target, .logits = j->logits, .labels = j->labels,
-                          .first = j->first, .valid = j->valid));
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, ce_loss, .loss_sum = &loss, .max = j->max,
-                          .sum = j->sum, .target = j->target, .labels = j->labels));
+    ND_RUN(&ref, ce_stats, .row_max = j->max, .row_sum = j->sum, .target = j->target,
+           .logits = j->logits, .labels = j->labels, .first = j->first, .valid = j->valid);
+    ND_RUN(&ref, ce_loss, .loss_sum = &loss, .max = j->max, .sum = j->sum, .target = j->target,
+           .labels = j->labels);
     return 0.5 * loss;
 }
 
@@ -236,8 +229,8 @@ Test(gradients, cross_entropy)
     ce_loss(&j);
     nd_tensor dlogits = nd_clone(j.logits);
     int64_t count = 2;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, ce_bwd, .logits = dlogits, .max = j.max, .sum = j.sum,
-                          .labels = j.labels, .first = FIRST, .valid = VALID, .count = &count));
+    ND_RUN(&ref, ce_bwd, .logits = dlogits, .max = j.max, .sum = j.sum, .labels = j.labels,
+           .first = FIRST, .valid = VALID, .count = &count);
     expect_gradient("cross entropy dlogits", ce_loss, &j, j.logits, dlogits);
 }
 
@@ -253,9 +246,8 @@ static double attention_loss(const void *arg)
     const attention_job *j = arg;
     double scratch[64];
     cr_assert(ref.ops->attention_scratch(ref.device, &j->a, ND_DTYPE_F32, false) <= sizeof scratch);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_fwd, .attention = j->a, .out = j->out,
-                          .lse = j->lse, .q = j->q, .k = j->k, .v = j->v, .first_key = j->first_key,
-                          .scratch = scratch));
+    ND_RUN(&ref, attention_fwd, .attention = j->a, .out = j->out, .lse = j->lse, .q = j->q,
+           .k = j->k, .v = j->v, .first_key = j->first_key, .scratch = scratch);
     return weighted(j->dout, j->out);
 }
 
@@ -278,12 +270,10 @@ static void check_attention(nd_attention a, nd_tensor first_key)
     nd_tensor delta = nd_clone(j.lse), dq = nd_clone(j.q), dk = nd_clone(j.k), dv = nd_clone(j.v);
     double scratch[64];
     attention_loss(&j);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_delta, .attention = a, .delta = delta,
-                          .out = j.out, .dout = j.dout));
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_bwd, .attention = a, .dq = dq, .dk = dk,
-                          .dv = dv, .q = j.q, .k = j.k, .v = j.v, .out = j.out, .dout = j.dout,
-                          .lse = j.lse, .delta = delta, .first_key = first_key,
-                          .scratch = scratch));
+    ND_RUN(&ref, attention_delta, .attention = a, .delta = delta, .out = j.out, .dout = j.dout);
+    ND_RUN(&ref, attention_bwd, .attention = a, .dq = dq, .dk = dk, .dv = dv, .q = j.q, .k = j.k,
+           .v = j.v, .out = j.out, .dout = j.dout, .lse = j.lse, .delta = delta,
+           .first_key = first_key, .scratch = scratch);
     expect_gradient("attention dq", attention_loss, &j, j.q, dq);
     expect_gradient("attention dk", attention_loss, &j, j.k, dk);
     expect_gradient("attention dv", attention_loss, &j, j.v, dv);
@@ -315,8 +305,8 @@ Test(gradients, attention_of_two_blocks)
               lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){1, H, S}, 0, 1.0f);
     nd_tensor partial = nd_clone(out), partial_lse = nd_clone(lse);
     double scratch[64];
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_fwd, .attention = whole, .out = out,
-                          .lse = lse, .q = q, .k = k, .v = v, .scratch = scratch));
+    ND_RUN(&ref, attention_fwd, .attention = whole, .out = out, .lse = lse, .q = q, .k = k, .v = v,
+           .scratch = scratch);
     for (int first = 0; first < 2; first++) {
         nd_tensor acc = zeros_like(out), acc_lse = nd_clone(lse);
         for (int64_t i = 0; i < nd_tensor_count(acc_lse); i++) {
@@ -330,11 +320,10 @@ Test(gradients, attention_of_two_blocks)
                 nd_put(pk, i, nd_get(k, begin + i));
                 nd_put(pv, i, nd_get(v, begin + i));
             }
-            ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_fwd, .attention = part[p],
-                                  .out = partial, .lse = partial_lse, .q = q, .k = pk, .v = pv,
-                                  .scratch = scratch));
-            ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, lse_merge, .attention = part[p], .acc = acc,
-                                  .acc_lse = acc_lse, .out = partial, .lse = partial_lse));
+            ND_RUN(&ref, attention_fwd, .attention = part[p], .out = partial, .lse = partial_lse,
+                   .q = q, .k = pk, .v = pv, .scratch = scratch);
+            ND_RUN(&ref, lse_merge, .attention = part[p], .acc = acc, .acc_lse = acc_lse,
+                   .out = partial, .lse = partial_lse);
         }
         /* Values of about 1, rounded to F32 a few times. */
         nd_expect_close("ref", "merged out", acc, out, (nd_tolerance){.absolute = 8 * nd_eps_f32});
@@ -352,8 +341,7 @@ typedef struct matmul_job {
 static double matmul_loss(const void *arg)
 {
     const matmul_job *j = arg;
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, product, .c = j->c, .a = nd_rows(j->a),
-                          .b = nd_rows(j->b), .b_transposed = true));
+    ND_RUN(&ref, product, .c = j->c, .a = nd_rows(j->a), .b = nd_rows(j->b), .b_transposed = true);
     return weighted(j->dc, j->c);
 }
 
@@ -362,10 +350,9 @@ Test(gradients, matmul)
     enum { M = 4, N = 5, K = 3 };
     matmul_job j = {random2(M, K), random2(N, K), random2(M, N), random2(M, N)};
     nd_tensor da = random2(M, K), db = zeros_like(j.b);
-    ND_OK_OR_FAIL(
-        ND_CALL(ref.ops, &stream, product, .c = da, .a = nd_rows(j.dc), .b = nd_rows(j.b)));
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, product, .c = db, .a = nd_rows(j.dc),
-                          .a_transposed = true, .b = nd_rows(j.a), .beta = 1.0f));
+    ND_RUN(&ref, product, .c = da, .a = nd_rows(j.dc), .b = nd_rows(j.b));
+    ND_RUN(&ref, product, .c = db, .a = nd_rows(j.dc), .a_transposed = true, .b = nd_rows(j.a),
+           .beta = 1.0f);
     expect_gradient("matmul da", matmul_loss, &j, j.a, da);
     expect_gradient("matmul db", matmul_loss, &j, j.b, db);
 }

@@ -53,11 +53,9 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = nd_rows(a),
-                              .a_transposed = at, .b = nd_rows(b), .b_transposed = bt, .beta = beta,
-                              .few_rows = few));
+        ND_RUN(side, product, .c = result[s], .a = nd_rows(a), .a_transposed = at, .b = nd_rows(b),
+               .b_transposed = bt, .beta = beta, .few_rows = few);
     }
     /*
      * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of
@@ -160,24 +158,21 @@ TEST_EACH_BACKEND(matmul, few_rows_do_not_depend_on_each_other)
         return; /* the order of sums is a backend's own */
     }
     for (size_t pair = 0; pair < sizeof pairs / sizeof *pairs; pair++) {
-        nd_stream stream = backend->side.stream;
         nd_tensor a = nd_random_2d(pairs[pair].in, M, K, 0, 1.0f);
         nd_tensor b = nd_random_2d(pairs[pair].in, N, K, 0, 1.0f);
         nd_tensor all = nd_random_2d(pairs[pair].out, M, N, 0, 1.0f), one = nd_clone(all);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = all, .a = nd_rows(a),
-                              .b = nd_rows(b), .b_transposed = true, .few_rows = true));
+        ND_RUN(&backend->side, product, .c = all, .a = nd_rows(a), .b = nd_rows(b),
+               .b_transposed = true, .few_rows = true);
         for (int64_t i = 0; i < M; i++) {
-            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product,
-                                  .c = nd_tensor_rows(one, i, 1),
-                                  .a = nd_rows(nd_tensor_rows(a, i, 1)), .b = nd_rows(b),
-                                  .b_transposed = true, .few_rows = true));
+            ND_RUN(&backend->side, product, .c = nd_tensor_rows(one, i, 1),
+                   .a = nd_rows(nd_tensor_rows(a, i, 1)), .b = nd_rows(b), .b_transposed = true,
+                   .few_rows = true);
         }
         cr_expect_eq(memcmp(all.data, one.data, nd_tensor_bytes(all)), 0, "%s, pair %zu",
                      backend->name, pair);
         /* With beta 1, as behind biases, the same sum is added to what is there. */
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = one, .a = nd_rows(a),
-                              .b = nd_rows(b), .b_transposed = true, .beta = 1.0f,
-                              .few_rows = true));
+        ND_RUN(&backend->side, product, .c = one, .a = nd_rows(a), .b = nd_rows(b),
+               .b_transposed = true, .beta = 1.0f, .few_rows = true);
         for (int64_t i = 0; i < M * N && pairs[pair].out == ND_DTYPE_F32; i++) {
             const float sum = ((float *)all.data)[i];
             cr_expect_eq(((float *)one.data)[i], sum + sum, "%s, pair %zu: element %ld",

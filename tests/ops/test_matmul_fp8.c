@@ -35,7 +35,6 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     nd_dtype format = variant & 2 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3;
     int64_t r = o.transposed ? columns : rows, c = o.transposed ? rows : columns;
     nd_granularity line = first != o.transposed ? ND_PER_ROW : ND_PER_COLUMN;
-    nd_stream stream = ref->stream;
     o.fp8.granularity = how == TENSOR ? ND_PER_TENSOR : line;
     int64_t groups = how == TENSOR ? 1 : line == ND_PER_ROW ? r : c;
     nd_tensor x = nd_random_2d(ND_DTYPE_BF16, r, c, 0, 1.0f);
@@ -43,12 +42,10 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     o.fp8.stored = nd_blank_2d(format, r, c, gap);
     o.fp8.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     o.fp8.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, amax, .amax = amax.data, .x = x,
-                          .granularity = o.fp8.granularity));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = o.fp8.scale,
-                          .inverse = o.fp8.inverse, .amax = amax.data, .count = groups,
-                          .format = format, .power_of_two = how == POWERS_PER_LINE));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = o.fp8, .x = x));
+    ND_RUN(ref, amax, .amax = amax.data, .x = x, .granularity = o.fp8.granularity);
+    ND_RUN(ref, fp8_scale, .scale = o.fp8.scale, .inverse = o.fp8.inverse, .amax = amax.data,
+           .count = groups, .format = format, .power_of_two = how == POWERS_PER_LINE);
+    ND_RUN(ref, make_form, .out = o.fp8, .x = x);
     return o;
 }
 
@@ -90,13 +87,11 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         nd_tensor memory;
         void *scratch = scratch_of(side, m, n, k, &memory);
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a.fp8,
-                              .a_transposed = a.transposed, .b = b.fp8,
-                              .b_transposed = b.transposed, .beta = beta, .scratch = scratch));
+        ND_RUN(side, product, .c = result[s], .a = a.fp8, .a_transposed = a.transposed, .b = b.fp8,
+               .b_transposed = b.transposed, .beta = beta, .scratch = scratch);
         expect_untouched(side, m, n, k, memory, scratch);
     }
     /*
@@ -146,10 +141,9 @@ TEST_EACH_BACKEND(matmul_fp8, every_code)
         *(uint8_t *)unit.data = 0x38; /* 1.0 */
         nd_matrix x = {.stored = codes, .scale = &one, .inverse = &one};
         nd_matrix y = {.stored = unit, .scale = &one, .inverse = &one};
-        nd_stream stream = backend->side.stream;
         void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = c, .a = left ? x : y,
-                              .b = left ? y : x, .scratch = scratch));
+        ND_RUN(&backend->side, product, .c = c, .a = left ? x : y, .b = left ? y : x,
+               .scratch = scratch);
         for (int i = 0; i < 256; i++) {
             float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
             cr_assert(isnan(want) ? isnan(got) : got == want, "%s: code %d is %g, not %g",
@@ -289,13 +283,11 @@ static void multiply_parts(const parts_case *t, nd_tensor c, nd_matrix x, nd_mat
 {
     const nd_side *side = &t->backend->side;
     const bool weights = t->weights;
-    nd_stream stream = side->stream;
     nd_tensor memory;
     void *scratch = scratch_of(side, c.shape[0], c.shape[1], t->k, &memory);
     parts.kept = kept;
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = c, .a = weights ? x : parts,
-                          .a_transposed = !weights, .b = weights ? parts : x,
-                          .b_transposed = weights, .beta = t->beta, .scratch = scratch));
+    ND_RUN(side, product, .c = c, .a = weights ? x : parts, .a_transposed = !weights,
+           .b = weights ? parts : x, .b_transposed = weights, .beta = t->beta, .scratch = scratch);
     expect_untouched(side, c.shape[0], c.shape[1], t->k, memory, scratch);
 }
 
@@ -403,11 +395,9 @@ TEST_BEST_BACKEND(matmul_fp8, odd_scales)
         *b.fp8.inverse = 0.5f;
         for (int s = 0; s < 2; s++) {
             const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
             void *scratch = scratch_of(side, 48, 16, 32, &memory);
             result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a.fp8,
-                                  .b = b.fp8, .scratch = scratch));
+            ND_RUN(side, product, .c = result[s], .a = a.fp8, .b = b.fp8, .scratch = scratch);
         }
         /* The codes' sums are exact in F32; a subnormal result may be lost. */
         nd_expect_close(backend->name, "matmul_fp8", result[1], result[0],
@@ -420,11 +410,9 @@ TEST_BEST_BACKEND(matmul_fp8, no_rows)
 {
     operand a = cast_operand(ref, 4, 8, true, 0, TENSOR, 0),
             b = cast_operand(ref, 8, 3, false, 0, TENSOR, 0);
-    nd_stream stream = backend->side.stream;
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
     a.fp8.stored = nd_tensor_rows(a.fp8.stored, 0, 0);
-    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = nd_tensor_rows(c, 0, 0),
-                          .a = a.fp8, .b = b.fp8));
+    ND_RUN(&backend->side, product, .c = nd_tensor_rows(c, 0, 0), .a = a.fp8, .b = b.fp8);
     nd_expect_same(backend->name, "c", c, before);
     nd_case_free();
 }

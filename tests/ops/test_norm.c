@@ -29,16 +29,14 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
     nd_tensor out[2][3]; /* y, sum, rstd of the two sides */
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
-        nd_stream stream = side->stream;
         nd_tensor own_x = nd_clone(x), own_delta = nd_clone(delta);
         out[s][0] = nd_clone(x);
         out[s][1] = how == SUM_IS_X ? own_x : how == SUM_IS_DELTA ? own_delta : nd_clone(delta);
         out[s][2] = s ? nd_clone(out[0][2]) : nd_random_1d(ND_DTYPE_F32, n, 1.0f);
         nd_case_poison(out[s][0]);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_fwd, .y = out[s][0],
-                              .sum = how == NO_DELTA ? none : out[s][1], .rstd = out[s][2],
-                              .x = own_x, .delta = how == NO_DELTA ? none : own_delta,
-                              .weight = weight, .plus = plus, .eps = 1e-5f));
+        ND_RUN(side, rmsnorm_fwd, .y = out[s][0], .sum = how == NO_DELTA ? none : out[s][1],
+               .rstd = out[s][2], .x = own_x, .delta = how == NO_DELTA ? none : own_delta,
+               .weight = weight, .plus = plus, .eps = 1e-5f);
     }
     /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
     nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
@@ -70,18 +68,15 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
     nd_tensor dres = nd_random_2d(dtype, n, C, gap, 1.0f), weight = nd_random_1d(dtype, C, 1.0f);
     nd_tensor dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f), y = nd_clone(x), none = {0};
     nd_tensor rstd = nd_random_1d(ND_DTYPE_F32, n, 1.0f), dx[2], dw[2];
-    nd_stream stream = ref->stream;
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_fwd, .y = y, .rstd = rstd, .x = x,
-                          .weight = weight, .eps = 1e-5f));
+    ND_RUN(ref, rmsnorm_fwd, .y = y, .rstd = rstd, .x = x, .weight = weight, .eps = 1e-5f);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_tensor own_dy = nd_clone(dy), own_dres = nd_clone(dres);
-        stream = side->stream;
         dx[s] = how == DX_IS_DRES ? own_dres : how == DX_IS_DY ? own_dy : nd_clone(x);
         dw[s] = nd_clone(dweight);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_bwd, .dx = dx[s], .dweight = dw[s],
-                              .dy = own_dy, .dres = how == NO_DRES ? none : own_dres, .x = x,
-                              .weight = weight, .plus = plus, .rstd = rstd));
+        ND_RUN(side, rmsnorm_bwd, .dx = dx[s], .dweight = dw[s], .dy = own_dy,
+               .dres = how == NO_DRES ? none : own_dres, .x = x, .weight = weight, .plus = plus,
+               .rstd = rstd);
     }
     /*
      * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at
@@ -138,19 +133,17 @@ static void parts_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
         y[s] = nd_clone(x), dx[s] = nd_clone(x), dw[s] = nd_clone(dweight);
         part[s] = nd_clone(rstd), sums[s] = nd_clone(rstd);
     }
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_fwd, .y = y[0], .rstd = rstd, .x = x,
-                          .weight = weight, .eps = 1e-5f));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_bwd, .dx = dx[0], .dweight = dw[0], .dy = dy,
-                          .x = x, .weight = weight, .rstd = rstd));
+    ND_RUN(ref, rmsnorm_fwd, .y = y[0], .rstd = rstd, .x = x, .weight = weight, .eps = 1e-5f);
+    ND_RUN(ref, rmsnorm_bwd, .dx = dx[0], .dweight = dw[0], .dy = dy, .x = x, .weight = weight,
+           .rstd = rstd);
     stream = backend->side.stream;
     for (int k = 0; k < 2; k++) { /* the parts' sums, added up */
         const int64_t at = k ? cut : 0, columns = k ? C - cut : cut;
         const nd_tensor of_x = nd_tensor_columns(x, at, columns),
                         w = nd_tensor_rows(weight, at, columns);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, row_dots, .out = part[SQUARES], .x = of_x,
-                              .y = of_x));
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, row_dots, .out = part[DOTS],
-                              .x = nd_tensor_columns(dy, at, columns), .y = of_x, .weight = w));
+        ND_RUN(&backend->side, row_dots, .out = part[SQUARES], .x = of_x, .y = of_x);
+        ND_RUN(&backend->side, row_dots, .out = part[DOTS], .x = nd_tensor_columns(dy, at, columns),
+               .y = of_x, .weight = w);
         for (int64_t i = 0; i < 2 * n; i++) {
             float *to = (float *)sums[i % 2].data + i / 2;
             *to = (k ? *to : 0.0f) + ((float *)part[i % 2].data)[i / 2];
@@ -159,10 +152,9 @@ static void parts_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
     for (int k = 0; k < 2; k++) {
         const int64_t at = k ? cut : 0, columns = k ? C - cut : cut;
         const nd_tensor w = nd_tensor_rows(weight, at, columns);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, rmsnorm_fwd,
-                              .y = nd_tensor_columns(y[1], at, columns), .rstd = part[0],
-                              .x = nd_tensor_columns(x, at, columns), .weight = w, .eps = 1e-5f,
-                              .squares = sums[SQUARES], .width = C));
+        ND_RUN(&backend->side, rmsnorm_fwd, .y = nd_tensor_columns(y[1], at, columns),
+               .rstd = part[0], .x = nd_tensor_columns(x, at, columns), .weight = w, .eps = 1e-5f,
+               .squares = sums[SQUARES], .width = C);
         ND_OK_OR_FAIL(ND_CALL(
             backend->side.ops, &stream, rmsnorm_bwd, .dx = nd_tensor_columns(dx[1], at, columns),
             .dweight = nd_tensor_rows(dw[1], at, columns), .dy = nd_tensor_columns(dy, at, columns),

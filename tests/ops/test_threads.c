@@ -149,8 +149,7 @@ Test(threads, squares_beyond_the_room_for_partial_sums)
     x[0] = 1;
     x[count - 1] = 2;
     nd_side_open_cpu(&side, 2);
-    ND_OK_OR_FAIL(
-        ND_CALL(side.ops, &side.stream, sum_squares, .out = &sum, .x = x, .count = count));
+    ND_RUN(&side, sum_squares, .out = &sum, .x = x, .count = count);
     cr_expect_eq(sum, 5.0, "%g", sum);
     nd_side_close(&side);
     munmap(x, bytes);
@@ -169,8 +168,7 @@ static void multiply(int threads, nd_dtype out, bool a_transposed, nd_tensor a, 
         skip_test("products are oneDNN's on this CPU");
     }
     *c = nd_random_2d(out, ROWS, COLUMNS, 0, 0.0f);
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, product, .c = *c, .a = nd_rows(a),
-                          .a_transposed = a_transposed, .b = nd_rows(b)));
+    ND_RUN(&side, product, .c = *c, .a = nd_rows(a), .a_transposed = a_transposed, .b = nd_rows(b));
     nd_side_close(&side);
 }
 
@@ -212,9 +210,8 @@ static void attend_one(int threads, nd_tensor qkv, nd_tensor cache, nd_tensor *o
     void *scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
     cr_assert_not_null(scratch);
     *out = nd_random_2d(qkv.dtype, 1, ONE_HEADS * ONE_D, 0, 0.0f);
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_cached, .attention = a, .out = *out,
-                          .qkv = qkv, .cache = cache, .segments = &one, .count = 1,
-                          .scratch = scratch));
+    ND_RUN(&side, attention_cached, .attention = a, .out = *out, .qkv = qkv, .cache = cache,
+           .segments = &one, .count = 1, .scratch = scratch);
     free(scratch);
     nd_side_close(&side);
 }
