@@ -168,16 +168,19 @@ static nd_status fill(bench *b)
 
 /* cases */
 
+#define KERNEL(name, op, ...)                                                                      \
+    static int name(bench *b)                                                                      \
+    {                                                                                              \
+        return LAUNCH(op, __VA_ARGS__);                                                            \
+    }
+
 static int copy(bench *b)
 {
     return (int)cudaMemcpyAsync(b->state[1], b->state[0], b->copied, cudaMemcpyDefault, b->queue);
 }
 
-static int norm_forward(bench *b)
-{
-    return LAUNCH(rmsnorm_fwd, .y = b->y, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
-                  .weight = b->weight, .eps = 1e-5f);
-}
+KERNEL(norm_forward, rmsnorm_fwd, .y = b->y, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
+       .weight = b->weight, .eps = 1e-5f)
 
 static int norm_forward_fused(bench *b)
 {
@@ -186,11 +189,8 @@ static int norm_forward_fused(bench *b)
                   .weight = b->weight, .eps = 1e-5f, .fuse = fuse);
 }
 
-static int norm_backward(bench *b)
-{
-    return LAUNCH(rmsnorm_bwd, .dx = b->y, .dweight = b->dweight, .dy = b->w, .dres = b->z,
-                  .x = b->x, .weight = b->weight, .rstd = b->rstd);
-}
+KERNEL(norm_backward, rmsnorm_bwd, .dx = b->y, .dweight = b->dweight, .dy = b->w, .dres = b->z,
+       .x = b->x, .weight = b->weight, .rstd = b->rstd)
 
 static int rope(bench *b)
 {
@@ -199,10 +199,7 @@ static int rope(bench *b)
     return LAUNCH(rope, .out = x, .x = x, .positions = b->positions, .table = table);
 }
 
-static int swiglu_forward(bench *b)
-{
-    return LAUNCH(swiglu_fwd, .out = b->out, .gate = b->gate, .up = b->up);
-}
+KERNEL(swiglu_forward, swiglu_fwd, .out = b->out, .gate = b->gate, .up = b->up)
 
 static int swiglu_forward_fused(bench *b)
 {
@@ -210,43 +207,16 @@ static int swiglu_forward_fused(bench *b)
     return LAUNCH(swiglu_fwd, .gate = b->gate, .up = b->up, .fuse = fuse);
 }
 
-static int swiglu_backward(bench *b)
-{
-    return LAUNCH(swiglu_bwd, .dgate = b->gate, .dup = b->up, .dout = b->out, .gate = b->gate,
-                  .up = b->up);
-}
-
-static int ce_stats(bench *b)
-{
-    return LAUNCH(ce_stats, .row_max = b->stat[0], .row_sum = b->stat[1], .target = b->stat[2],
-                  .logits = b->logits, .labels = b->labels, .first = 0, .valid = V);
-}
-
-static int ce_backward(bench *b)
-{
-    return LAUNCH(ce_bwd, .logits = b->logits, .max = b->stat[0], .sum = b->stat[1],
-                  .labels = b->labels, .first = 0, .valid = V, .count = b->counted);
-}
-
-static int accumulate(bench *b)
-{
-    return LAUNCH(accumulate, .acc = b->wide, .x = b->x);
-}
-
-static int cast(bench *b)
-{
-    return LAUNCH(cast, .out = b->y, .x = b->wide);
-}
-
-static int sum_squares(bench *b)
-{
-    return LAUNCH(sum_squares, .out = b->sum, .x = b->state[0], .count = b->parameters);
-}
-
-static int digest(bench *b)
-{
-    return LAUNCH(digest, .out = (uint64_t *)b->sum, .x = b->state[0], .count = b->parameters);
-}
+KERNEL(swiglu_backward, swiglu_bwd, .dgate = b->gate, .dup = b->up, .dout = b->out, .gate = b->gate,
+       .up = b->up)
+KERNEL(ce_stats, ce_stats, .row_max = b->stat[0], .row_sum = b->stat[1], .target = b->stat[2],
+       .logits = b->logits, .labels = b->labels, .first = 0, .valid = V)
+KERNEL(ce_backward, ce_bwd, .logits = b->logits, .max = b->stat[0], .sum = b->stat[1],
+       .labels = b->labels, .first = 0, .valid = V, .count = b->counted)
+KERNEL(accumulate, accumulate, .acc = b->wide, .x = b->x)
+KERNEL(cast, cast, .out = b->y, .x = b->wide)
+KERNEL(sum_squares, sum_squares, .out = b->sum, .x = b->state[0], .count = b->parameters)
+KERNEL(digest, digest, .out = (uint64_t *)b->sum, .x = b->state[0], .count = b->parameters)
 
 static int adamw(bench *b)
 {
@@ -256,20 +226,10 @@ static int adamw(bench *b)
                   .grad = b->state[3], .ranges = &all, .range_count = 1);
 }
 
-static int amax(bench *b)
-{
-    return LAUNCH(amax, .amax = b->amax, .x = b->x, .granularity = ND_PER_TENSOR, .merge = true);
-}
-
-static int amax_rows(bench *b)
-{
-    return LAUNCH(amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_ROW, .merge = true);
-}
-
-static int amax_columns(bench *b)
-{
-    return LAUNCH(amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_COLUMN, .merge = true);
-}
+KERNEL(amax, amax, .amax = b->amax, .x = b->x, .granularity = ND_PER_TENSOR, .merge = true)
+KERNEL(amax_rows, amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_ROW, .merge = true)
+KERNEL(amax_columns, amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_COLUMN,
+       .merge = true)
 
 static int fp8_cast(bench *b)
 {
@@ -286,20 +246,10 @@ static int fp8_cast_both(bench *b)
     return LAUNCH(make_form, .out = to, .transposed = b->transposed, .amax = b->amax, .x = b->x);
 }
 
-static int fp8_transpose(bench *b)
-{
-    return LAUNCH(make_form, .transposed = b->transposed, .x = b->codes);
-}
-
-static int embedding_forward(bench *b)
-{
-    return LAUNCH(embedding_fwd, .out = b->y, .ids = b->ids, .table = b->table, .first = 0);
-}
-
-static int embedding_backward(bench *b)
-{
-    return LAUNCH(embedding_bwd, .dtable = b->dtable, .ids = b->ids, .dout = b->x, .first = 0);
-}
+KERNEL(fp8_transpose, make_form, .transposed = b->transposed, .x = b->codes)
+KERNEL(embedding_forward, embedding_fwd, .out = b->y, .ids = b->ids, .table = b->table, .first = 0)
+KERNEL(embedding_backward, embedding_bwd, .dtable = b->dtable, .ids = b->ids, .dout = b->x,
+       .first = 0)
 
 static int lse_merge(bench *b)
 {
