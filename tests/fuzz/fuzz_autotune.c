@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Any bytes as a run.json whose choices are replayed. */
-#include <stddef.h>
-#include <stdint.h>
-
+#include "tests/fuzz/fuzz.h"
 #include "trainer/tune/measure.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -6,11 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/chat.h"
 
 enum { VOCAB = 256, CLOSE = 3 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static nd_tokenizer *make_tokenizer(void)
 {

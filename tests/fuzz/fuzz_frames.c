@@ -4,12 +4,10 @@
  * what it answers is whole frames. The first byte says whether a hello goes first, and into pieces
  * of which size the rest is cut.
  */
-#include <stdint.h>
 #include <string.h>
 
 #include "runtime/rdzv/server.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 typedef struct member {
     nd_wire_parser answers;

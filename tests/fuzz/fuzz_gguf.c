@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A GGUF file from memory: what the reader accepts lies inside the file, and its values can be
  * read. */
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "tests/fuzz/fuzz.h"
 #include "trainer/weights/gguf.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

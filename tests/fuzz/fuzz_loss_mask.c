@@ -8,11 +8,10 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/token_file.h"
 
 enum { DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check(const uint8_t *file, size_t size)
 {

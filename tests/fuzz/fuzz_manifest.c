@@ -2,15 +2,12 @@
 /* A manifest of a checkpoint, whose digest is made right here, in place of one that it has, so that
  * the fuzzer reaches what lies behind it: what the reader accepts can be written, read again, and
  * laid out. */
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/checkpoint/manifest.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Every rectangle lies in its tensor. */
 static void check_piece(const nd_piece *piece)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* metrics.jsonl read back, whatever it holds. */
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -8,9 +7,8 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/printable.h"
+#include "tests/fuzz/fuzz.h"
 #include "trainer/view/metrics.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Steps are those of lines, and names are texts. */
 static void check_column(const nd_column *column)

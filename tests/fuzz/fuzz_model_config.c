@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Any bytes as a model's config.json; the numbers of one that passes must stay within 64 bits. */
-#include <stddef.h>
-#include <stdint.h>
-
+#include "tests/fuzz/fuzz.h"
 #include "trainer/layout/layout.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -3,14 +3,11 @@
  * Patterns of pre-tokenizers: a pattern up to the first zero byte, then a text. What Oniguruma
  * compiles cuts the text into words that cover it, or is given up with a message.
  */
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/text/regex.h"
 #include "trainer/text/unicode.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { TEXT_MAX = 4096 };
 

@@ -6,12 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/generate/choices.h"
 #include "trainer/generate/requests.h"
 
 enum { VOCAB = 256, TOKENS_MAX = 40 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static nd_encoder *make_encoder(bool special)
 {

@@ -9,9 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/row.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* The same bytes as a list: as many elements, each within the bytes. */
 static void check_list(const uint8_t *data, size_t size, const json_t *root)

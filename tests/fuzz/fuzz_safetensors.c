@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A whole safetensors file from memory: what the reader accepts must lie inside the file, chained
  * without holes. */
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "tests/fuzz/fuzz.h"
 #include "trainer/weights/safetensors.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check(const nd_safetensors_list *list, uint64_t file_bytes)
 {

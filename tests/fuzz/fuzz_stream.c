@@ -8,11 +8,10 @@
 #include <xxhash.h>
 
 #include "runtime/base/fs.h"
+#include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/corpus.h"
 
 enum { LIMIT = 8 << 20 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static nd_status read_all(const char *path, size_t piece, XXH64_hash_t *hash, size_t *total)
 {

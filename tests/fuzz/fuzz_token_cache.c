@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A token cache: what is accepted lies within the file. The checksums of the header are made right
  * first, or nothing would get past them. */
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/token_cache.h"
 
 enum { SUMS_SUM_AT = 56, HEADER_SUM_AT = 64, BYTES_AT = 48 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void put_u64(uint8_t *p, uint64_t value)
 {

@@ -4,14 +4,11 @@
  * slow for it. Ids lie in the vocabulary, the cache changes nothing, and cutting the ids into calls
  * does not change the text.
  */
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/fuzz.h"
 #include "trainer/text/tokenizer.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char text[] =
     "It's  a test, 1234 times\r\n <s><|eot|> \xc3\xa9\xe4\xbd\xa0\xff"

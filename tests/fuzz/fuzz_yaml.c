@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Any bytes as a configuration file: parsed, mapped onto the fields, resolved. What passes must
  * read back the same when printed; what fails must have a message without control characters. */
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/config/config.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
