@@ -12,16 +12,6 @@ nd_status plain_lt_init(plain_lt *plain, nd_device *device)
     return nd_device_alloc(device, ND_LT_WORKSPACE, &plain->workspace);
 }
 
-void plain_lt_fini(plain_lt *plain)
-{
-    if (plain->workspace) {
-        nd_device_free(plain->device, plain->workspace, ND_LT_WORKSPACE);
-    }
-    if (plain->handle) {
-        plain->library.destroy(plain->handle);
-    }
-}
-
 static cudaDataType_t type_of(nd_dtype dtype)
 {
     return dtype == ND_DTYPE_F32       ? CUDA_R_32F

@@ -15,7 +15,6 @@ typedef struct plain_lt {
 } plain_lt;
 
 nd_status plain_lt_init(plain_lt *plain, nd_device *device);
-void plain_lt_fini(plain_lt *plain);
 
 typedef struct plain_lt_form {
     int64_t m, n, k;

@@ -54,11 +54,8 @@ cudaError_t nd_double_load(cudaStream_t stream, const void *what, size_t bytes);
 /* From a task: the device has failed, and every later call reports it. */
 void nd_double_break(cudaError_t error);
 
-/* Where memory lies. Each aborts with a sentence when the range straddles an end of an
- * allocation. */
-bool nd_double_is_device(const void *p, size_t bytes);
-bool nd_double_is_pinned(const void *p, size_t bytes);
-/* Aborts unless the range is device memory of the current device; `what` names the argument. */
+/* Aborts unless the range is device memory of the current device, or when it straddles an end of an
+ * allocation; `what` names the argument. */
 void nd_double_need_device(const char *what, const void *p, size_t bytes);
 /* Aborts with a sentence about what the real library would have refused or done wrong. */
 void nd_double_violation(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));

@@ -183,21 +183,10 @@ const region *machine_find(const double_device *device, const void *p, size_t by
     return NULL;
 }
 
-bool nd_double_is_device(const void *p, size_t bytes)
-{
-    const region *r = machine_find(machine_current(), p, bytes);
-    return r && r->device;
-}
-
-bool nd_double_is_pinned(const void *p, size_t bytes)
-{
-    const region *r = machine_find(machine_current(), p, bytes);
-    return r && !r->device;
-}
-
 void nd_double_need_device(const char *what, const void *p, size_t bytes)
 {
-    if (!nd_double_is_device(p, bytes)) {
+    const region *r = machine_find(machine_current(), p, bytes);
+    if (!r || !r->device) {
         nd_double_violation("%s (%p, %zu bytes) is not memory of this device", what, p, bytes);
     }
 }
