@@ -10,32 +10,9 @@
  *
  * Room is needed to make a file and to write, and a full disk may say so as late as in a sync.
  */
-#undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "tests/e2e/watched_calls.h"
 
-enum { PATH_BYTES = 4096 };
-
-static char folder[PATH_BYTES];
-static int log_fd = -1;
-static long count, full_at, kill_at;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static long number(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atol(text) : 0;
-}
+static long full_at, kill_at;
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -43,13 +20,9 @@ __attribute__((constructor)) static void begin(void)
     if (!path) {
         return;
     }
-    snprintf(folder, sizeof folder, "%s", path);
+    watch(path, log);
     full_at = number("ND_DISK_FULL");
     kill_at = number("ND_DISK_KILL");
-    if (log) {
-        log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-                              0666);
-    }
 }
 
 /* The path of a name, or of a descriptor when there is none. */
@@ -68,14 +41,13 @@ static void path_of(int fd, const char *name, char out[PATH_BYTES])
 static bool enter(const char *name, int fd, const char *at, bool needs_room)
 {
     char path[PATH_BYTES], line[PATH_BYTES + 64];
-    const size_t n = strlen(folder);
     const int saved = errno;
     bool fails = false;
-    if (n == 0) {
+    if (!folder[0]) {
         return false;
     }
     path_of(fd, at, path);
-    if (strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == '\0')) {
+    if (is_watched(path)) {
         pthread_mutex_lock(&lock);
         count++;
         if (log_fd >= 0) {
@@ -83,10 +55,7 @@ static bool enter(const char *name, int fd, const char *at, bool needs_room)
             syscall(SYS_write, log_fd, line, (size_t)size);
         }
         if (count == kill_at) {
-            kill(getpid(), SIGKILL);
-            for (;;) {
-                pause();
-            }
+            die();
         }
         fails = needs_room && full_at > 0 && count >= full_at;
         pthread_mutex_unlock(&lock);

@@ -16,23 +16,10 @@
  * its other files, and come at any time. What the C library opens for itself (opendir) is not seen:
  * it changes nothing.
  */
-#undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "tests/e2e/watched_calls.h"
 
-enum { PATH_BYTES = 4096 };
+#include <stdatomic.h>
+#include <time.h>
 
 /* Some of the calls with a name, and what is done to them. */
 typedef struct fault {
@@ -41,17 +28,9 @@ typedef struct fault {
     long first, count, seen;
 } fault;
 
-static char folder[PATH_BYTES], move_from[PATH_BYTES], move_to[PATH_BYTES];
-static int log_fd = -1;
-static long count, kill_at;
+static char move_from[PATH_BYTES], move_to[PATH_BYTES];
+static long kill_at;
 static fault fails, slows;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static long number(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atol(text) : 0;
-}
 
 static void read_fault(const char *name, fault *f)
 {
@@ -90,37 +69,12 @@ __attribute__((constructor)) static void begin(void)
     if (!rank || !wanted || !path || strcmp(rank, wanted) != 0 || is_check()) {
         return;
     }
-    snprintf(folder, sizeof folder, "%s", path);
+    watch(path, log);
     kill_at = number("ND_FAULT_KILL");
     read_fault("ND_FAULT_FAIL", &fails);
     read_fault("ND_FAULT_SLOW", &slows);
     if (move) {
         sscanf(move, "%4095[^:]:%4095s", move_from, move_to);
-    }
-    if (log) {
-        log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-                              0666);
-    }
-}
-
-/* The absolute path of a descriptor, or of a name in it. */
-static void path_at(int fd, const char *name, char out[PATH_BYTES])
-{
-    char link[64];
-    size_t used = 0;
-    out[0] = '\0';
-    if (!name || name[0] != '/') {
-        snprintf(link, sizeof link, "/proc/self/%s%d", fd == AT_FDCWD ? "cwd" : "fd/",
-                 fd == AT_FDCWD ? 0 : fd);
-        if (fd == AT_FDCWD) {
-            snprintf(link, sizeof link, "/proc/self/cwd");
-        }
-        long n = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_BYTES - 1);
-        used = n > 0 ? (size_t)n : 0;
-        out[used] = '\0';
-    }
-    if (name) {
-        snprintf(out + used, PATH_BYTES - used, "%s%s", used ? "/" : "", name);
     }
 }
 
@@ -135,7 +89,7 @@ static bool counts(const char *path)
 {
     static atomic_bool saves;
     size_t n = strlen(folder);
-    if (n == 0 || strncmp(path, folder, n) != 0 || (path[n] != '\0' && path[n] != '/')) {
+    if (!is_watched(path)) {
         return false;
     }
     if (path[n] == '\0') {
@@ -163,10 +117,7 @@ static call enter(const char *name, int fd, const char *at)
         c.fails = is_hit(&fails, name);
         bool slow = is_hit(&slows, name);
         if (c.number == kill_at) {
-            kill(getpid(), SIGKILL);
-            for (;;) {
-                pause();
-            }
+            die();
         }
         pthread_mutex_unlock(&lock);
         if (slow) {

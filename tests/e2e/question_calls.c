@@ -12,29 +12,15 @@
  * Questions are stat and its kin, open without O_CREAT, opendir, readdir, realpath, statvfs and
  * flock.
  */
-#undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
+#include "tests/e2e/watched_calls.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-enum { PATH_BYTES = 4096 };
-
-static char folder[PATH_BYTES];
-static int log_fd = -1, fail_errno;
-static long count, fail_at;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int fail_errno;
+static long fail_at;
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -43,40 +29,22 @@ __attribute__((constructor)) static void begin(void)
     if (!path) {
         return;
     }
-    snprintf(folder, sizeof folder, "%s", path);
+    watch(path, log);
     fail_at = fail ? atol(fail) : 0;
     fail_errno = code ? atoi(code) : EIO;
-    if (log) {
-        log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-                              0666);
-    }
-}
-
-/* The absolute path of a descriptor, or of a name in it. */
-static void path_at(int fd, const char *name, char out[PATH_BYTES])
-{
-    char link[64];
-    long n = 0;
-    if (!name || name[0] != '/') {
-        snprintf(link, sizeof link, fd == AT_FDCWD ? "/proc/self/cwd" : "/proc/self/fd/%d", fd);
-        n = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_BYTES - 1);
-        n = n > 0 ? n : 0;
-    }
-    snprintf(out + n, (size_t)(PATH_BYTES - n), "%s%s", n > 0 && name ? "/" : "", name ? name : "");
 }
 
 /* Numbers and writes down a call; a change of a name has number 0. True: it fails. */
 static bool enter(const char *name, int fd, const char *at, bool question)
 {
     char path[PATH_BYTES], line[PATH_BYTES + 64];
-    const size_t n = strlen(folder);
     const int saved = errno;
     bool fails = false;
-    if (n == 0) {
+    if (!folder[0]) {
         return false;
     }
     path_at(fd, at, path);
-    if (strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == '\0')) {
+    if (is_watched(path)) {
         pthread_mutex_lock(&lock);
         const long number = question ? ++count : 0;
         if (log_fd >= 0) {
