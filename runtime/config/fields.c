@@ -147,7 +147,7 @@ void nd_field_print(FILE *out, const nd_config *config, nd_field_id id)
         print_choices(out, f, bits);
         return;
     default:
-        fprintf(out, "%s", *(char *const *)member);
+        fputs(*(char *const *)member ? *(char *const *)member : "", out); /* unset: NULL */
     }
 }
 
