@@ -110,7 +110,7 @@ typedef struct nd_documents_take_args {
     int64_t slots, most;    /* of a tier; the most tokens of one */
     const int32_t *lengths; /* (slots): tokens of each */
     const int64_t *starts;  /* (slots): their elements in x */
-    bool add;               /* out is F32 */
+    bool add;               /* to what out has */
 } nd_documents_take_args;
 
 /* out (+)= x, and lse = stats, in the tokens of the segments of a tier. */

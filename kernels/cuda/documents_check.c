@@ -96,7 +96,8 @@ static nd_status make_operands(check *c)
     nd_cuda_queue queue = nd_cuda_stream(&c->stream);
     int launched = nd_cuda_random_normal(queue, &normal, NULL);
     launched = launched ? launched : nd_cuda_cast(queue, &cast, NULL);
-    return nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched);
+    ND_TRY(nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched));
+    return nd_stream_sync(&c->stream); /* the bounds are on the stack of this function */
 }
 
 /* By cuDNN (side 0) or the plain kernels alone. False in *taken where cuDNN has no plan. */

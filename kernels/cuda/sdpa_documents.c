@@ -45,6 +45,12 @@ static nd_sdpa_form form_of(const nd_sdpa_call *c, const nd_document_tier *tier)
                                      : a->documents == ND_SEGMENTS_DIAGONAL ? ND_SDPA_BOTTOM_RIGHT
                                                                             : ND_SDPA_ALL};
     nd_sdpa_form form = nd_sdpa_form_of(c, &p);
+    nd_sdpa_strides *of_queries[] = {&form.q, &form.out, &form.dout, &form.dq};
+    nd_sdpa_strides *of_keys[] = {&form.k, &form.v, &form.dk, &form.dv};
+    for (int i = 0; i < 4; i++) { /* as if each segment were padded */
+        of_queries[i]->batch = tier->rows * of_queries[i]->row;
+        of_keys[i]->batch = tier->keys * of_keys[i]->row;
+    }
     form.batch = tier->slots;
     form.tokens = a->batch * a->sq;
     form.key_tokens = a->batch * a->sk;

@@ -251,7 +251,7 @@ static nd_status complete_accelerate(nd_reader *reader, const char *file)
                     "a flag such as --precision bf16 changes it",
                     file);
     }
-    reader->config->from_accelerate = true; /* nd_reader_end sets the axes */
+    reader->config->from_accelerate = true; /* the reader sets the axes at its end */
     return ND_OK;
 }
 

@@ -33,10 +33,9 @@ nd_status nd_cuda_library_load(const char *what, const char *const *sonames, boo
                                void **handle);
 
 /*
- * Loads what another library will ask the loader for by its bare name, from the same
- * places, where the loader does not find it itself; and then also `beside`, a pattern of glob(7) in
- * the same folder, or NULL. Nothing happens when it is nowhere: the other library then
- * reports it.
+ * Loads what another library will ask the loader for by its bare name, from the same places, where
+ * the loader does not find it itself; and then also `beside`, a pattern of glob(7) in the same
+ * folder, or NULL. Nothing happens when it is nowhere: the other library then reports it.
  */
 void nd_cuda_library_preload(const char *name, const char *beside);
 
@@ -46,9 +45,6 @@ typedef struct nd_cuda_places {
     const char *program;     /* the path of the running program; "": not known */
     const char *toolkit;     /* the root of the toolkit that built the program; "": none */
 } nd_cuda_places;
-
-/* Those of this process. `program` is the storage of that field. */
-nd_cuda_places nd_cuda_places_here(char program[PATH_MAX]);
 
 /*
  * The n-th existing file of this name, from 0, in this order: in the folders of the libraries of

@@ -2,7 +2,6 @@
 #include "runtime/device/cuda_recent_ops.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/math.h"

@@ -26,7 +26,7 @@ typedef struct nd_choice {
     nd_ids ids;   /* of context and continuation; owned */
     int64_t from; /* the first token of the continuation, at least 1; 0: it has none */
     int64_t characters;
-    double score; /* after nd_choices_score */
+    double score; /* once it was scored */
     bool greedy;  /* each token of the continuation is the likeliest */
 } nd_choice;
 
