@@ -229,17 +229,17 @@ nd_status nd_tokenize(const nd_command_flags *line)
     ND_TRY_OUT(read_flags(line, &w));
     const char *named = w.flags[ND_TOKENIZE_TOKENIZER].text;
     ND_TRY_OUT(check_output(&w));
-    if (nd_ends_with(named, ".gguf")) {
+    if (strcmp(named, "bytes") != 0) {
+        ND_TRY_OUT(nd_fs_look(named, &kind, NULL));
+        ND_TRY_OUT(nd_fs_format(&path, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", named));
+    }
+    if (kind == ND_FS_FILE && nd_ends_with(named, ".gguf")) {
         status =
             nd_fail(ND_ERR_CONFIG,
                     "--tokenizer \"%s\" is a GGUF file, whose tokenizer is not read here; give "
                     "the tokenizer.json of its model",
                     named);
         goto out;
-    }
-    if (strcmp(named, "bytes") != 0) {
-        ND_TRY_OUT(nd_fs_look(named, &kind, NULL));
-        ND_TRY_OUT(nd_fs_format(&path, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", named));
     }
     if (kind == ND_FS_ABSENT) {
         status = nd_fail(ND_ERR_CONFIG,

@@ -168,7 +168,9 @@ static nd_status list_files(const char *path, nd_fs_names *out, bool *is_folder,
     while (out->count > kept) {
         free(out->list[--out->count]);
     }
-    qsort(out->list, (size_t)kept, sizeof *out->list, by_bytes);
+    if (kept > 0) {
+        qsort(out->list, (size_t)kept, sizeof *out->list, by_bytes);
+    }
 out:
     free(clean);
     return status;

@@ -74,7 +74,7 @@ static nd_status lock_part(const nd_token_output *out, const nd_token_sharing *s
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
         }
         (void)fstat(out->fd, &st);
-        changed = st.st_size != bytes ? now : changed;
+        changed = changed == 0 || st.st_size != bytes ? now : changed;
         if (now - changed > stall) {
             return nd_fail(ND_ERR_HANG,
                            "another process, which encodes the text into \"%s\", made no progress "

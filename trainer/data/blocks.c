@@ -237,21 +237,25 @@ static void sort_pieces(const packing *p)
  * only counted. */
 static int64_t lay_pieces(const packing *p, bool longest_first, nd_documents *d)
 {
-    int64_t blocks = 0, room = 0, top = p->most, last = 0; /* longer pieces than `top` are laid */
+    int64_t blocks = 0, room = 0, last = 0;
+    int64_t low = 1, top = p->most; /* shorter and longer pieces are laid */
     for (int64_t length = 1; length <= p->most; length++) {
         p->left[length] = p->ends[length] - p->ends[length - 1];
     }
     for (int64_t i = 0; i < p->pieces; i++) {
         int64_t count = p->counts[i];
         if (longest_first) {
+            while (low < top && p->left[low] == 0) {
+                low++;
+            }
             count = nd_min(last, room); /* longer ones that fit were gone before this one */
-            while (count > 0 && p->left[count] == 0) {
+            while (count >= low && p->left[count] == 0) {
                 count--;
             }
-            while (count == 0 && p->left[top] == 0) {
+            while (count < low && p->left[top] == 0) {
                 top--;
             }
-            last = count = count > 0 ? count : top;
+            last = count = count >= low ? count : top;
             const int64_t next = p->ends[count] - p->left[count]--;
             if (d) {
                 d->firsts[i] = p->sorted[next];

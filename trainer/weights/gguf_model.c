@@ -170,13 +170,12 @@ static nd_status find_scaling(const nd_gguf_head *h, json_t **out)
         return nd_gguf_refuse(
             h, "its attention has a sliding window, which is not read from GGUF files");
     }
-    *out = linear    ? json_pack("{s:s, s:f}", "rope_type", "linear", "factor", factor)
-           : factors ? find_llama3(h, factors, base ? json_number_value(base) : 10000)
-                     : NULL;
-    return !factors || (*out && !linear)
-               ? ND_OK
-               : nd_gguf_refuse(h, "the factors of its RoPE (" ND_GGUF_FACTORS
-                                   ") are not those of Llama 3.1 to 3.3");
+    *out = linear && !factors   ? json_pack("{s:s, s:f}", "rope_type", "linear", "factor", factor)
+           : factors && !linear ? find_llama3(h, factors, base ? json_number_value(base) : 10000)
+                                : NULL;
+    return !factors || *out ? ND_OK
+                            : nd_gguf_refuse(h, "the factors of its RoPE (" ND_GGUF_FACTORS
+                                                ") are not those of Llama 3.1 to 3.3");
 }
 
 static json_t *has(const nd_gguf_head *h, const char *tensor)
