@@ -73,11 +73,11 @@ size_t nd_documents_scratch_by_formula(const nd_attention *, bool backward);
 
 /* sdpa_documents.c */
 
-/* Whether cuDNN computes the call's segments; makes the plans, and call->documents. Where cuDNN
+/* True where cuDNN computes the call's segments. Makes the plans, and call->documents. Where cuDNN
  * turns out to have no plan, no such call is taken any more, and the plain kernels compute it. */
 bool nd_documents_take(struct nd_sdpa_call *call);
-/* What is taken, all but rows that are left to the plain kernels: *owners. The call's dk and dv are
- * added to unless documents are whole. */
+/* Computes what was taken, all but rows that are left to the plain kernels: *owners. The call's dk
+ * and dv are added to unless documents are whole. */
 nd_status nd_documents_run(nd_stream *, struct nd_sdpa_call *call, void *scratch,
                            const int32_t **owners);
 

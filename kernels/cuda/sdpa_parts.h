@@ -95,7 +95,7 @@ typedef struct nd_sdpa_call {
     nd_cuda_context *context;
     bool backward;
     nd_attention_bwd_args x; /* of a forward: what it has too, with the out and lse that it makes */
-    /* Where nd_documents_take does; of what follows, it has to_q, to_k, to_v and the scratch. */
+    /* Set by nd_documents_take; of what follows, to_q, to_k, to_v and the scratch are then too. */
     nd_documents documents;
     nd_sdpa_cut cut;
     /* What cuDNN writes: the results themselves, or the scratch, which has room for one piece. */

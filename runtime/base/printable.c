@@ -38,7 +38,7 @@ int nd_utf8_decode(const char *text, size_t count, unsigned *code)
     return more + 1;
 }
 
-/* What nd_is_printable says about each character. */
+/* Each character that nd_is_printable takes. */
 static bool is_printable_code(unsigned code)
 {
     bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);

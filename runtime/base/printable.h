@@ -40,7 +40,7 @@ typedef struct nd_shown {
 } nd_shown;
 /* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. */
 size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out);
-/* What is held when no further byte comes: at most ND_SHOWN_HELD. */
+/* Writes what is held when no further byte comes: at most ND_SHOWN_HELD. */
 size_t nd_shown_end(nd_shown *shown, char *out);
 
 /* Once, at the start of a program: where standard output is a terminal, all that is printed with

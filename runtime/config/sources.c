@@ -12,7 +12,7 @@
 
 enum { PLACE_MAX = 600 };
 
-/* Where messages place a node: a line of the file, or (file NULL) the setting as a whole. */
+/* Messages place a node by this: a line of the file, or (file NULL) the setting as a whole. */
 static const char *place_of(const char *file, const char *where, const nd_yaml_node *node,
                             char line[PLACE_MAX])
 {

@@ -136,7 +136,7 @@ static nd_status read_ndlaunch(nd_identity *id)
 {
     ND_TRY(read_number("ND_NODE_RANK", 0, INT_MAX, 0, &id->node_rank));
     ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
-    /* What a worker of a later start of the job goes on with. */
+    /* A worker of a later start of the job goes on with this. */
     ND_TRY(read_number("ND_RESTART_EPOCH", 0, INT_MAX, 0, &id->restart_epoch));
     ND_TRY(read_text("ND_RUN_FOLDER", "", id->run_folder, sizeof id->run_folder));
     if (id->run_folder[0] && id->run_folder[0] != '/') {

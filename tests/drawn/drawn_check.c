@@ -5,7 +5,8 @@
  * A gradient in F32 is a sum over n tokens whose order depends on the mesh: a relative error of
  * about sqrt(n) x 6e-8 in the L2 norm, of which six times are allowed. A tensor whose gradient
  * nearly cancels has the error of its terms, so a share of the norm of all gradients is allowed
- * too. A norm behind a branch divides what nearly cancelled by its size: ten times as much.
+ * too. A norm behind a branch divides what nearly cancelled by its size: five times as much. Of
+ * sqrt(n) x 6e-8 the worst tensor of 400 seeds has 4.0 without such norms, and 13.2 with them.
  *
  * In BF16 and FP8, ranks that only share out micro-batches compute each of them with the bits of
  * one worker, so that its gradients are those of F32 sums again. Where tp or cp cut a sum, other
@@ -313,7 +314,7 @@ static nd_status compare_gradients(const drawn_run *r, const mesh_result *got,
                                    const char *what)
 {
     const double tokens = (double)(r->job.global_batch * r->job.sequence);
-    const double times = nd_families[r->c->family].post_norm ? 60 : 6;
+    const double times = nd_families[r->c->family].post_norm ? 30 : 6;
     const double relative = fmax(1e-5, times * sqrt(tokens) * 6e-8);
     const double all = distance_of_all(want, NULL);
     const double rounding = base ? distance_of_all(want, base) / all : 0;

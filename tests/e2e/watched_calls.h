@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_E2E_WATCHED_CALLS_H
 #define TESTS_E2E_WATCHED_CALLS_H
-/* What preloaded libraries share that number the calls of a process for the files of a folder. */
+/* Preloaded libraries that number the calls of a process for the files of a folder share this. */
 #undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
 #include <errno.h>
 #include <fcntl.h>

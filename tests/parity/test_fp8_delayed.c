@@ -272,8 +272,8 @@ Test(fp8_delayed, a_skipped_step_leaves_no_trace)
 /* state */
 
 typedef struct state_list {
-    float *data[6];
-    int64_t counts[6];
+    float *data[8];
+    int64_t counts[8];
     int count;
 } state_list;
 

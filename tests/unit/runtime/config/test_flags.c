@@ -358,6 +358,28 @@ Test(flags, that_lack_others)
 
 Test(flags, refused_with_a_sentence)
 {
+    static const char *const others[][2] = {
+        {"--greater-is-better True", "the lowest one"},
+        {"--metric-for-best-model accuracy", "eval_loss"},
+        {"--do-train false", "--do-train is false|ndtrain eval"},
+        {"--per_device_eval_batch_size 8", "--micro-batch-size"},
+        {"--with_tracking", "--log-with tensorboard"},
+        {"--max_steps -2", "--max-steps is -2"},
+        {"--overwrite_output_dir", "nothing is overwritten"},
+        {"--log_with comet_ml", "--log-with is comet_ml|metrics.jsonl"},
+        {"--log-trackers mlflow", "--log-trackers|tensorboard"},
+        {"--num_train_epochs -3", "--num-train-epochs is -3|0 to"},
+        {"--assistant_only_loss False", "--assistant-only-loss is False|--chat-format"},
+        {"--label_smoothing_factor 0.1", "--label-smoothing-factor is 0.1"},
+        {"--gradient_checkpointing_kwargs {}", "--recompute"},
+        {"--config a.yaml", "--config-file"},
+        {"--num_processes -1", "--num-processes is -1"},
+        {"--use-fp8", "--precision fp8"},
+        {"--fsdp_offload_params true", "--fsdp-offload-params|not offloaded"},
+        {"--use-deepspeed", "--use-deepspeed"}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        expect_bad_flags(others[i][0], others[i][1]);
+    }
     expect_bad_flags("--fsdp_sharding_strategy HALF_SHARD", "HALF_SHARD|SHARD_GRAD_OP");
     expect_bad_flags("--fsdp_sharding_strategy", "needs a value");
     expect_bad_flags("--fsdp_offload_params cpu", "cpu|not offloaded");
