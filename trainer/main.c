@@ -191,9 +191,8 @@ static bool has_own_flags(const nd_command *command)
 }
 
 static nd_status run_command(const nd_command *command, nd_command_call *call, int count,
-                             char **words)
+                             char **words, nd_command_flags *line)
 {
-    nd_command_flags line = {0};
     if (call->cli->help && command != &nd_command_train && !call->cli->help_topic[0]) {
         nd_command_print_help(command->id);
         return ND_OK;
@@ -206,9 +205,9 @@ static nd_status run_command(const nd_command *command, nd_command_call *call, i
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
-    call->line = &line;
-    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, &line) : ND_OK);
-    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(&line) : ND_OK);
+    call->line = line;
+    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, line) : ND_OK);
+    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(line) : ND_OK);
     ND_TRY(command == &nd_command_plan ? ND_OK : nd_config_check_meeting(call->config));
     return command->run(call);
 }
@@ -218,6 +217,7 @@ int main(int argc, char **argv)
     nd_worker worker = {.failure = ND_FAILURE_INIT};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
+    nd_command_flags line = {0};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **words = argv + 1;
@@ -264,7 +264,7 @@ int main(int argc, char **argv)
     }
     status =
         status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
-    status = status == ND_OK ? run_command(command, &call, count, words) : status;
+    status = status == ND_OK ? run_command(command, &call, count, words, &line) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */
     }

@@ -106,7 +106,7 @@ bool nd_list_word(const char *list, char between, int index, char *buffer, size_
     list = list && *list ? list : NULL;
     for (; list && index > 0; index--) {
         list = strchr(list, between);
-        list += list != NULL;
+        list = list ? list + 1 : NULL;
     }
     if (!list) {
         return false;
