@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CUDA_LT_LIBRARY_H
 #define ND_CUDA_LT_LIBRARY_H
-/* cuBLASLt, opened at run time: the functions that matmul_lt.c and lt_plan.c call. */
+/* cuBLASLt, opened at run time: the functions that matmul_lt.c calls. */
 #include <cublasLt.h>
 
 #include "runtime/base/status.h"

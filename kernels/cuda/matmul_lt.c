@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/lt.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/kernels.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda_check.h"
 
@@ -11,6 +16,476 @@ enum {
     VECTOR_SCALES_SINCE = 120900,
     SPARE = 4 /* algorithms to ask for; the first valid one is used */
 };
+
+/* Pointers of one call. Scales: NULL for 1. */
+typedef struct lt_operands {
+    const void *a, *b;
+    void *d;
+    const float *scale_a, *scale_b;
+} lt_operands;
+
+/* Largest power of two, at most 256, that divides the address. */
+static int32_t alignment_of(const void *p)
+{
+    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+    return low == 0 || low > 256 ? 256 : (int32_t)low;
+}
+
+static cudaDataType_t type_of(int32_t dtype)
+{
+    switch ((nd_dtype)dtype) {
+    case ND_DTYPE_BF16:
+        return CUDA_R_16BF;
+    case ND_DTYPE_F8_E4M3:
+        return CUDA_R_8F_E4M3;
+    case ND_DTYPE_F8_E5M2:
+        return CUDA_R_8F_E5M2;
+    default:
+        ND_ASSERT(dtype == ND_DTYPE_F32);
+        return CUDA_R_32F;
+    }
+}
+
+/* Points the scales at any device memory: the library answers only for descriptors that have such
+ * pointers, and reads no scale before the product, which sets its own. */
+static nd_status describe_scales(const nd_lt_library *l, const nd_lt_key *key, const void *anywhere,
+                                 nd_lt_plan *plan)
+{
+    int8_t fast = (int8_t)key->fast;
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    if (key->scaling == ND_LT_VECTORS) {
+        int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+    }
+    ND_CUBLAS(
+        l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &anywhere, sizeof anywhere));
+    ND_CUBLAS(
+        l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &anywhere, sizeof anywhere));
+    return ND_OK;
+}
+
+static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, const void *anywhere,
+                          nd_lt_plan *plan)
+{
+    int32_t op_a = key->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int32_t op_b = key->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    ND_CUBLAS(l->desc_init(&plan->desc, sizeof plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
+    if (key->processors > 0) {
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &key->processors,
+                              sizeof key->processors));
+    }
+    if (key->scaling != ND_LT_UNSCALED) {
+        ND_TRY(describe_scales(l, key, anywhere, plan));
+    }
+    ND_CUBLAS(l->layout_init(&plan->a, sizeof plan->a, type_of(key->a),
+                             (uint64_t)(key->a_transposed ? key->k : key->m),
+                             (uint64_t)(key->a_transposed ? key->m : key->k), key->lda));
+    ND_CUBLAS(l->layout_init(&plan->b, sizeof plan->b, type_of(key->b),
+                             (uint64_t)(key->b_transposed ? key->n : key->k),
+                             (uint64_t)(key->b_transposed ? key->k : key->n), key->ldb));
+    ND_CUBLAS(l->layout_init(&plan->d, sizeof plan->d, type_of(key->d), (uint64_t)key->m,
+                             (uint64_t)key->n, key->ldd));
+    return ND_OK;
+}
+
+/* Partial sums of a split k are F32, added in a fixed order: no rounding of them to BF16, no
+ * atomics. */
+static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
+                        cublasLtMatmulPreferenceOpaque_t *preference)
+{
+    uint64_t workspace = ND_LT_WORKSPACE;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        uint32_t bytes;
+    } alignments[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)key->align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)key->align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)key->align_d},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)key->align_d},
+    };
+    ND_CUBLAS(l->preference_init(preference, sizeof *preference));
+    ND_CUBLAS(l->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                sizeof workspace));
+    ND_CUBLAS(l->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                sizeof reductions));
+    for (size_t i = 0; i < sizeof alignments / sizeof *alignments; i++) {
+        ND_CUBLAS(l->preference_set(preference, alignments[i].attribute, &alignments[i].bytes,
+                                    sizeof alignments[i].bytes));
+    }
+    return ND_OK;
+}
+
+static const char *key_format(const nd_lt_key *key, char *buffer, size_t size)
+{
+    char limit[48] = "";
+    if (key->processors > 0) {
+        snprintf(limit, sizeof limit, ", for %d multiprocessors", (int)key->processors);
+    }
+    snprintf(buffer, size,
+             "%s (%lld, %lld) = %s %s (ld %lld) x %s %s (ld %lld), k %lld, beta %d, aligned to %d, "
+             "%d, %d bytes%s",
+             nd_dtype_name((nd_dtype)key->d), (long long)key->m, (long long)key->n,
+             nd_dtype_name((nd_dtype)key->a), key->a_transposed ? "T" : "N", (long long)key->lda,
+             nd_dtype_name((nd_dtype)key->b), key->b_transposed ? "T" : "N", (long long)key->ldb,
+             (long long)key->k, (int)key->beta, (int)key->align_a, (int)key->align_b,
+             (int)key->align_d, limit);
+    return buffer;
+}
+
+/* The library fills only the entries whose state is success. */
+static int keep_valid(cublasLtMatmulHeuristicResult_t *results, int count)
+{
+    int valid = 0;
+    for (int i = 0; i < count; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
+            results[valid++] = results[i];
+        }
+    }
+    return valid;
+}
+
+/* Makes the descriptor, the layouts and up to `wanted` algorithms, best first, for a plan of the
+ * table. *found is at least 1 on success. Until a product sets its scales, their pointers lead into
+ * the workspace. */
+static nd_status init_plan(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *plan,
+                           cublasLtMatmulHeuristicResult_t *results, int *found)
+{
+    const nd_lt_library *l = &lt->library;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    memset(plan, 0, sizeof *plan);
+    ND_TRY(describe(l, &key, lt->workspace, plan));
+    ND_TRY(prefer(l, &key, &preference));
+    *found = 0;
+    cublasStatus_t status = l->heuristic(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                         &plan->d, &preference, wanted, results, found);
+    *found = status == CUBLAS_STATUS_SUCCESS ? keep_valid(results, *found) : 0;
+    if (*found == 0) {
+        char form[256];
+        return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
+                       key_format(&key, form, sizeof form));
+    }
+    plan->key = key;
+    plan->used = true;
+    plan->algorithm = results[0].algo;
+    plan->workspace = results[0].workspaceSize;
+    return ND_OK;
+}
+
+/* Attributes have 2 or 4 bytes. */
+static int64_t trait(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm,
+                     cublasLtMatmulAlgoConfigAttributes_t attribute, size_t bytes)
+{
+    uint32_t value = 0;
+    size_t written = 0;
+    cublasStatus_t status = l->algorithm_get(algorithm, attribute, &value, bytes, &written);
+    return status == CUBLAS_STATUS_SUCCESS && written == bytes ? (int64_t)value : -1;
+}
+
+/* The settings of an algorithm; -1 where the library has no value. */
+static nd_lt_traits traits_of(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm)
+{
+    return (nd_lt_traits){
+#define ND_LT_TRAIT(field, attribute, bytes) .field = trait(l, algorithm, attribute, bytes),
+        ND_LT_TRAITS(ND_LT_TRAIT)
+#undef ND_LT_TRAIT
+    };
+}
+
+static nd_status refuse(const nd_lt_library *l, const nd_lt_choice *choice, const char *why)
+{
+    char form[256];
+    return nd_fail(ND_ERR_CONFIG,
+                   "cuBLASLt %zu does not accept the recorded algorithm %lld (%s) for %s; time "
+                   "again with kernels.autotune, without kernels.autotune_from",
+                   l->version(), (long long)choice->traits.id, why,
+                   key_format(&choice->key, form, sizeof form));
+}
+
+/* Compares what the library reads out of the recorded algorithm, and the workspace that it asks
+ * for, with the record. */
+static nd_status compare(const nd_lt_library *l, const nd_lt_choice *choice, size_t workspace)
+{
+    cublasLtMatmulAlgo_t algorithm;
+    memcpy(&algorithm, choice->algorithm, sizeof algorithm);
+    nd_lt_traits here = traits_of(l, &algorithm);
+    const struct {
+        const char *name;
+        int64_t recorded, here;
+    } pairs[] = {
+#define ND_LT_PAIR(field, attribute, bytes) {#field, choice->traits.field, here.field},
+        ND_LT_TRAITS(ND_LT_PAIR)
+#undef ND_LT_PAIR
+            {"workspace", choice->workspace, (int64_t)workspace},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        if (pairs[i].recorded != pairs[i].here) {
+            char why[128];
+            snprintf(why, sizeof why, "its %s is %lld here and %lld in the record", pairs[i].name,
+                     (long long)pairs[i].here, (long long)pairs[i].recorded);
+            return refuse(l, choice, why);
+        }
+    }
+    return ND_OK;
+}
+
+/* Makes a plan from a recorded algorithm. ND_ERR_CONFIG when the library does not accept it, or
+ * when a setting or its workspace differs from the record. */
+static nd_status restore_plan(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan *plan)
+{
+    const nd_lt_library *l = &lt->library;
+    cublasLtMatmulHeuristicResult_t result = {0};
+    _Static_assert(sizeof plan->algorithm == sizeof choice->algorithm, "recorded whole");
+    memset(plan, 0, sizeof *plan);
+    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
+    ND_TRY(describe(l, &choice->key, lt->workspace, plan));
+    cublasStatus_t status = l->check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                     &plan->d, &plan->algorithm, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
+        char why[128];
+        snprintf(why, sizeof why, "status %d, %zu bytes of workspace of at most %d", (int)status,
+                 result.workspaceSize, (int)ND_LT_WORKSPACE);
+        return refuse(l, choice, why);
+    }
+    ND_TRY(compare(l, choice, result.workspaceSize));
+    plan->key = choice->key;
+    plan->used = true;
+    plan->workspace = result.workspaceSize;
+    plan->chosen = true;
+    plan->candidates = (int)choice->candidates;
+    plan->picked = (int)choice->picked;
+    plan->seconds = choice->seconds;
+    plan->first_seconds = choice->first_seconds;
+    return ND_OK;
+}
+
+static uint32_t hash_of(const nd_lt_key *key)
+{
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < sizeof *key; i++) {
+        hash = (hash ^ bytes[i]) * 16777619u;
+    }
+    return hash;
+}
+
+/* The place of a form in the table: its plan, or a free one. */
+static nd_lt_plan *slot_of(nd_lt *lt, const nd_lt_key *key)
+{
+    uint32_t at = hash_of(key) % ND_LT_PLANS;
+    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
+        at = (at + 1) % ND_LT_PLANS;
+    }
+    return &lt->plans[at];
+}
+
+/* The library refuses products whose scales do not lie at multiples of 16 bytes (cuBLASLt 13.1 on
+ * an H200: status 15 from cublasLtMatmul). Such a pair of scales is copied behind the workspace,
+ * where the product of the same stream reads it. */
+static nd_status set_scales(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const lt_operands *x)
+{
+    enum { ALIGNED = 16, STRIDE = ALIGNED / sizeof(float) };
+    const nd_lt_library *l = &lt->library;
+    const float *a = x->scale_a, *b = x->scale_b;
+    if (plan->key.scaling == ND_LT_SCALARS && a && b &&
+        (alignment_of(a) < ALIGNED || alignment_of(b) < ALIGNED)) {
+        float *to = (float *)(void *)((char *)lt->workspace + ND_LT_WORKSPACE);
+        int copied = nd_cuda_copy_scales(nd_cuda_stream(stream), to, STRIDE, a, b);
+        ND_TRY(nd_cuda_op_done(stream, "copy_scales", (cudaError_t)copied));
+        a = to;
+        b = to + STRIDE;
+    }
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b, sizeof b));
+    return ND_OK;
+}
+
+/* Enqueues the product of a plan; nothing while plans are prepared. */
+static nd_status run_plan(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const lt_operands *x)
+{
+    const float one = 1.0f, beta = (float)plan->key.beta;
+    const nd_lt_library *l = &lt->library;
+    if (lt->preparing) {
+        return ND_OK;
+    }
+    if (plan->key.scaling != ND_LT_UNSCALED) {
+        ND_TRY(set_scales(lt, stream, plan, x));
+    }
+    cublasStatus_t made = l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b,
+                                    &beta, x->d, &plan->d, x->d, &plan->d, &plan->algorithm,
+                                    lt->workspace, plan->workspace, nd_cuda_stream(stream));
+    return made == CUBLAS_STATUS_SUCCESS ? ND_OK : nd_lt_failed(made, "cublasLtMatmul");
+}
+
+/* Autotune (cuda_ops.h): the fastest of the library's algorithms for each form, and choices in and
+ * out. */
+
+enum { REPEATS = 5, MOST_REPEATS = 16 };
+
+static nd_lt *lt_of(const nd_device *device)
+{
+    return nd_cuda_context_of(device)->lt;
+}
+
+void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
+{
+    nd_lt *lt = lt_of(device);
+    lt->candidates = candidates > ND_LT_CANDIDATES ? ND_LT_CANDIDATES : candidates;
+    lt->deadline = nd_clock_seconds() + seconds;
+    for (int i = 0; i < ND_LT_PLANS; i++) {
+        lt->plans[i].touched = false;
+    }
+}
+
+typedef struct candidate {
+    nd_lt *lt;
+    nd_lt_plan *plan;
+    const lt_operands *x;
+} candidate;
+
+static nd_status run_candidate(void *context, nd_stream *stream)
+{
+    candidate *c = context;
+    return run_plan(c->lt, stream, c->plan, c->x);
+}
+
+/* An algorithm that a record could not restore must not be chosen. *workspace: what the library
+ * asks for, which a replay compares. */
+static bool can_be_replayed(nd_lt *lt, nd_lt_plan *plan,
+                            const cublasLtMatmulHeuristicResult_t *proposed, size_t *workspace)
+{
+    cublasLtMatmulHeuristicResult_t result = {0};
+    cublasStatus_t status = lt->library.check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                              &plan->d, &proposed->algo, &result);
+    *workspace = result.workspaceSize;
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= ND_LT_WORKSPACE;
+}
+
+/* Times the algorithms that the library proposed on the operands of the call, whose result is lost,
+ * and keeps the fastest of those that a record can restore. plan->chosen stays false when there is
+ * none; then the first algorithm of the library makes the product. */
+static nd_status choose_algorithm(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan,
+                                  const lt_operands *x,
+                                  const cublasLtMatmulHeuristicResult_t *results, int found)
+{
+    candidate c = {lt, plan, x};
+    double seconds = 0.0;
+    int best = -1;
+    for (int i = 0; i < found && nd_clock_seconds() < lt->deadline; i++) {
+        plan->algorithm = results[i].algo;
+        if (!can_be_replayed(lt, plan, &results[i], &plan->workspace)) {
+            continue;
+        }
+        if (nd_ops_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
+            nd_error_clear(); /* this GPU cannot run it; a broken device fails again below */
+            continue;
+        }
+        plan->candidates++;
+        plan->first_seconds = i == 0 ? seconds : plan->first_seconds;
+        best = best < 0 || seconds < plan->seconds ? i : best;
+        plan->seconds = best == i ? seconds : plan->seconds;
+    }
+    plan->picked = best < 0 ? 0 : best;
+    plan->algorithm = results[plan->picked].algo;
+    plan->chosen = can_be_replayed(lt, plan, &results[plan->picked], &plan->workspace);
+    if (!plan->chosen) {
+        plan->workspace = results[0].workspaceSize;
+    }
+    return nd_stream_sync(stream);
+}
+
+nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                             void *context, int repeats, double *seconds)
+{
+    cudaEvent_t events[2 * MOST_REPEATS] = {0};
+    float ms[MOST_REPEATS];
+    cudaError_t error = cudaSuccess;
+    ND_ASSERT(repeats > 0 && repeats <= MOST_REPEATS);
+    nd_status status = call(context, stream); /* warm */
+    for (int i = 0; i < 2 * repeats && status == ND_OK && error == cudaSuccess; i++) {
+        error = cudaEventCreate(&events[i]);
+        error = error == cudaSuccess ? cudaEventRecord(events[i], nd_cuda_stream(stream)) : error;
+        if (error == cudaSuccess && i % 2 == 0) {
+            status = call(context, stream);
+        }
+    }
+    status = status == ND_OK && error == cudaSuccess ? nd_stream_sync(stream) : status;
+    for (int i = 0; i < repeats && status == ND_OK && error == cudaSuccess; i++) {
+        error = cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]);
+        for (int j = i; j > 0 && ms[j] < ms[j - 1]; j--) {
+            float swap = ms[j];
+            ms[j] = ms[j - 1];
+            ms[j - 1] = swap;
+        }
+    }
+    for (int i = 0; i < 2 * repeats && events[i]; i++) {
+        cudaEventDestroy(events[i]);
+    }
+    if (status == ND_OK && error != cudaSuccess) {
+        return nd_cuda_failed(stream->device, error, "an event that times");
+    }
+    ND_TRY(status);
+    *seconds = (double)ms[repeats / 2] * 1e-3;
+    return ND_OK;
+}
+
+int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
+{
+    const nd_lt *lt = lt_of(device);
+    int count = 0;
+    for (int number = 0; number < lt->plan_count; number++) {
+        for (int i = 0; i < ND_LT_PLANS; i++) {
+            const nd_lt_plan *p = &lt->plans[i];
+            if (!p->used || !p->chosen || !p->touched || p->number != number) {
+                continue;
+            }
+            nd_lt_choice choice = {
+                .key = p->key,
+                .workspace = (int64_t)p->workspace,
+                .candidates = p->candidates,
+                .picked = p->picked,
+                .seconds = p->seconds,
+                .first_seconds = p->first_seconds,
+                .traits = traits_of(&lt->library, &p->algorithm),
+            };
+            memcpy(choice.algorithm, &p->algorithm, sizeof choice.algorithm);
+            out[count++] = choice;
+        }
+    }
+    return count;
+}
+
+nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
+{
+    nd_lt *lt = lt_of(device);
+    memset(lt->plans, 0, sizeof lt->plans);
+    lt->plan_count = 0;
+    lt->candidates = 1;
+    lt->installed = true;
+    for (int i = 0; i < count && i < ND_LT_PLANS - 1; i++) {
+        nd_lt_plan *plan = slot_of(lt, &choices[i].key);
+        if (plan->used) {
+            return nd_fail(ND_ERR_DATA, "choice %d of autotune is for the form of an earlier one",
+                           i);
+        }
+        ND_TRY(restore_plan(lt, &choices[i], plan));
+        plan->number = lt->plan_count++;
+    }
+    return ND_OK;
+}
+
+int nd_ops_cuda_unchosen(const nd_device *device)
+{
+    const nd_lt *lt = lt_of(device);
+    int count = 0;
+    for (int i = 0; i < ND_LT_PLANS && lt->installed; i++) {
+        count += lt->plans[i].used && !lt->plans[i].refused && !lt->plans[i].chosen;
+    }
+    return count;
+}
 
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
 {
@@ -69,15 +544,15 @@ static void refuse_vectors(nd_lt *lt, nd_lt_plan *plan)
     nd_error_clear();
 }
 
-static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
-                           const nd_lt_operands *x, nd_lt_plan *plan)
+static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key, const lt_operands *x,
+                           nd_lt_plan *plan)
 {
     cublasLtMatmulHeuristicResult_t results[ND_LT_CANDIDATES];
     int found = 0, wanted = lt->candidates > SPARE ? lt->candidates : SPARE;
     if (lt->plan_count == ND_LT_PLANS - 1) {
         return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", ND_LT_PLANS - 1);
     }
-    nd_status status = nd_lt_plan_init(lt, *key, wanted, plan, results, &found);
+    nd_status status = init_plan(lt, *key, wanted, plan, results, &found);
     if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
         plan->key = *key;
         plan->used = true;
@@ -87,19 +562,19 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     }
     plan->number = lt->plan_count++;
     if (lt->candidates > 1 && !plan->refused) {
-        ND_TRY(nd_lt_choose(lt, stream, plan, x, results, found));
+        ND_TRY(choose_algorithm(lt, stream, plan, x, results, found));
     }
     return ND_OK;
 }
 
 /* Finds or makes the plan of a form. *out is NULL when the library refuses vectors of scales for
  * it; the caller then applies the scales itself. */
-static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form,
-                         const nd_lt_operands *x, nd_lt_plan **out)
+static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form, const lt_operands *x,
+                         nd_lt_plan **out)
 {
     nd_lt_key key = *form;
     key.processors = lt->processors;
-    nd_lt_plan *plan = nd_lt_slot(lt, &key);
+    nd_lt_plan *plan = slot_of(lt, &key);
     if (!plan->used) {
         ND_TRY(make_plan(lt, stream, &key, x, plan));
     }
@@ -122,9 +597,9 @@ static nd_lt_key key_of(nd_tensor c, nd_tensor a, nd_tensor b, bool beta)
         .b = a.dtype,
         .d = c.dtype,
         .beta = beta,
-        .align_a = nd_lt_alignment(b.data),
-        .align_b = nd_lt_alignment(a.data),
-        .align_d = nd_lt_alignment(c.data),
+        .align_a = alignment_of(b.data),
+        .align_b = alignment_of(a.data),
+        .align_d = alignment_of(c.data),
     };
 }
 
@@ -133,12 +608,12 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args
     const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
     nd_lt_plan *plan = NULL;
     nd_lt_key key = key_of(c, a, b, args->beta != 0.0f);
-    nd_lt_operands x = {.a = b.data, .b = a.data, .d = c.data};
+    lt_operands x = {.a = b.data, .b = a.data, .d = c.data};
     key.k = a.shape[args->a_transposed ? 0 : 1];
     key.a_transposed = args->b_transposed;
     key.b_transposed = args->a_transposed;
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
-    return nd_lt_run(lt, stream, plan, &x);
+    return run_plan(lt, stream, plan, &x);
 }
 
 /* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b),
@@ -164,8 +639,8 @@ static nd_status check_fp8(nd_tensor c, nd_tensor a, nd_tensor b)
     int64_t m = c.shape[0], n = c.shape[1], k = a.shape[1];
     bool sixteen =
         m % 16 == 0 && n % 16 == 0 && k % 16 == 0 && a.stride[0] % 16 == 0 && b.stride[0] % 16 == 0;
-    bool aligned = nd_lt_alignment(a.data) >= 16 && nd_lt_alignment(b.data) >= 16 &&
-                   nd_lt_alignment(c.data) >= 16 &&
+    bool aligned = alignment_of(a.data) >= 16 && alignment_of(b.data) >= 16 &&
+                   alignment_of(c.data) >= 16 &&
                    c.stride[0] * (int64_t)nd_dtype_size(c.dtype) % 16 == 0;
     if (!sixteen || !aligned) {
         return nd_fail(ND_ERR_INTERNAL,
@@ -184,12 +659,12 @@ static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor a, nd_ten
 {
     nd_lt_plan *plan = NULL;
     nd_lt_key key = fp8_key(rescale->product, a, b, false, fast, ND_LT_SCALARS);
-    nd_lt_operands x = {.a = b.data, .b = a.data, .d = rescale->product.data};
+    lt_operands x = {.a = b.data, .b = a.data, .d = rescale->product.data};
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
     if (lt->preparing) {
         return ND_OK;
     }
-    ND_TRY(nd_lt_run(lt, stream, plan, &x));
+    ND_TRY(run_plan(lt, stream, plan, &x));
     int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), rescale);
     return nd_cuda_op_done(stream, "fp8_rescale", (cudaError_t)launched);
 }
@@ -230,7 +705,7 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *
     nd_tensor rows = along_k(a, !args->a_transposed), columns = along_k(b, args->b_transposed);
     bool a_vector = a->granularity != ND_PER_TENSOR, b_vector = b->granularity != ND_PER_TENSOR;
     nd_lt_plan *plan = NULL;
-    nd_lt_operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
+    lt_operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
     ND_TRY(check_fp8(c, rows, columns));
     if (a_vector == b_vector) {
         bool newer = lt->capability >= 90 && lt->library.version() >= VECTOR_SCALES_SINCE;
@@ -242,7 +717,7 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *
     }
     if (plan) {
         /* Some forms may be refused only here; a device that has failed fails again. */
-        nd_status status = nd_lt_run(lt, stream, plan, &x);
+        nd_status status = run_plan(lt, stream, plan, &x);
         if (status == ND_OK || !a_vector) {
             return status;
         }
