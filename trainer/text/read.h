@@ -19,27 +19,14 @@ nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node);
 nd_status nd_text_read_added(nd_tokenizer *tokenizer, const json_t *list, size_t pieces);
 nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node);
 
-/* Helpers of all readers (read_parts.c). */
+/* Helpers of all readers (read_components.c). */
 
-typedef nd_status nd_text_read(nd_tokenizer *tokenizer, const json_t *node);
-
-/* The key "type" of a component, or "". */
-const char *nd_text_type(const json_t *node);
-bool nd_text_is_type(const json_t *node, const char *type);
-bool nd_text_is_absent(const json_t *node); /* missing or null */
-/* Calls `read` for each element of the list under a key. */
-nd_status nd_text_read_each(nd_tokenizer *tokenizer, const json_t *node, const char *key,
-                            nd_text_read *read);
 /* A key that is true or false; `fallback` when it is missing or null. */
 nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
                             bool fallback, bool *out);
 /* An id, or -1 when it is none or too great. */
 int32_t nd_text_id(const json_t *value);
 
-nd_status nd_text_fail_type(const nd_tokenizer *tokenizer, const char *part, const json_t *node,
-                            const char *known);
-nd_status nd_text_fail_key(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
-                           const char *wanted);
 nd_status nd_text_fail_damaged(const nd_tokenizer *tokenizer, const char *key, const char *wanted);
 /* Adds to the error of nd_vocab_add what was being read. */
 nd_status nd_text_fail_piece(const nd_tokenizer *tokenizer);

@@ -4,6 +4,82 @@
 
 #include "trainer/text/unicode.h"
 
+/* The key "type" of a component, or "". */
+static const char *type_of(const json_t *node)
+{
+    const char *type = json_string_value(json_object_get(node, "type"));
+    return type ? type : "";
+}
+
+static bool is_type(const json_t *node, const char *type)
+{
+    return strcmp(type_of(node), type) == 0;
+}
+
+/* Missing or null. */
+static bool is_absent(const json_t *node)
+{
+    return !node || json_is_null(node);
+}
+
+static nd_status fail_type(const nd_tokenizer *t, const char *part, const json_t *node,
+                           const char *known)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\": the %s \"%s\" is not supported; supported are %s", t->name,
+                   part, type_of(node), known);
+}
+
+static nd_status fail_key(const nd_tokenizer *t, const json_t *node, const char *key,
+                          const char *wanted)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\": the key \"%s\" of \"%s\" is not %s, which is not supported", t->name,
+                   key, type_of(node), wanted);
+}
+
+typedef nd_status read_component(nd_tokenizer *tokenizer, const json_t *node);
+
+/* Reads each element of the list under a key. */
+static nd_status read_each(nd_tokenizer *t, const json_t *node, const char *key,
+                           read_component *read)
+{
+    const json_t *list = json_object_get(node, key);
+    if (!json_is_array(list)) {
+        return fail_key(t, node, key, "a list");
+    }
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        ND_TRY(read(t, json_array_get(list, i)));
+    }
+    return ND_OK;
+}
+
+nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
+                            bool fallback, bool *out)
+{
+    const json_t *value = json_object_get(node, key);
+    *out = is_absent(value) ? fallback : json_is_true(value);
+    return is_absent(value) || json_is_boolean(value)
+               ? ND_OK
+               : fail_key(tokenizer, node, key, "true or false");
+}
+
+nd_status nd_text_fail_damaged(const nd_tokenizer *t, const char *key, const char *wanted)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\": the key \"%s\" is not %s; the file is damaged", t->name,
+                   key, wanted);
+}
+
+nd_status nd_text_fail_piece(const nd_tokenizer *t)
+{
+    return nd_fail_context(ND_ERR_DATA, "reading the vocabulary of \"%s\"", t->name);
+}
+
+int32_t nd_text_id(const json_t *value)
+{
+    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+    return id >= 0 && id < ND_VOCAB_IDS_MAX ? (int32_t)id : -1;
+}
+
 /* Bytes of what a step puts into a text, and how much longer all steps may make one: real files
  * put 3 bytes for one. */
 enum { STRING_BYTES_MAX = 256, GROWTH_MAX = 256 };
@@ -14,7 +90,7 @@ static nd_status copy_string(const nd_tokenizer *t, const json_t *node, const ch
                              const json_t *value, char **out, size_t *size)
 {
     if (!json_is_string(value) || json_string_length(value) > STRING_BYTES_MAX) {
-        return nd_text_fail_key(t, node, key, "a short string");
+        return fail_key(t, node, key, "a short string");
     }
     *size = json_string_length(value);
     ND_TRY(ND_ALLOC(*size + 1, out));
@@ -37,7 +113,7 @@ static size_t growth_of(const nd_rewrite *steps, int count)
 /* Replace{pattern: {String}, content}, or Prepend{prepend}. */
 static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *steps, int *count)
 {
-    const bool replace = nd_text_is_type(node, "Replace");
+    const bool replace = is_type(node, "Replace");
     if (*count == ND_TEXT_STEPS_MAX) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has more than %d rewriting steps; that is not supported", t->name,
@@ -56,28 +132,28 @@ static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *s
         ND_TRY(copy_string(t, node, "pattern", json_object_get(pattern, "String"), &step->from,
                            &step->from_size));
         if (step->from_size == 0) {
-            return nd_text_fail_key(t, node, "pattern", "a string with a character");
+            return fail_key(t, node, "pattern", "a string with a character");
         }
     }
     const char *key = replace ? "content" : "prepend";
     ND_TRY(copy_string(t, node, key, json_object_get(node, key), &step->to, &step->to_size));
     return growth_of(steps, *count) <= GROWTH_MAX
                ? ND_OK
-               : nd_text_fail_key(t, node, key, "a string that keeps texts short");
+               : fail_key(t, node, key, "a string that keeps texts short");
 }
 
 nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (nd_text_is_absent(node)) {
+    if (is_absent(node)) {
         return ND_OK;
     }
-    if (nd_text_is_type(node, "Sequence")) {
-        return nd_text_read_each(tokenizer, node, "normalizers", nd_text_read_normalizer);
+    if (is_type(node, "Sequence")) {
+        return read_each(tokenizer, node, "normalizers", nd_text_read_normalizer);
     }
-    if (nd_text_is_type(node, "Prepend") || nd_text_is_type(node, "Replace")) {
+    if (is_type(node, "Prepend") || is_type(node, "Replace")) {
         return read_rewrite(tokenizer, node, tokenizer->rewrites, &tokenizer->rewrite_count);
     }
-    if (nd_text_is_type(node, "NFC")) {
+    if (is_type(node, "NFC")) {
         if (tokenizer->rewrite_count == ND_TEXT_STEPS_MAX) {
             return nd_fail(ND_ERR_DATA,
                            "\"%s\" has more than %d rewriting steps; that is not supported",
@@ -86,7 +162,7 @@ nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
         tokenizer->rewrites[tokenizer->rewrite_count++] = (nd_rewrite){.compose = true};
         return ND_OK;
     }
-    return nd_text_fail_type(tokenizer, "normalizer", node, "NFC, Prepend, Replace and Sequence");
+    return fail_type(tokenizer, "normalizer", node, "NFC, Prepend, Replace and Sequence");
 }
 
 /* Pre-tokenizer. */
@@ -235,18 +311,18 @@ static nd_status read_metaspace(const nd_tokenizer *t, const json_t *node, nd_me
                        "not supported",
                        t->name);
     }
-    *scheme = nd_text_is_absent(name) ? ND_METASPACE_ALWAYS : ND_METASPACE_NONE;
+    *scheme = is_absent(name) ? ND_METASPACE_ALWAYS : ND_METASPACE_NONE;
     for (int i = ND_METASPACE_NEVER; json_is_string(name) && i <= ND_METASPACE_ALWAYS; i++) {
         if (strcmp(json_string_value(name), names[i]) == 0) {
             *scheme = (nd_metaspace)i;
         }
     }
     if (*scheme == ND_METASPACE_NONE) {
-        return nd_text_fail_key(t, node, "prepend_scheme", "first, always or never");
+        return fail_key(t, node, "prepend_scheme", "first, always or never");
     }
     return prefix || *scheme == ND_METASPACE_NEVER
                ? ND_OK
-               : nd_text_fail_key(t, node, "add_prefix_space", "in keeping with prepend_scheme");
+               : fail_key(t, node, "add_prefix_space", "in keeping with prepend_scheme");
 }
 
 static nd_status read_metaspace_splitter(nd_tokenizer *t, const json_t *node)
@@ -265,34 +341,34 @@ static nd_status read_metaspace_splitter(nd_tokenizer *t, const json_t *node)
 
 nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (nd_text_is_absent(node)) {
+    if (is_absent(node)) {
         return ND_OK;
     }
-    if (nd_text_is_type(node, "Sequence")) {
-        return nd_text_read_each(tokenizer, node, "pretokenizers", nd_text_read_pre_tokenizer);
+    if (is_type(node, "Sequence")) {
+        return read_each(tokenizer, node, "pretokenizers", nd_text_read_pre_tokenizer);
     }
     if (tokenizer->byte_level) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": the pre-tokenizer \"%s\" behind \"ByteLevel\" is not "
                        "supported",
-                       tokenizer->name, nd_text_type(node));
+                       tokenizer->name, type_of(node));
     }
-    if (nd_text_is_type(node, "Split")) {
+    if (is_type(node, "Split")) {
         return read_split(tokenizer, node);
     }
-    if (nd_text_is_type(node, "ByteLevel")) {
+    if (is_type(node, "ByteLevel")) {
         return read_byte_level(tokenizer, node);
     }
-    if (nd_text_is_type(node, "Digits")) {
+    if (is_type(node, "Digits")) {
         bool each;
         ND_TRY(nd_text_read_bool(tokenizer, node, "individual_digits", false, &each));
         return add_splitter(tokenizer, each ? ND_SPLIT_EACH_DIGIT : ND_SPLIT_DIGITS);
     }
-    if (nd_text_is_type(node, "Metaspace")) {
+    if (is_type(node, "Metaspace")) {
         return read_metaspace_splitter(tokenizer, node);
     }
-    return nd_text_fail_type(tokenizer, "pre-tokenizer", node,
-                             "ByteLevel, Digits, Metaspace, Split and Sequence");
+    return fail_type(tokenizer, "pre-tokenizer", node,
+                     "ByteLevel, Digits, Metaspace, Split and Sequence");
 }
 
 /* Components behind the model: decoder and post-processor. */
@@ -311,7 +387,7 @@ static nd_status read_strip(nd_tokenizer *t, const json_t *node)
     if (size == 0 || size > sizeof t->strip ||
         nd_utf8_next((const uint8_t *)text, size) != (int)size || !json_is_integer(start) ||
         json_integer_value(start) < 0) {
-        return nd_text_fail_key(t, node, "content", "a character, or \"start\" not a number");
+        return fail_key(t, node, "content", "a character, or \"start\" not a number");
     }
     if (!json_is_integer(stop) || json_integer_value(stop) != 0) {
         return nd_fail(ND_ERR_DATA, "\"%s\": \"Strip\" at the end of a text is not supported",
@@ -330,21 +406,20 @@ static nd_status read_decoder_step(nd_tokenizer *t, const json_t *node, int *las
                                         [STEP_FUSE] = "Fuse",
                                         [STEP_STRIP] = "Strip"};
     int step = STEP_REPLACE;
-    while (step <= STEP_STRIP && !nd_text_is_type(node, names[step])) {
+    while (step <= STEP_STRIP && !is_type(node, names[step])) {
         step++;
     }
     if (step > STEP_STRIP) {
-        return nd_text_fail_type(
-            t, "decoder", node,
-            "ByteLevel, Metaspace, and a Sequence of Replace, ByteFallback, Fuse and "
-            "Strip");
+        return fail_type(t, "decoder", node,
+                         "ByteLevel, Metaspace, and a Sequence of Replace, ByteFallback, Fuse and "
+                         "Strip");
     }
     if (step < *last || (step == *last && step != STEP_REPLACE) ||
         (step == STEP_STRIP && *last != STEP_FUSE)) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": the decoder \"%s\" at this place of a Sequence is not "
                        "supported; the order is Replace, ByteFallback, Fuse, Strip",
-                       t->name, nd_text_type(node));
+                       t->name, type_of(node));
     }
     *last = step;
     if (step == STEP_REPLACE) {
@@ -356,14 +431,14 @@ static nd_status read_decoder_step(nd_tokenizer *t, const json_t *node, int *las
 
 nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (nd_text_is_absent(node)) {
+    if (is_absent(node)) {
         return ND_OK;
     }
-    if (nd_text_is_type(node, "ByteLevel")) {
+    if (is_type(node, "ByteLevel")) {
         tokenizer->decoder = ND_DECODER_BYTE_LEVEL;
         return ND_OK;
     }
-    if (nd_text_is_type(node, "Metaspace")) {
+    if (is_type(node, "Metaspace")) {
         nd_metaspace scheme;
         ND_TRY(read_metaspace(tokenizer, node, &scheme));
         tokenizer->decoder = ND_DECODER_METASPACE;
@@ -372,14 +447,14 @@ nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node)
     }
     int last = STEP_REPLACE;
     tokenizer->decoder = ND_DECODER_SEQUENCE;
-    if (!nd_text_is_type(node, "Sequence")) {
+    if (!is_type(node, "Sequence")) {
         return read_decoder_step(tokenizer, node, &last);
     }
     const json_t *list = json_object_get(node, "decoders");
     if (!json_is_array(list)) {
-        return nd_text_fail_key(tokenizer, node, "decoders", "a list");
+        return fail_key(tokenizer, node, "decoders", "a list");
     }
-    if (json_array_size(list) == 1 && !nd_text_is_type(json_array_get(list, 0), "Sequence")) {
+    if (json_array_size(list) == 1 && !is_type(json_array_get(list, 0), "Sequence")) {
         return nd_text_read_decoder(tokenizer, json_array_get(list, 0));
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -460,16 +535,15 @@ static nd_status add_template(nd_tokenizer *t, nd_ids ids[2])
 
 nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (nd_text_is_absent(node) ||
-        nd_text_is_type(node, "ByteLevel")) { /* ByteLevel changes offsets, no ids */
+    if (is_absent(node) || is_type(node, "ByteLevel")) { /* ByteLevel changes offsets, no ids */
         return ND_OK;
     }
-    if (nd_text_is_type(node, "Sequence")) {
-        return nd_text_read_each(tokenizer, node, "processors", nd_text_read_post_processor);
+    if (is_type(node, "Sequence")) {
+        return read_each(tokenizer, node, "processors", nd_text_read_post_processor);
     }
-    if (!nd_text_is_type(node, "TemplateProcessing")) {
-        return nd_text_fail_type(tokenizer, "post-processor", node,
-                                 "ByteLevel, TemplateProcessing and Sequence");
+    if (!is_type(node, "TemplateProcessing")) {
+        return fail_type(tokenizer, "post-processor", node,
+                         "ByteLevel, TemplateProcessing and Sequence");
     }
     nd_ids ids[2] = {{0}};
     nd_status status = read_template(tokenizer, node, ids);
