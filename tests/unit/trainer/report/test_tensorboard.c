@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fs.h"
+#include "tests/support/tempdir.h"
+#include "trainer/report/report.h"
+
+static tempdir dir;
+
+TEMPDIR_SUITE(tensorboard, tempdir_leave_empty);
+
+static const nd_shape shape = {
+    .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
+
+/* Opens the sink, writes one step, and closes it. */
+static void write_step(int64_t step, double loss)
+{
+    nd_config config;
+    nd_sink sink;
+    assert_ok(nd_config_init(&config));
+    nd_report_options options = {.config = &config,
+                                 .shape = &shape,
+                                 .dir = dir.path,
+                                 .world_size = 1,
+                                 .tokens_per_step = 1024};
+    assert_ok(nd_writer_open(1e6, 1 << 20, &options.writer));
+    assert_ok(nd_tensorboard_sink_open(&options, &sink));
+    assert_ok(sink.step(
+        sink.self,
+        &(nd_step_record){.step = step, .loss = loss, .grad_norm = 2.5, .step_seconds = 1}));
+    assert_ok(nd_writer_flush(options.writer));
+    sink.close(sink.self);
+    nd_writer_close(options.writer);
+    nd_config_fini(&config);
+}
+
+/* The event file whose name is the last one. */
+static const char *newest_file(void)
+{
+    static char path[512];
+    nd_fs_names names;
+    assert_ok(nd_fs_list(tempdir_file(&dir, "tensorboard"), &names));
+    snprintf(path, sizeof path, "%s/tensorboard/", dir.path);
+    const size_t folder = strlen(path);
+    for (int i = 0; i < names.count; i++) {
+        if (strcmp(names.list[i], path + folder) > 0) {
+            snprintf(path + folder, sizeof path - folder, "%s", names.list[i]);
+        }
+    }
+    nd_fs_names_fini(&names);
+    return path;
+}
+
+typedef struct content {
+    char *bytes;
+    size_t size;
+} content;
+
+static content read_content(const char *path)
+{
+    content c = {0};
+    assert_ok(nd_fs_read(path, 1 << 22, ND_ERR_DATA, &c.bytes, &c.size));
+    return c;
+}
+
+static uint64_t le(const char *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) {
+        value |= (uint64_t)(uint8_t)at[i] << (8 * i);
+    }
+    return value;
+}
+
+/* CRC-32C bit by bit (RFC 3720 B.4), as TFRecord masks it. */
+static uint32_t masked_crc(const char *bytes, size_t count)
+{
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < 8 * count; i++) {
+        crc ^= i % 8 == 0 ? (uint8_t)bytes[i / 8] : 0u;
+        crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    crc = ~crc;
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+/* Checks the frame at *at and moves past it; returns the message and its length. */
+static const char *next_record(const content *c, size_t *at, size_t *length)
+{
+    cr_assert_geq(c->size - *at, 16);
+    const char *frame = c->bytes + *at;
+    *length = le(frame, 8);
+    cr_assert_eq(le(frame + 8, 4), masked_crc(frame, 8));
+    cr_assert_geq(c->size - *at, 16 + *length);
+    cr_assert_eq(le(frame + 12 + *length, 4), masked_crc(frame + 12, *length));
+    *at += 16 + *length;
+    return frame + 12;
+}
+
+/* Where a field of a message begins, behind its key and length; NULL: not there. */
+static const char *field(const char *message, size_t length, uint32_t wanted, size_t *bytes)
+{
+    const char *at = message, *end = message + length;
+    while (at < end) {
+        uint64_t parts[2] = {0};
+        for (int part = 0, shift = 0; part < 2; part++, shift = 0) {
+            do {
+                cr_assert_lt(at, end);
+                parts[part] |= (uint64_t)(*at & 127) << shift;
+                shift += 7;
+            } while (*at++ & 128);
+            if (part == 0 && (parts[0] & 7) != 2) { /* no length follows */
+                uint32_t type = (uint32_t)(parts[0] & 7);
+                cr_assert(type == 0 || type == 1 || type == 5, "wire type %u", type);
+                const char *value = at;
+                if (type == 0) {
+                    while (*at++ & 128) {
+                    }
+                } else {
+                    at += type == 1 ? 8 : 4;
+                }
+                *bytes = (size_t)(at - value);
+                if (parts[0] >> 3 == wanted) {
+                    return value;
+                }
+                break;
+            }
+            if (part == 1) {
+                *bytes = (size_t)parts[1];
+                cr_assert_leq(parts[1], (uint64_t)(end - at));
+                if (parts[0] >> 3 == wanted) {
+                    return at;
+                }
+                at += parts[1];
+            }
+        }
+    }
+    return NULL;
+}
+
+Test(tensorboard, a_record_has_the_step_and_all_its_values)
+{
+    write_step(300, 1.5);
+    content c = read_content(newest_file());
+    size_t at = 0, length, bytes;
+    const char *version = next_record(&c, &at, &length);
+    const char *text = field(version, length, 3, &bytes);
+    cr_assert_eq(bytes, strlen("brain.Event:2"));
+    cr_assert_eq(memcmp(text, "brain.Event:2", bytes), 0);
+    next_record(&c, &at, &length); /* the configuration */
+    const char *event = next_record(&c, &at, &length);
+    cr_assert_eq(at, c.size, "there are no more records");
+    const char *step = field(event, length, 2, &bytes);
+    cr_assert_eq(bytes, 2);
+    cr_assert_eq((step[0] & 127) | step[1] << 7, 300);
+    size_t rest, tag_bytes, value_bytes;
+    const char *value = field(event, length, 5, &rest);
+    static const struct {
+        const char *tag;
+        float value;
+    } wanted[] = {{"train/loss", 1.5f}, {"train/grad_norm", 2.5f}};
+    for (int i = 0; i < 2; i++) { /* each value has a key of its own */
+        const char *end = value + rest;
+        float got;
+        value = field(value, rest, 1, &bytes);
+        const char *tag = field(value, bytes, 1, &tag_bytes);
+        cr_assert_eq(strncmp(tag, wanted[i].tag, tag_bytes), 0);
+        memcpy(&got, field(value, bytes, 2, &value_bytes), sizeof got);
+        cr_assert_eq(got, wanted[i].value);
+        value += bytes;
+        rest = (size_t)(end - value);
+    }
+    free(c.bytes);
+}
+
+/* Readers take the files of a folder by name and never go back. */
+Test(tensorboard, a_later_file_has_a_later_name)
+{
+    char names[3][512];
+    for (int i = 0; i < 3; i++) {
+        write_step(1, 1);
+        snprintf(names[i], sizeof names[i], "%s", newest_file());
+        cr_assert(i == 0 || strcmp(names[i], names[i - 1]) > 0, "%s", names[i]);
+    }
+    tempdir_write(&dir, "tensorboard/events.out.tfevents.3000000000.zz.1.0", "", 0);
+    write_step(1, 1);
+    cr_assert_not_null(strstr(newest_file(), "tfevents.3000000001."));
+}
