@@ -95,76 +95,40 @@ static void round_counts(const double *parts, int count, phase *p)
     }
 }
 
-/* While the places of a phase are filled. */
-typedef struct turns {
-    int64_t k;                     /* 2 d - 2 for d sources */
-    int32_t given[ND_MIX_SOURCES]; /* places of each source */
-    /* A place that is not filled yet has the list of the sources that may have it, and none before
-     * it: the first one + 1, and `next` of each; 0: there is none. */
-    uint32_t *places, next[ND_MIX_SOURCES];
-    /* A tournament of the sources that may have the next place: source j is at room + j, and at i
-     * the one of 2 i and 2 i + 1 with the earlier deadline; of equals the one named first. */
-    int room; /* a power of two */
-    uint8_t first[2 * ND_MIX_SOURCES];
-    double deadlines[ND_MIX_SOURCES]; /* INFINITY: it may not have it */
-} turns;
-
-static void set_deadline(turns *t, int j, double deadline)
-{
-    t->deadlines[j] = deadline;
-    t->first[t->room + j] = (uint8_t)j;
-    for (int i = (t->room + j) / 2; i > 0; i /= 2) {
-        const uint8_t left = t->first[2 * i], right = t->first[2 * i + 1];
-        t->first[i] = t->deadlines[right] < t->deadlines[left] ? right : left;
-    }
-}
-
-/* Lists the source at the first place from n on that it may have, unless it has all of its own. */
-static void wait_for_place(turns *t, const phase *p, int j, int64_t n)
-{
-    const int64_t P = p->period, c = p->counts[j], x = t->given[j];
-    if (x < c) {
-        uint32_t *list = &t->places[nd_max(nd_ceil_div(P + t->k * x * P, t->k * c), n) - 1];
-        t->next[j] = *list;
-        *list = (uint32_t)j + 1;
-    }
-}
-
 /*
- * Place n (from 1) goes to the source with the earliest deadline among those that may have it: with
- * x places so far, c of P in all and k = 2 d - 2 for d sources, a source may have it when
- * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c). These fractions differ by more
- * than a double's rounding, or not at all, since c <= 2^20 and k < 2^9. Returns how many samples
- * the phase has before it ends with the last one of some source; INT64_MAX: it never ends.
+ * Place n (from 1) goes to the source with the earliest deadline among those that may have it; of
+ * equals to the one named first. With x places so far, c of P in all and k = 2 d - 2 for d sources,
+ * a source may have it when k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c).
+ * These fractions differ by more than a double's rounding, or not at all, since c <= 2^20 and
+ * k < 2^9. Returns how many samples the phase has before it ends with the last one of some source;
+ * INT64_MAX: it never ends.
  */
 static int64_t fill_places(const shares *s, const phase *p)
 {
     const int64_t P = p->period;
-    turns t = {.places = p->places, .room = 2};
+    int32_t given[ND_MIX_SOURCES] = {0};
+    int64_t due[ND_MIX_SOURCES];      /* the first place that the source may have */
+    double deadlines[ND_MIX_SOURCES]; /* k / P times */
     int64_t active = 0, length = INT64_MAX;
-    memset(t.places, 0, (size_t)P * sizeof *t.places);
-    while (t.room < s->count) {
-        t.room *= 2;
-    }
-    for (int j = 0; j < t.room; j++) {
-        active += p->counts[j] > 0;
-        set_deadline(&t, j, INFINITY);
-    }
-    t.k = active > 1 ? 2 * active - 2 : 2; /* a single one may have each place */
     for (int j = 0; j < s->count; j++) {
-        wait_for_place(&t, p, j, 1);
+        active += p->counts[j] > 0;
+    }
+    const int64_t k = active > 1 ? 2 * active - 2 : 2; /* a single one may have each place */
+    for (int j = 0; j < s->count; j++) {
+        const int64_t c = p->counts[j];
+        due[j] = c > 0 ? nd_ceil_div(P, k * c) : INT64_MAX;
+        deadlines[j] = (double)(k - 1) / (double)c;
     }
     for (int64_t n = 1; n <= P && n <= length; n++) {
-        for (uint32_t list = t.places[n - 1]; list > 0; list = t.next[list - 1]) {
-            const int j = (int)list - 1;
-            set_deadline(&t, j, (double)(t.k * (t.given[j] + 1) - 1) / p->counts[j]);
+        int best = -1;
+        for (int j = 0; j < s->count; j++) {
+            best = due[j] <= n && (best < 0 || deadlines[j] < deadlines[best]) ? j : best;
         }
-        const int best = t.first[1];
-        ND_ASSERT(t.deadlines[best] < INFINITY);
-        const int64_t c = p->counts[best], x = t.given[best]++;
-        t.places[n - 1] = (uint32_t)x << SOURCE_BITS | (uint32_t)best;
-        set_deadline(&t, best, INFINITY);
-        wait_for_place(&t, p, best, n + 1);
+        ND_ASSERT(best >= 0);
+        const int64_t c = p->counts[best], x = given[best]++;
+        p->places[n - 1] = (uint32_t)x << SOURCE_BITS | (uint32_t)best;
+        due[best] = x + 1 < c ? nd_ceil_div(P + k * (x + 1) * P, k * c) : INT64_MAX;
+        deadlines[best] = (double)(k * (x + 2) - 1) / (double)c;
         /* The source's last sample is in the period `whole`, at this place or at another. */
         const int64_t last = s->limits[best] - p->used[best] - 1, whole = last / c;
         if (s->limits[best] != INT64_MAX && last % c == x && whole < INT64_MAX / 2 / P) {
