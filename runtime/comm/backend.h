@@ -2,8 +2,8 @@
 #ifndef ND_COMM_BACKEND_H
 #define ND_COMM_BACKEND_H
 /*
- * What the backends of this folder share: communicators of one rank, the arithmetic of reductions,
- * and descriptions of a rank that others wait for.
+ * What the backends of this folder share: the arithmetic of reductions, and descriptions of a rank
+ * that others wait for.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,20 +11,16 @@
 
 #include "runtime/comm/comm.h"
 
-extern const nd_comm_backend nd_self_backend;
-
-/* reduce.c */
-
 /*
- * The arithmetic of a reduction: element i of dst is src[0][i] op src[1][i] op ... in ascending
- * order of the sources.
+ * reduce.c: the arithmetic of a reduction. Element i of dst is src[0][i] op src[1][i] op ... in
+ * ascending order of the sources.
  *
  * F32, F64, I64 and I32 accumulate in the type itself, BF16 in F32 with one rounding at the end.
  * MAX of floating point gives NaN as soon as one operand is NaN. Element-wise, so the bits depend
  * neither on how a buffer was cut into slices nor on the width of the vector unit.
+ *
+ * dst may be one of the sources, but must not overlap any partly. n >= 1.
  */
-bool nd_reduce_supports(nd_dtype dtype);
-/* dst may be one of the sources, but must not overlap any partly. n >= 1. */
 void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, int n,
                int64_t count);
 
@@ -54,9 +50,7 @@ void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
  * as in /proc/self/ns, up to NULL: with "pid" they see each other. ND_ERR_IO. */
 nd_status nd_report_host(const char *const *spaces, uint64_t *out);
 
-/* Whether a process of this host is stopped by a signal or a debugger. */
-bool nd_report_is_stopped(int pid);
-/* " (process 71 is stopped by a signal or a debugger)" */
-void nd_report_process(int pid, char *text, size_t size);
+/* " (process 71 is stopped by a signal or a debugger)". Returns whether it is: of this host. */
+bool nd_report_process(int pid, char *text, size_t size);
 
 #endif

@@ -2,9 +2,64 @@
 #include "runtime/comm/comm.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/backend.h"
+
+enum { DUPLICATES_MAX = 8 };
+
+/* The group of one: every operation is at most one copy, none where send and receive place are the
+ * same. A waiter needs no more than the stream's own order. */
+
+static nd_status self_create(nd_transport *transport, nd_comm *comm)
+{
+    return ND_OK;
+}
+
+static void self_destroy(nd_comm *comm)
+{
+}
+
+static nd_status self_run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                          nd_event *done)
+{
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
+    if (args->send != args->recv && bytes > 0) {
+        if (stream) {
+            ND_TRY(nd_copy(stream, args->recv, args->send, bytes));
+        } else {
+            memmove(args->recv, args->send, bytes);
+        }
+    }
+    if (done) {
+        done->finish = NULL;
+        done->native = NULL;
+    }
+    return ND_OK;
+}
+
+static void self_close(nd_transport *transport)
+{
+}
+
+static const nd_comm_backend self_backend = {.name = "self",
+                                             .create = self_create,
+                                             .destroy = self_destroy,
+                                             .run = self_run,
+                                             .close = self_close};
+
+nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out)
+{
+    nd_transport *transport = NULL;
+    ND_TRY(ND_ALLOC(1, &transport));
+    transport->backend = &self_backend;
+    transport->size = 1;
+    transport->timeout_seconds = 1;
+    transport->progress = progress;
+    *out = transport;
+    return ND_OK;
+}
 
 /* The front of every backend: checks arguments, counts, numbers the operation and publishes it. */
 
@@ -32,15 +87,17 @@ static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, const nd_comm
     return ND_OK;
 }
 
+/* The types of nd_reduce; NCCL sums more. */
 static nd_status check_reduction(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
 {
     const nd_dtype dtype = args->dtype;
     const nd_redop redop = args->redop;
-    if (!nd_reduce_supports(dtype) || (redop != ND_REDOP_SUM && redop != ND_REDOP_MAX)) {
-        return nd_fail(ND_ERR_INTERNAL,
-                       "%s of %s: no reduction %d of %s (f32, bf16, f64, i64, i32)",
-                       nd_comm_op_name(op), nd_group_name(comm->kind), (int)redop,
-                       dtype >= 0 && dtype < ND_DTYPE_COUNT ? nd_dtype_name(dtype) : "unknown");
+    const bool summed = dtype == ND_DTYPE_F32 || dtype == ND_DTYPE_BF16 || dtype == ND_DTYPE_F64 ||
+                        dtype == ND_DTYPE_I64 || dtype == ND_DTYPE_I32;
+    if (!summed || (redop != ND_REDOP_SUM && redop != ND_REDOP_MAX)) {
+        return nd_fail(
+            ND_ERR_INTERNAL, "%s of %s: no reduction %d of %s (f32, bf16, f64, i64, i32)",
+            nd_comm_op_name(op), nd_group_name(comm->kind), (int)redop, nd_dtype_name(dtype));
     }
     return ND_OK;
 }
@@ -67,13 +124,53 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
     return ND_OK;
 }
 
+/* The request is one that every backend can do. */
+static nd_status check(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
+{
+    ND_TRY(check_buffers(comm, op, args));
+    const size_t element = nd_dtype_size(args->dtype), part = (size_t)args->count * element;
+    const size_t whole = part * (size_t)comm->size, own = part * (size_t)comm->index;
+    const char *send = args->send, *recv = args->recv;
+    switch (op) {
+    case ND_COMM_ALL_REDUCE:
+        return check_reduction(comm, op, args);
+    case ND_COMM_ALL_GATHER:
+        return send == recv + own ? ND_OK : check_apart(comm, op, send, part, recv, whole);
+    case ND_COMM_REDUCE_SCATTER:
+        ND_TRY(check_reduction(comm, op, args));
+        return recv == send + own ? ND_OK : check_apart(comm, op, send, whole, recv, part);
+    case ND_COMM_BROADCAST:
+        return check_member(comm, op, args->root);
+    case ND_COMM_EXCHANGE:
+        ND_TRY(check_member(comm, op, args->to));
+        ND_TRY(check_member(comm, op, args->from));
+        if ((args->to == comm->index) != (args->from == comm->index)) {
+            return nd_fail(ND_ERR_INTERNAL,
+                           "exchange of %s: member %d sends to %d but receives from %d; with "
+                           "itself it must do both",
+                           nd_group_name(comm->kind), comm->index, args->to, args->from);
+        }
+        return comm->size == 1 ? ND_OK : check_apart(comm, op, send, part, recv, part);
+    case ND_COMM_ALL_TO_ALL: {
+        const int64_t out = nd_comm_elements_before(args->sends, args->count, comm->size);
+        const int64_t in = nd_comm_elements_before(args->receives, args->count, comm->size);
+        ND_ASSERT(!args->sends == !args->receives && (comm->size > 1 || !args->sends));
+        return comm->size == 1
+                   ? ND_OK
+                   : check_apart(comm, op, send, (size_t)out * element, recv, (size_t)in * element);
+    }
+    default:
+        return ND_OK;
+    }
+}
+
 /* Numbers the operation, and puts it between the graphs of a stream. `self` waits for no other
  * rank, so it leaves the last real collective on the page. */
 static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t bytes)
 {
     comm->sequence++;
     comm->stats.calls[op]++;
-    if (comm->backend == &nd_self_backend) {
+    if (comm->backend == &self_backend) {
         return ND_OK;
     }
     nd_progress_slot *slot = comm->transport->progress;
@@ -87,20 +184,19 @@ static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     return nd_stream_outside(stream);
 }
 
-static nd_status nothing_to_do(nd_event *done)
+/* Checks and enters an operation, and hands it to the backend where there is something to do. */
+static nd_status run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                     nd_event *done)
 {
+    ND_TRY(check(comm, op, args));
+    ND_TRY(enter(comm, stream, op, args->count * (int64_t)nd_dtype_size(args->dtype)));
+    if (args->count > 0 || op == ND_COMM_BARRIER) {
+        return comm->backend->run(comm, stream, op, args, done);
+    }
     if (done) {
         done->finish = NULL;
     }
     return ND_OK;
-}
-
-/* Enters an operation whose arguments are right, and hands it to the backend. */
-static nd_status run(nd_comm_call *call, nd_comm_op op, nd_comm *comm, nd_stream *stream,
-                     const nd_comm_args *args, nd_event *done)
-{
-    ND_TRY(enter(comm, stream, op, args->count * (int64_t)nd_dtype_size(args->dtype)));
-    return args->count == 0 ? nothing_to_do(done) : call(comm, stream, args, done);
 }
 
 nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
@@ -108,34 +204,19 @@ nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int
 {
     const nd_comm_args args = {
         .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .redop = op};
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_REDUCE, &args));
-    ND_TRY(check_reduction(comm, ND_COMM_ALL_REDUCE, &args));
-    return run(comm->backend->all_reduce, ND_COMM_ALL_REDUCE, comm, stream, &args, done);
+    return run(comm, stream, ND_COMM_ALL_REDUCE, &args, done);
 }
 
 nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                              nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_GATHER, args));
-    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
-    if (args->send != (const char *)args->recv + (size_t)comm->index * bytes) {
-        ND_TRY(check_apart(comm, ND_COMM_ALL_GATHER, args->send, bytes, args->recv,
-                           bytes * (size_t)comm->size));
-    }
-    return run(comm->backend->all_gather, ND_COMM_ALL_GATHER, comm, stream, args, done);
+    return run(comm, stream, ND_COMM_ALL_GATHER, args, done);
 }
 
 nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                                  nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_REDUCE_SCATTER, args));
-    ND_TRY(check_reduction(comm, ND_COMM_REDUCE_SCATTER, args));
-    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
-    if (args->recv != (const char *)args->send + (size_t)comm->index * bytes) {
-        ND_TRY(check_apart(comm, ND_COMM_REDUCE_SCATTER, args->send, bytes * (size_t)comm->size,
-                           args->recv, bytes));
-    }
-    return run(comm->backend->reduce_scatter, ND_COMM_REDUCE_SCATTER, comm, stream, args, done);
+    return run(comm, stream, ND_COMM_REDUCE_SCATTER, args, done);
 }
 
 nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
@@ -143,43 +224,25 @@ nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int6
 {
     const nd_comm_args args = {
         .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .root = root};
-    ND_TRY(check_buffers(comm, ND_COMM_BROADCAST, &args));
-    ND_TRY(check_member(comm, ND_COMM_BROADCAST, root));
-    return run(comm->backend->broadcast, ND_COMM_BROADCAST, comm, stream, &args, done);
+    return run(comm, stream, ND_COMM_BROADCAST, &args, done);
 }
 
 nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                            nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_EXCHANGE, args));
-    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, args->to));
-    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, args->from));
-    if ((args->to == comm->index) != (args->from == comm->index)) {
-        return nd_fail(ND_ERR_INTERNAL,
-                       "exchange of %s: member %d sends to %d but receives from %d; with itself it "
-                       "must do both",
-                       nd_group_name(comm->kind), comm->index, args->to, args->from);
-    }
-    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
-    if (comm->size > 1) {
-        ND_TRY(check_apart(comm, ND_COMM_EXCHANGE, args->send, bytes, args->recv, bytes));
-    }
-    return run(comm->backend->exchange, ND_COMM_EXCHANGE, comm, stream, args, done);
+    return run(comm, stream, ND_COMM_EXCHANGE, args, done);
 }
 
 nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                              nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_TO_ALL, args));
-    const size_t element = nd_dtype_size(args->dtype);
-    const int64_t sent = nd_comm_elements_before(args->sends, args->count, comm->size);
-    const int64_t received = nd_comm_elements_before(args->receives, args->count, comm->size);
-    ND_ASSERT(!args->sends == !args->receives && (comm->size > 1 || !args->sends));
-    if (comm->size > 1) {
-        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, args->send, (size_t)sent * element, args->recv,
-                           (size_t)received * element));
-    }
-    return run(comm->backend->all_to_all, ND_COMM_ALL_TO_ALL, comm, stream, args, done);
+    return run(comm, stream, ND_COMM_ALL_TO_ALL, args, done);
+}
+
+nd_status nd_comm_barrier(nd_comm *comm)
+{
+    const nd_comm_args nothing = {.dtype = ND_DTYPE_U8};
+    return run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
 }
 
 nd_status nd_comm_group_begin(nd_comm *comm)
@@ -190,12 +253,6 @@ nd_status nd_comm_group_begin(nd_comm *comm)
 nd_status nd_comm_group_end(nd_comm *comm)
 {
     return comm->backend->group_end ? comm->backend->group_end(comm) : ND_OK;
-}
-
-nd_status nd_comm_barrier(nd_comm *comm)
-{
-    ND_TRY(enter(comm, NULL, ND_COMM_BARRIER, 0));
-    return comm->backend->barrier(comm, NULL, NULL);
 }
 
 void nd_transport_close(nd_transport *transport)
@@ -210,5 +267,103 @@ void nd_transport_abandon(nd_transport *transport)
 {
     if (transport && transport->backend->abandon) {
         transport->backend->abandon(transport);
+    }
+}
+
+/* Groups. */
+
+nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_kind kind,
+                         int duplicate, nd_comm **out)
+{
+    if (nd_mesh_world_size(mesh) != transport->size) {
+        return nd_fail(ND_ERR_INTERNAL, "a mesh of %d ranks on a transport of %d",
+                       nd_mesh_world_size(mesh), transport->size);
+    }
+    ND_ASSERT(duplicate >= 0 && duplicate < DUPLICATES_MAX);
+    nd_comm *comm = NULL;
+    ND_TRY(ND_ALLOC(1, &comm));
+    comm->transport = transport;
+    comm->kind = kind;
+    comm->shares = nd_comm_shared_group(mesh, kind);
+    comm->id = (int)kind + ND_GROUP_COUNT * duplicate;
+    comm->size = nd_mesh_group_size(mesh, kind);
+    comm->index = nd_mesh_group_index(mesh, kind, transport->rank);
+    comm->backend = comm->size == 1 && !transport->alone ? &self_backend : transport->backend;
+    nd_status status = ND_ALLOC(comm->size, &comm->ranks);
+    for (int i = 0; status == ND_OK && i < comm->size; i++) {
+        comm->ranks[i] = nd_mesh_group_member(mesh, kind, transport->rank, i);
+    }
+    status = status == ND_OK ? comm->backend->create(transport, comm) : status;
+    if (status != ND_OK) {
+        free(comm->ranks);
+        free(comm);
+        return status;
+    }
+    *out = comm;
+    return ND_OK;
+}
+
+void nd_comm_destroy(nd_comm *comm)
+{
+    if (comm) {
+        comm->backend->destroy(comm);
+        free(comm->ranks);
+        free(comm);
+    }
+}
+
+nd_group_kind nd_comm_shared_group(const nd_mesh *mesh, nd_group_kind kind)
+{
+    nd_group_traffic carries = nd_group_carries(kind);
+    bool small = carries.all_gather == ND_TRAFFIC_OTHER &&
+                 carries.reduce_scatter == ND_TRAFFIC_OTHER && carries.rest == ND_TRAFFIC_OTHER;
+    for (nd_group_kind other = 0; small && other < kind; other++) {
+        if (nd_group_communicators(other) > 0 && nd_mesh_groups_are_equal(mesh, kind, other)) {
+            return other;
+        }
+    }
+    return kind;
+}
+
+size_t nd_comm_nccl_bytes(const nd_mesh *mesh)
+{
+    const size_t channels = 24, of_channel = (size_t)12 << 20;
+    size_t communicators = 0;
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        bool own = nd_mesh_group_size(mesh, kind) > 1 && nd_comm_shared_group(mesh, kind) == kind;
+        communicators += own ? (size_t)nd_group_communicators(kind) : 0;
+    }
+    return communicators * channels * of_channel;
+}
+
+nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out)
+{
+    nd_groups groups = {0};
+    nd_status status = ND_OK;
+    for (int copy = 0; copy < 2; copy++) {
+        nd_comm **comms = copy == 0 ? groups.by_kind : groups.second;
+        for (nd_group_kind kind = 0; status == ND_OK && kind < ND_GROUP_COUNT; kind++) {
+            if (copy < nd_group_communicators(kind)) {
+                status = nd_comm_create(transport, mesh, kind, copy, &comms[kind]);
+            }
+        }
+    }
+    if (status != ND_OK) {
+        nd_groups_destroy(&groups);
+        return status;
+    }
+    *out = groups;
+    return ND_OK;
+}
+
+void nd_groups_destroy(nd_groups *groups)
+{
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        nd_comm_destroy(groups->second[kind]);
+        groups->second[kind] = NULL;
+    }
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        nd_comm_destroy(groups->by_kind[kind]);
+        groups->by_kind[kind] = NULL;
     }
 }

@@ -86,14 +86,14 @@ static inline int64_t nd_comm_elements_before(const int64_t *counts, int64_t cou
 
 typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_event *done);
 
-/* One backend. `comm` functions mirror the public ones below, which check arguments, count, and
- * publish progress. */
+/* One backend. The public functions below check arguments, count, and publish progress before they
+ * call it. */
 typedef struct nd_comm_backend {
     const char *name; /* "self", "ucx", "nccl" */
     nd_status (*create)(nd_transport *transport, nd_comm *comm);
     void (*destroy)(nd_comm *comm);
-    nd_comm_call *all_reduce, *all_gather, *reduce_scatter, *broadcast, *exchange, *all_to_all;
-    nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
+    /* Every operation, of one element at least, and a barrier, of none and without an event. */
+    nd_status (*run)(nd_comm *, nd_stream *, nd_comm_op, const nd_comm_args *, nd_event *done);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
     bool shows; /* the backend writes the progress slot; otherwise comm.c does */

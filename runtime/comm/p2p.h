@@ -114,17 +114,11 @@ struct nd_p2p_op {
     nd_event *event; /* the caller's, until it is waited for */
     bool active, begun;
     nd_comm_op kind;
-    nd_dtype dtype;
-    nd_redop redop;
-    int root, to, from;
-    int64_t count;
+    nd_comm_args args;
     int64_t sequence;
-    nd_tag tag; /* with this rank as sender, phase 0 */
-    const char *send;
-    char *recv;
-    const int64_t *sends, *receives; /* nd_comm_args */
-    size_t element;                  /* bytes */
-    size_t block;                    /* bytes of one member's part, for plans that use it */
+    nd_tag tag;     /* with this rank as sender, phase 0 */
+    size_t element; /* bytes */
+    size_t block;   /* bytes of one member's part, for plans that use it */
     nd_lane lanes[ND_LANE_COUNT];
     /* Plans with rounds (reduce.c's order needs all of a round before it computes). */
     int64_t chunk;       /* elements of one round */
@@ -146,30 +140,22 @@ typedef struct nd_p2p_comm {
 /* transport->native of both transports over nd_p2p. */
 typedef struct nd_p2p_transport {
     const nd_p2p *p2p;
-    void *state; /* of the transport: local.c, ucx/ */
+    void *state; /* of the transport */
     nd_p2p_comm *comms;
     int active;
     nd_status failed; /* first fault; everything later repeats it */
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_p2p_transport;
 
-/* p2p_ops.c: the functions of nd_comm_backend, shared by both backends. */
-extern const nd_comm_backend nd_p2p_local_backend, nd_p2p_ucx_backend;
-nd_status nd_p2p_transport_create(const nd_comm_backend *backend, const nd_p2p *p2p,
-                                  nd_transport **out);
-
-/* p2p_engine.c */
-nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done);
-void nd_p2p_abandon(nd_p2p_transport *native); /* cancels every request of every operation */
+/* Their nd_comm_backend; the caller fills `state` and the ranks. */
+nd_status nd_p2p_transport_create(const nd_p2p *p2p, nd_transport **out);
 
 /* p2p_plans.c */
-extern const nd_p2p_plan nd_plan_direct;  /* all-gather, all-to-all, exchange, barrier of few */
-extern const nd_p2p_plan nd_plan_gather;  /* small all-reduce: gather everything, reduce here */
-extern const nd_p2p_plan nd_plan_bruck;   /* the same and small all-gather of many: log2 n steps */
-extern const nd_p2p_plan nd_plan_barrier; /* dissemination: log2 n steps */
-extern const nd_p2p_plan nd_plan_tree;    /* broadcast */
-extern const nd_p2p_plan nd_plan_reduce;  /* reduce-scatter, large all-reduce */
-int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t element);
+extern const nd_p2p_plan nd_plan_direct; /* all-gather, all-to-all, exchange, barrier of few */
+extern const nd_p2p_plan nd_plan_gather; /* small all-reduce: gather everything, reduce here */
+extern const nd_p2p_plan nd_plan_bruck;  /* the same of many, in log2 n steps; barrier, gather */
+extern const nd_p2p_plan nd_plan_tree;   /* broadcast */
+extern const nd_p2p_plan nd_plan_reduce; /* reduce-scatter, large all-reduce */
 
 static inline nd_p2p_transport *nd_p2p_of(const nd_comm *comm)
 {

@@ -28,7 +28,7 @@ static const void **sources(const nd_p2p_op *op)
     return ((nd_p2p_comm *)op->comm->native)->sources;
 }
 
-static void copy_own(char *to, const char *from, size_t bytes)
+static void copy_own(void *to, const void *from, size_t bytes)
 {
     if (bytes > 0 && to != from) {
         memcpy(to, from, bytes);
@@ -45,20 +45,15 @@ static int doubling_steps(int n)
     return steps;
 }
 
-static bool steps_before_arrived(const nd_p2p_op *op, int64_t index)
-{
-    uint64_t needed = (UINT64_C(1) << index) - 1;
-    return (op->steps_done & needed) == needed;
-}
-
 /* Direct: every member sends to every other one, straight between the callers' buffers. */
 
 /* The part of an all-to-all that goes to a member, or comes from it. */
 static nd_message part_of(const nd_p2p_op *op, bool sends, int member)
 {
-    const int64_t *counts = sends ? op->sends : op->receives;
-    const int64_t at = nd_comm_elements_before(counts, op->count, member);
-    return (nd_message){member, (char *)(sends ? op->send : op->recv) + (size_t)at * op->element,
+    const int64_t *counts = sends ? op->args.sends : op->args.receives;
+    const int64_t at = nd_comm_elements_before(counts, op->args.count, member);
+    char *buffer = sends ? (char *)op->args.send : op->args.recv;
+    return (nd_message){member, buffer + (size_t)at * op->element,
                         counts ? (size_t)counts[member] * op->element : op->block};
 }
 
@@ -68,13 +63,13 @@ static void direct_begin(nd_p2p_op *op)
     int64_t total = op->kind == ND_COMM_EXCHANGE ? 1 : comm->size - 1;
     size_t own = (size_t)comm->index * op->block;
     if (op->kind == ND_COMM_ALL_GATHER) {
-        copy_own(op->recv + own, op->send, op->block);
+        copy_own((char *)op->args.recv + own, op->args.send, op->block);
     } else if (op->kind == ND_COMM_ALL_TO_ALL) {
         const nd_message from = part_of(op, true, comm->index),
                          to = part_of(op, false, comm->index);
         copy_own(to.buffer, from.buffer, to.bytes);
-    } else if (op->kind == ND_COMM_EXCHANGE && op->to == comm->index) {
-        copy_own(op->recv, op->send, op->block);
+    } else if (op->kind == ND_COMM_EXCHANGE && op->args.to == comm->index) {
+        copy_own(op->args.recv, op->args.send, op->block);
         total = 0;
     }
     op->lanes[ND_LANE_RECV].total = total;
@@ -85,13 +80,13 @@ static void direct_message(nd_p2p_op *op, int lane, int64_t index, nd_message *o
 {
     bool sends = lane == ND_LANE_SEND;
     int member = sends ? after(op->comm, index + 1) : before(op->comm, index + 1);
-    const char *buffer = sends ? op->send : op->recv;
+    const char *buffer = sends ? op->args.send : op->args.recv;
     if (op->kind == ND_COMM_ALL_TO_ALL) {
         *out = part_of(op, sends, member);
         return;
     }
     if (op->kind == ND_COMM_EXCHANGE) {
-        member = sends ? op->to : op->from;
+        member = sends ? op->args.to : op->args.from;
     } else if (op->kind == ND_COMM_ALL_GATHER && !sends) {
         buffer += (size_t)member * op->block;
     }
@@ -112,17 +107,18 @@ static void gather_finish(nd_p2p_op *op)
         if (op->kind == ND_COMM_ALL_REDUCE) {
             sources(op)[r] = block;
         } else {
-            memcpy(op->recv + (size_t)r * op->block, block, op->block);
+            memcpy((char *)op->args.recv + (size_t)r * op->block, block, op->block);
         }
     }
     if (op->kind == ND_COMM_ALL_REDUCE) {
-        nd_reduce(op->dtype, op->redop, op->recv, sources(op), comm->size, op->count);
+        nd_reduce(op->args.dtype, op->args.redop, op->args.recv, sources(op), comm->size,
+                  op->args.count);
     }
 }
 
 static void gather_begin(nd_p2p_op *op)
 {
-    memcpy(staging(op), op->send, op->block);
+    memcpy(staging(op), op->args.send, op->block);
     op->lanes[ND_LANE_RECV].total = op->comm->size - 1;
     op->lanes[ND_LANE_SEND].total = op->comm->size - 1;
 }
@@ -151,11 +147,11 @@ const nd_p2p_plan nd_plan_gather = {.needs_staging = true,
                                     .arrived = gather_arrived};
 
 /* Bruck: step m passes on the first min(2^m, n - 2^m) blocks of the staging to the member 2^m
- * before. */
+ * before. A barrier has empty blocks. */
 
 static void bruck_begin(nd_p2p_op *op)
 {
-    memcpy(staging(op), op->send, op->block);
+    copy_own(staging(op), op->args.send, op->block);
     op->lanes[ND_LANE_RECV].total = doubling_steps(op->comm->size);
     op->lanes[ND_LANE_SEND].total = doubling_steps(op->comm->size);
 }
@@ -173,9 +169,10 @@ static void bruck_message(nd_p2p_op *op, int lane, int64_t index, nd_message *ou
     }
 }
 
-static bool step_ready(const nd_p2p_op *op, int lane, int64_t index)
+static bool bruck_ready(const nd_p2p_op *op, int lane, int64_t index)
 {
-    return lane != ND_LANE_SEND || steps_before_arrived(op, index);
+    const uint64_t before = (UINT64_C(1) << index) - 1;
+    return lane != ND_LANE_SEND || (op->steps_done & before) == before;
 }
 
 static void bruck_arrived(nd_p2p_op *op, int lane, int64_t index)
@@ -184,7 +181,7 @@ static void bruck_arrived(nd_p2p_op *op, int lane, int64_t index)
         return;
     }
     op->steps_done |= UINT64_C(1) << index;
-    if (op->lanes[lane].done == op->lanes[lane].total) {
+    if (op->block > 0 && op->lanes[lane].done == op->lanes[lane].total) {
         gather_finish(op);
     }
 }
@@ -192,42 +189,15 @@ static void bruck_arrived(nd_p2p_op *op, int lane, int64_t index)
 const nd_p2p_plan nd_plan_bruck = {.needs_staging = true,
                                    .begin = bruck_begin,
                                    .message = bruck_message,
-                                   .ready = step_ready,
+                                   .ready = bruck_ready,
                                    .arrived = bruck_arrived};
-
-/* Barrier by dissemination: the same steps with nothing in them. */
-
-static void barrier_begin(nd_p2p_op *op)
-{
-    op->lanes[ND_LANE_RECV].total = doubling_steps(op->comm->size);
-    op->lanes[ND_LANE_SEND].total = doubling_steps(op->comm->size);
-}
-
-static void barrier_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
-{
-    int64_t distance = INT64_C(1) << index;
-    int member = lane == ND_LANE_SEND ? before(op->comm, distance) : after(op->comm, distance);
-    *out = (nd_message){member, NULL, 0};
-}
-
-static void barrier_arrived(nd_p2p_op *op, int lane, int64_t index)
-{
-    if (lane == ND_LANE_RECV) {
-        op->steps_done |= UINT64_C(1) << index;
-    }
-}
-
-const nd_p2p_plan nd_plan_barrier = {.begin = barrier_begin,
-                                     .message = barrier_message,
-                                     .ready = step_ready,
-                                     .arrived = barrier_arrived};
 
 /* Tree: relative place v = (index - root) mod n; its parent clears v's lowest bit, its children set
  * a lower one. */
 
 static int tree_place(const nd_p2p_op *op)
 {
-    return (op->comm->index - op->root + op->comm->size) % op->comm->size;
+    return (op->comm->index - op->args.root + op->comm->size) % op->comm->size;
 }
 
 /* Child `index` of this member, farthest first, or the number of children when `index` is -1. */
@@ -253,7 +223,7 @@ static void tree_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out
 {
     int place = tree_place(op);
     int other = lane == ND_LANE_SEND ? tree_child(op, index) : place & (place - 1);
-    *out = (nd_message){(other + op->root) % op->comm->size, op->recv, op->block};
+    *out = (nd_message){(other + op->args.root) % op->comm->size, op->args.recv, op->block};
 }
 
 static bool tree_ready(const nd_p2p_op *op, int lane, int64_t index)
@@ -274,10 +244,10 @@ const nd_p2p_plan nd_plan_tree = {
 static int64_t slice_begin(const nd_p2p_op *op, int member)
 {
     if (op->kind == ND_COMM_REDUCE_SCATTER) {
-        return op->count * member;
+        return op->args.count * member;
     }
-    return op->count / op->comm->size * member +
-           op->count % op->comm->size * member / op->comm->size;
+    return op->args.count / op->comm->size * member +
+           op->args.count % op->comm->size * member / op->comm->size;
 }
 
 /* Elements of round `round` of a member's slice; 0 behind its end. */
@@ -287,16 +257,14 @@ static int64_t round_length(const nd_p2p_op *op, int member, int64_t round)
     return length < 0 ? 0 : length < op->chunk ? length : op->chunk;
 }
 
-int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t element)
-{
-    size_t place = staging_bytes / 2 / (size_t)(comm->size - 1);
-    return (int64_t)(place / 64 * 64 / element);
-}
-
 static void reduce_begin(nd_p2p_op *op)
 {
     const nd_comm *comm = op->comm;
-    int64_t longest = op->kind == ND_COMM_REDUCE_SCATTER ? op->count : op->count / comm->size + 1;
+    const size_t place =
+        ((nd_p2p_comm *)comm->native)->staging_bytes / 2 / (size_t)(comm->size - 1);
+    op->chunk = (int64_t)(place / 64 * 64 / op->element);
+    int64_t longest =
+        op->kind == ND_COMM_REDUCE_SCATTER ? op->args.count : op->args.count / comm->size + 1;
     int64_t messages = nd_ceil_div(longest, op->chunk) * (comm->size - 1);
     op->waiting[0] = op->waiting[1] = comm->size - 1;
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
@@ -314,7 +282,7 @@ static char *staging_place(const nd_p2p_op *op, int64_t round, int64_t k)
 static char *result_of(const nd_p2p_op *op, int member, int64_t round)
 {
     int64_t at = op->kind == ND_COMM_REDUCE_SCATTER ? 0 : slice_begin(op, member);
-    return op->recv + (size_t)(at + round * op->chunk) * op->element;
+    return (char *)op->args.recv + (size_t)(at + round * op->chunk) * op->element;
 }
 
 static void reduce_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
@@ -330,7 +298,7 @@ static void reduce_message(nd_p2p_op *op, int lane, int64_t index, nd_message *o
         buffer = staging_place(op, round, k);
     } else if (lane == ND_LANE_SEND) {
         int64_t at = slice_begin(op, member) + round * op->chunk;
-        buffer = (char *)op->send + (size_t)at * op->element;
+        buffer = (char *)op->args.send + (size_t)at * op->element;
     } else {
         buffer = result_of(op, of_other ? member : comm->index, round);
     }
@@ -360,12 +328,12 @@ static void reduce_arrived(nd_p2p_op *op, int lane, int64_t index)
     int64_t own = slice_begin(op, comm->index) + round * op->chunk;
     for (int r = 0; length > 0 && r < comm->size; r++) {
         int k = (comm->index - r + comm->size) % comm->size;
-        sources(op)[r] =
-            k == 0 ? op->send + (size_t)own * op->element : staging_place(op, round, k);
+        sources(op)[r] = k == 0 ? (const char *)op->args.send + (size_t)own * op->element
+                                : staging_place(op, round, k);
     }
     if (length > 0) {
-        nd_reduce(op->dtype, op->redop, result_of(op, comm->index, round), sources(op), comm->size,
-                  length);
+        nd_reduce(op->args.dtype, op->args.redop, result_of(op, comm->index, round), sources(op),
+                  comm->size, length);
     }
     op->waiting[round & 1] = comm->size - 1;
     op->reduced[round & 1]++;

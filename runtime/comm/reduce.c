@@ -98,17 +98,6 @@ __attribute__((target("avx2"))) static void reduce_avx2(const reduce_args *args)
 }
 #endif
 
-static void reduce_plain(const reduce_args *args)
-{
-    reduce_any(args);
-}
-
-bool nd_reduce_supports(nd_dtype dtype)
-{
-    return dtype == ND_DTYPE_F32 || dtype == ND_DTYPE_F64 || dtype == ND_DTYPE_I64 ||
-           dtype == ND_DTYPE_I32 || dtype == ND_DTYPE_BF16;
-}
-
 void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, int n, int64_t count)
 {
     reduce_args args = {dtype, op, dst, src, n, count};
@@ -123,5 +112,5 @@ void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, i
         return;
     }
 #endif
-    reduce_plain(&args);
+    reduce_any(&args);
 }

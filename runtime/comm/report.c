@@ -132,13 +132,9 @@ static const char *state_in_words(char letter)
     }
 }
 
-bool nd_report_is_stopped(int pid)
+bool nd_report_process(int pid, char *text, size_t size)
 {
-    char letter = process_state(pid);
+    const char letter = process_state(pid);
+    snprintf(text, size, " (process %d is %s)", pid, state_in_words(letter));
     return letter == 'T' || letter == 't';
-}
-
-void nd_report_process(int pid, char *text, size_t size)
-{
-    snprintf(text, size, " (process %d is %s)", pid, state_in_words(process_state(pid)));
 }

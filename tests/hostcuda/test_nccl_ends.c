@@ -47,7 +47,7 @@ static nd_status look_until_gone(job *j, int rank)
     bool gone = false;
     for (int i = 0; i < 20000 && !gone; i++) {
         usleep(1000);
-        ND_TRY(nccl_watch(j->transport, 0));
+        ND_TRY(j->device->while_waiting(j->transport, 0));
         pthread_mutex_lock(&state->ring);
         gone = state->peers[rank].gone_ns != 0;
         pthread_mutex_unlock(&state->ring);

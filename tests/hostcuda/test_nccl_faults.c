@@ -132,7 +132,7 @@ static nd_status look_until_shown(job *j, nd_group_kind kind, int64_t sequence, 
     while (!shows(j, kind, sequence, runs)) {
         ND_CHECK(nd_clock_ns() - from < 20000000000, "operation %d of %s is not shown",
                  (int)sequence, nd_group_name(kind));
-        ND_TRY(nccl_watch(j->transport, 0));
+        ND_TRY(j->device->while_waiting(j->transport, 0));
         (void)cudaStreamQuery(nd_cuda_stream(&j->stream));
         usleep(1000);
     }

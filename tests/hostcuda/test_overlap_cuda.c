@@ -60,44 +60,26 @@ static nd_status note_group(nd_comm *comm)
     return log->backend->group_begin(comm);
 }
 
-static nd_status note_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                             nd_event *done)
+static nd_status note_call(nd_comm *comm, nd_stream *stream, nd_comm_op op,
+                           const nd_comm_args *args, nd_event *done)
 {
-    const rank_log *log = &logs[comm->transport->rank];
-    if (comm->kind == ND_GROUP_TP) {
+    const int rank = comm->transport->rank;
+    const rank_log *log = &logs[rank];
+    const bool gathers = op == ND_COMM_ALL_GATHER, scatters = op == ND_COMM_REDUCE_SCATTER;
+    if (is_of_fsdp(comm)) {
+        if ((gathers && comm != log->weights) || (scatters && comm != log->gradients)) {
+            note(rank, 'X');
+        }
+    } else if (gathers && comm->kind == ND_GROUP_TP) {
         note_begun(comm, 'a', done);
-    } else if (is_of_fsdp(comm) && comm != log->weights) {
-        note(comm->transport->rank, 'X');
-    }
-    return log->backend->all_gather(comm, stream, args, done);
-}
-
-static nd_status note_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                              nd_event *done)
-{
-    const rank_log *log = &logs[comm->transport->rank];
-    if (!is_of_fsdp(comm)) {
+    } else if (scatters) {
         note_begun(comm, comm->kind == ND_GROUP_TP ? 't' : 'c', done);
-    } else if (comm != log->gradients) {
-        note(comm->transport->rank, 'X');
-    }
-    return log->backend->reduce_scatter(comm, stream, args, done);
-}
-
-static nd_status note_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                               nd_event *done)
-{
-    note_begun(comm, 'e', done);
-    return logs[comm->transport->rank].backend->exchange(comm, stream, args, done);
-}
-
-static nd_status note_sum(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                          nd_event *done)
-{
-    if (comm->kind == ND_GROUP_DP_REPLICATE) {
+    } else if (op == ND_COMM_EXCHANGE) {
+        note_begun(comm, 'e', done);
+    } else if (op == ND_COMM_ALL_REDUCE && comm->kind == ND_GROUP_DP_REPLICATE) {
         note_begun(comm, 's', done);
     }
-    return logs[comm->transport->rank].backend->all_reduce(comm, stream, args, done);
+    return log->backend->run(comm, stream, op, args, done);
 }
 
 static nd_status note_wait(nd_stream *stream, nd_event *event)
@@ -151,10 +133,7 @@ static nd_status begin_log(void *context, nd_trainer *t, int64_t step)
     *log = (rank_log){.weights = weights, .gradients = gradients, .backend = backend_of(r)};
     log->noting_backend = *log->backend;
     log->noting_backend.group_begin = note_group;
-    log->noting_backend.all_gather = note_gather;
-    log->noting_backend.reduce_scatter = note_scatter;
-    log->noting_backend.exchange = note_exchange;
-    log->noting_backend.all_reduce = note_sum;
+    log->noting_backend.run = note_call;
     nd_comm *const noted[] = {weights, gradients, r->groups.by_kind[ND_GROUP_TP],
                               r->groups.by_kind[ND_GROUP_CP],
                               r->groups.by_kind[ND_GROUP_DP_REPLICATE]};

@@ -262,7 +262,7 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
     local_state *state = NULL;
     nd_transport *transport = NULL;
     ND_TRY(ND_ALLOC(1, &state));
-    nd_status status = nd_p2p_transport_create(&nd_p2p_local_backend, &local_p2p, &transport);
+    nd_status status = nd_p2p_transport_create(&local_p2p, &transport);
     if (status != ND_OK) {
         free(state);
         return status;

@@ -66,13 +66,21 @@ static nd_status nothing(void *operation)
 
 /* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
  * an all-gather. In a group of several ranks the caller waits for an event, which is complete. */
-static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype, nd_event *done)
+static nd_status dry_call(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                          nd_event *done)
 {
     nd_step_work *work = comm->transport->native;
+    double elements = (double)args->count;
+    if (op == ND_COMM_ALL_REDUCE) {
+        elements = 2.0 * elements * (comm->size - 1) / comm->size;
+    } else if (op != ND_COMM_BROADCAST && op != ND_COMM_EXCHANGE) { /* to each of the others */
+        elements *= comm->size - 1;
+    }
     if (work) {
         const int first = comm->ranks[0], last = comm->ranks[comm->size - 1];
         const bool host = first / work->host_ranks == last / work->host_ranks;
-        const double bytes = elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
+        const double bytes =
+            elements * (double)nd_dtype_size(args->dtype) * (double)work->calls.weight;
         *(host ? &work->host_bytes : &work->wire_bytes) += bytes;
         work->exposed_bytes += done ? 0.0 : bytes;
     }
@@ -82,43 +90,8 @@ static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype
     return ND_OK;
 }
 
-/* To each of the others: all_gather, reduce_scatter, all_to_all. */
-static nd_status dry_to_others(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                               nd_event *done)
-{
-    return count_sent(comm, (double)args->count * (comm->size - 1), args->dtype, done);
-}
-
-static nd_status dry_all_reduce(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                                nd_event *done)
-{
-    return count_sent(comm, 2.0 * (double)args->count * (comm->size - 1) / comm->size, args->dtype,
-                      done);
-}
-
-static nd_status dry_to_one(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                            nd_event *done)
-{
-    return count_sent(comm, (double)args->count, args->dtype, done);
-}
-
-static nd_status dry_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
-{
-    return count_sent(comm, 0, ND_DTYPE_U8, done);
-}
-
 static const nd_comm_backend dry_backend = {
-    .name = "dry",
-    .create = dry_create,
-    .destroy = dry_destroy,
-    .all_reduce = dry_all_reduce,
-    .all_gather = dry_to_others,
-    .reduce_scatter = dry_to_others,
-    .broadcast = dry_to_one,
-    .exchange = dry_to_one,
-    .all_to_all = dry_to_others,
-    .barrier = dry_barrier,
-};
+    .name = "dry", .create = dry_create, .destroy = dry_destroy, .run = dry_call};
 
 static nd_status run_step(nd_model *m, nd_calls *calls)
 {

@@ -13,12 +13,11 @@
  *
  * NCCL is non-blocking: every call that may take long is polled with the transport's deadline.
  *
- * Each communicator has a ring of its pending operations, with an event before and one after each
- * (nccl_ring.c). The deadline counts for an operation that has begun and not ended; it restarts
- * whenever an operation of any communicator ends. nccl_look (nccl_watch.c) compares that with the
+ * Each communicator has a ring of its pending operations, with an event before and one after each.
+ * The deadline counts for an operation that has begun and not ended; it restarts
+ * whenever an operation of any communicator ends. A look (nccl_watch.c) compares that with the
  * clock, asks every communicator for asynchronous errors, and looks at the processes of this host's
- * peers. The driving thread calls it while it waits; a thread of its own (nccl_thread.c) calls it
- * all the time, and ends the process when the driving thread no longer looks, because it is inside
+ * peers. The driving thread looks while it waits; another one looks all the time, and ends the process when the driving thread no longer looks, because it is inside
  * CUDA, whose queues are full, or inside NCCL. A fault is first written where the launcher finds
  * it; then all communicators are aborted, which must return within seconds.
  *
@@ -146,64 +145,23 @@ static inline nccl_comm *nccl_comm_of(const nd_comm *comm)
     return comm->native;
 }
 
-extern const nd_comm_backend nd_nccl_backend;
-
-/* nccl_groups.c */
-nd_status nccl_create(nd_transport *transport, nd_comm *comm);
-void nccl_destroy(nd_comm *comm);
-/* Before and after a call that creates or ends a communicator; holds `calls` meanwhile. Such a call
- * should return at once: the process ends when it does not return within the deadline and ten
- * seconds. */
-int nccl_call_begin(nd_transport *transport, const char *what);
-void nccl_call_end(nccl_state *state, int call);
-void nccl_abandon(nd_transport *transport);
-void nccl_close(nd_transport *transport);
-
-/* nccl_ring.c */
-nd_status nccl_ring_init(nd_device *device, nccl_ring *ring);
-void nccl_ring_fini(nccl_ring *ring);
-/* Whether the communicator's ring has a free entry; drops what has ended when it is full. */
-bool nccl_ring_has_room(nccl_state *state, nccl_comm *nc);
-void nccl_ring_enter(nccl_state *state, nccl_comm *nc); /* what was claimed is enqueued */
-
-/* One pending operation, as it was seen. */
-typedef struct nccl_pending {
-    const nd_comm *comm; /* NULL: none is pending */
-    nccl_entry entry;
-    int64_t begun_ns; /* 0: it has not begun */
-} nccl_pending;
-
-/* Removes the operations that have ended from the rings, and finds the one that has run longest, or
- * otherwise one that is pending. Under `ring`. */
-void nccl_ring_advance(nccl_state *state, nccl_pending *oldest);
+/* The remembered fault; ND_OK: none. */
+static inline nd_status nccl_failure(const nccl_state *state)
+{
+    return state->failed ? nd_fail(state->failed, "%s", state->message) : ND_OK;
+}
 
 /* nccl_watch.c. Those that return a fault have remembered it and aborted every communicator. */
-/* Polls until the communicator is no longer in progress. `what` for the message. */
+/* Polls until the communicator is no longer in progress. `what` for the message; `ends` of
+ * ncclCommFinalize, where a peer that has ended is no fault. */
 nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                      ncclResult_t first, const char *what);
-/* The same of ncclCommFinalize: a peer that has ended is no fault. */
-nd_status nccl_settle_end(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                          ncclResult_t first);
-nd_status nccl_watch(void *transport, double seconds);
-nd_status nccl_again(nccl_state *state);  /* the remembered fault */
+                      ncclResult_t first, const char *what, bool ends);
+/* nc->entry becomes the next of the ring, for the driving thread; waits while it is full. */
+nd_status nccl_claim_entry(nd_transport *transport, nccl_comm *nc);
 void nccl_group_close(nccl_state *state); /* a group that a failure left open; else nothing */
 /* Takes the thread's error record for the fault; returns it. */
 nd_status nccl_give_up(nd_transport *transport);
-/* Only looks, so any thread may call it. `asked` is false when another thread was inside NCCL, so
- * that NCCL could not be asked for errors: ND_OK then does not mean that there are none. */
-nd_status nccl_look(nd_transport *transport, bool *asked);
-
-/* nccl_report.c: sentences, under `ring`. */
-void nccl_describe(const nd_comm *comm, const nccl_entry *entry, char *text, size_t size);
-nd_status nccl_report_hang(const nd_transport *transport, const nd_comm *comm,
-                           const nccl_entry *entry, const char *where, double seconds);
-/* Clauses about peers of this host that have ended or are stopped, or "". */
-void nccl_report_peers(const nd_transport *transport, char *text, size_t size);
-bool nccl_peer_gone(nccl_peer *peer, int64_t now);  /* notes when that is first seen */
-bool nccl_is_member(const nd_comm *comm, int rank); /* `comm` is NULL: all ranks are */
-
-/* nccl_thread.c */
-nd_status nccl_thread_start(nd_transport *transport);
-void nccl_thread_stop(nd_transport *transport);
+nd_status nccl_watch_start(nd_transport *transport); /* from now on faults are looked for */
+void nccl_watch_stop(nd_transport *transport);
 
 #endif

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Faults: how they are seen and ended. */
+/*
+ * Faults: how they are seen, told and ended.
+ *
+ * The driving thread looks for them while it waits. Another one looks all the time, since the
+ * driving thread may be inside NCCL, or inside CUDA, which accepts no more work while a collective
+ * does not end. It calls cudaSetDevice and cudaEventQuery, which any thread may call. If the driver
+ * makes the query wait for the driving thread, a limit on the call ends the process.
+ */
+#include <math.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,10 +16,11 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda.h"
 
-enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
+enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60, SHOWN = 6 };
 
 /* The limit for work of the GPU while no operation runs. */
 static const double COMPUTE_SECONDS = 3600;
@@ -18,10 +28,165 @@ static const double COMPUTE_SECONDS = 3600;
 /* All ranks of a job that ends in good order end within this time. */
 static const int64_t COMMON_END_NS = 300000000;
 
-nd_status nccl_again(nccl_state *state)
+static const double INTERVAL_SECONDS = 0.1;
+static const int64_t ABSENT_NS =
+    2000000000; /* without a look of the driving thread: it counts as stuck */
+
+/* Operations that are enqueued and have not ended. */
+
+/* Removes the operations that have ended. An error of the device counts as pending: the next call
+ * of the driving thread reports it with a better sentence. */
+static void drop_ended(nccl_state *state, nccl_ring *ring)
 {
-    return nd_fail(state->failed, "%s", state->message);
+    int64_t before = ring->tail;
+    while (ring->tail < ring->head &&
+           cudaEventQuery(ring->entries[ring->tail % NCCL_RING].end) == cudaSuccess) {
+        ring->tail++;
+        ring->begun_ns = 0;
+    }
+    if (ring->tail > before) {
+        state->progress_ns = nd_clock_ns();
+        state->ended = ring->entries[(ring->tail - 1) % NCCL_RING];
+    }
 }
+
+/* One pending operation, as it was seen. */
+typedef struct pending_op {
+    const nd_comm *comm; /* NULL: none is pending */
+    nccl_entry entry;
+    int64_t begun_ns; /* 0: it has not begun */
+} pending_op;
+
+/* Removes the operations that have ended from the rings, and finds the one that has run longest, or
+ * otherwise one that is pending. Under `ring`. */
+static void advance_rings(nccl_state *state, pending_op *oldest)
+{
+    int64_t now = nd_clock_ns();
+    *oldest = (pending_op){0};
+    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
+        nccl_ring *ring = &nc->ring;
+        drop_ended(state, ring);
+        if (ring->tail == ring->head) {
+            continue;
+        }
+        if (!ring->begun_ns &&
+            cudaEventQuery(ring->entries[ring->tail % NCCL_RING].begin) == cudaSuccess) {
+            ring->begun_ns = now;
+        }
+        if (!oldest->comm ||
+            (ring->begun_ns && (!oldest->begun_ns || ring->begun_ns < oldest->begun_ns))) {
+            *oldest = (pending_op){nc->comm, ring->entries[ring->tail % NCCL_RING], ring->begun_ns};
+        }
+    }
+}
+
+/* Sentences, under `ring`: about an operation that does not end and the ranks that it waits for. */
+
+/* `comm` is NULL: all ranks are. */
+static bool is_member(const nd_comm *comm, int rank)
+{
+    for (int i = 0; comm && i < comm->size; i++) {
+        if (comm->ranks[i] == rank) {
+            return true;
+        }
+    }
+    return !comm;
+}
+
+static void describe(const nd_comm *comm, const nccl_entry *entry, char *text, size_t size)
+{
+    if (!comm || !entry) {
+        snprintf(text, size, "%s", comm ? nd_group_name(comm->kind) : "the world");
+        return;
+    }
+    snprintf(text, size, "%s of %s, operation %lld (%lld x %s)", nd_comm_op_name(entry->op),
+             nd_group_name(comm->kind), (long long)entry->sequence, (long long)entry->count,
+             nd_dtype_name(entry->dtype));
+}
+
+/* Notes when that is first seen. */
+static bool is_gone(nccl_peer *peer, int64_t now)
+{
+    struct pollfd ended = {.fd = peer->pidfd, .events = POLLIN};
+    if (!peer->gone_ns && peer->pidfd >= 0 && poll(&ended, 1, 0) > 0) {
+        peer->gone_ns = now;
+    }
+    return peer->gone_ns != 0;
+}
+
+typedef enum peer_is { IN_IT_TOO, ABSENT, NOT_RUNNING } peer_is;
+
+/* A rank that waits in the same operation is not missing. */
+static peer_is look_at(const nd_transport *transport, const nccl_entry *entry, int rank)
+{
+    nccl_peer *peer = &nccl_state_of(transport)->peers[rank];
+    const nd_progress_slot *slot = nd_report_slot(transport, rank);
+    char process[128];
+    if (is_gone(peer, nd_clock_ns()) ||
+        (peer->pid > 0 && nd_report_process(peer->pid, process, sizeof process))) {
+        return NOT_RUNNING;
+    }
+    bool same = slot && entry && atomic_load(&slot->since_ns) > 0 &&
+                atomic_load(&slot->group) == (int)entry->kind &&
+                atomic_load(&slot->op) == (int)entry->op &&
+                atomic_load(&slot->sequence) == entry->sequence;
+    return same ? IN_IT_TOO : ABSENT;
+}
+
+static void describe_rank(const nd_transport *transport, int rank, nd_report *to)
+{
+    const nccl_peer *peer = &nccl_state_of(transport)->peers[rank];
+    char process[128] = "";
+    if (peer->pid > 0) {
+        nd_report_process(peer->pid, process, sizeof process);
+    }
+    nd_report_rank(transport, rank, "waits in no operation", process, to);
+}
+
+/* Members of the group (all ranks where `comm` is NULL) that are in at least this state. */
+static int list_members(const nd_transport *transport, const nd_comm *comm, const nccl_entry *entry,
+                        peer_is least, nd_report *who, nd_report *what)
+{
+    int count = 0, size = comm ? comm->size : transport->size;
+    for (int i = 0; i < size; i++) {
+        int rank = comm ? comm->ranks[i] : i;
+        if (rank == transport->rank || look_at(transport, entry, rank) < least) {
+            continue;
+        }
+        if (count++ < SHOWN) {
+            nd_report_add(who, "%s%d", count > 1 ? ", " : "", rank);
+            describe_rank(transport, rank, what);
+        }
+    }
+    if (count > SHOWN) {
+        nd_report_add(who, " and %d more", count - SHOWN);
+    }
+    return count;
+}
+
+static nd_status report_hang(const nd_transport *transport, const nd_comm *comm,
+                             const nccl_entry *entry, const char *where, double seconds)
+{
+    nd_report who = {0}, what = {0};
+    int count = 0;
+    for (int least = NOT_RUNNING; count == 0 && least >= IN_IT_TOO; least--) {
+        count = list_members(transport, comm, entry, (peer_is)least, &who, &what);
+    }
+    int others = 0;
+    for (int rank = 0; rank < transport->size && others < SHOWN; rank++) {
+        if (rank != transport->rank && !is_member(comm, rank) &&
+            look_at(transport, NULL, rank) == NOT_RUNNING) {
+            describe_rank(transport, rank, &what);
+            others++;
+        }
+    }
+    return nd_fail(ND_ERR_HANG,
+                   "rank %d waited %.1f s in %s, for rank%s %s%s; the deadline is "
+                   "launch.comm_timeout_seconds",
+                   transport->rank, seconds, where, count == 1 ? "" : "s", who.text, what.text);
+}
+
+/* The end. */
 
 /* Closes a group that a failure left open. */
 void nccl_group_close(nccl_state *state)
@@ -88,9 +253,7 @@ nd_status nccl_give_up(nd_transport *transport)
 {
     nccl_state *state = nccl_state_of(transport);
     const nd_error *error = nd_error_last();
-    if (state->failed) {
-        return nccl_again(state);
-    }
+    ND_TRY(nccl_failure(state));
     if (atomic_exchange(&state->taken, true)) {
         sleep(OTHER_THREADS_END_SECONDS); /* the other thread ends this process */
     }
@@ -101,7 +264,7 @@ nd_status nccl_give_up(nd_transport *transport)
     }
     nd_cuda_give_up(state->device); /* a kernel of the caller may wait for what is aborted */
     abort_all(state);
-    return nccl_again(state);
+    return nccl_failure(state);
 }
 
 /* Under `calls`. */
@@ -111,20 +274,20 @@ static nd_status fail(const nd_transport *transport, ncclComm_t native, const ch
     const nccl_state *state = nccl_state_of(transport);
     const char *more = state->library.last_error(native);
     bool memory = more && strstr(more, "out of memory");
-    char peers[600];
-    nccl_report_peers(transport, peers, sizeof peers);
+    nd_report who = {0}, peers = {0}; /* of this host that have ended or are stopped */
+    list_members(transport, NULL, NULL, NOT_RUNNING, &who, &peers);
     nd_status status = memory                                                   ? ND_ERR_RESOURCE
                        : result == ncclRemoteError || result == ncclSystemError ? ND_ERR_IO
                        : result == ncclInvalidUsage                             ? ND_ERR_CONFIG
                                                                                 : ND_ERR_INTERNAL;
-    return nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s%s", transport->rank,
-                   (int)result, state->library.error_string(result), call, where,
+    return nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s%.599s",
+                   transport->rank, (int)result, state->library.error_string(result), call, where,
                    more && more[0] ? ": " : "", more ? more : "",
                    memory
                        ? "; NCCL found no memory outside the plan: use recompute, a smaller micro "
                          "batch, a shorter sequence or more shards"
                        : "",
-                   peers);
+                   peers.text);
 }
 
 static nd_status call_failed(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
@@ -132,7 +295,7 @@ static nd_status call_failed(nd_transport *transport, const nccl_comm *nc, ncclC
 {
     nccl_state *state = nccl_state_of(transport);
     char where[160];
-    nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
+    describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
     pthread_mutex_lock(&state->ring);
     pthread_mutex_lock(&state->calls);
     fail(transport, native, where, result, call);
@@ -168,7 +331,7 @@ static nd_status check_errors(const nd_transport *transport, const waiting *w, b
         error = answer != ncclSuccess ? answer : error;
         if (error != ncclSuccess && error != ncclInProgress) {
             char group[160];
-            nccl_describe(nc->comm, NULL, group, sizeof group);
+            describe(nc->comm, NULL, group, sizeof group);
             status = fail(transport, nc->native, w->pending ? w->where : group, error,
                           error == ncclRemoteError ? "a peer" : "what it had begun");
         }
@@ -199,7 +362,7 @@ static bool waits_for_peers(const waiting *w)
 static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
 {
     int64_t one = state->peers[rank].gone_ns, two = state->peers[other].gone_ns;
-    return one != two ? one < two : nccl_is_member(comm, rank) && !nccl_is_member(comm, other);
+    return one != two ? one < two : is_member(comm, rank) && !is_member(comm, other);
 }
 
 /* A peer that has ended has done its part of what is pending here, or never will. */
@@ -219,7 +382,7 @@ static nd_status check_peers(const nd_transport *transport, const waiting *w)
         return ND_OK;
     }
     return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d waited%s in %s", gone,
-                   transport->rank, nccl_is_member(w->comm, gone) ? " for it" : "", w->where);
+                   transport->rank, is_member(w->comm, gone) ? " for it" : "", w->where);
 }
 
 static nd_status check_deadline(const nd_transport *transport, const waiting *w,
@@ -229,7 +392,7 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
     int64_t since = w->from_ns > state->progress_ns ? w->from_ns : state->progress_ns;
     double seconds = (double)(nd_clock_ns() - since) * 1e-9;
     if (w->pending && w->from_ns && seconds > transport->timeout_seconds) {
-        return nccl_report_hang(transport, w->comm, w->entry, w->where, seconds);
+        return report_hang(transport, w->comm, w->entry, w->where, seconds);
     }
     if (!w->from_ns && seconds > COMPUTE_SECONDS && host_seconds > COMPUTE_SECONDS &&
         host_seconds > transport->timeout_seconds) {
@@ -243,7 +406,7 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
 /* Shows the launcher, and ranks that wait for this one, the operation that runs, otherwise what
  * NCCL is polled for, otherwise the operation that ended last. No other code writes the slot. Under
  * `ring`. */
-static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
+static void show(const nccl_state *state, nd_progress_slot *slot, const pending_op *oldest)
 {
     int64_t since = oldest->begun_ns ? oldest->begun_ns : state->called_ns;
     const nccl_entry *e = oldest->begun_ns   ? &oldest->entry
@@ -257,15 +420,17 @@ static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pen
     atomic_store_explicit(&slot->since_ns, since, memory_order_relaxed);
 }
 
-/* Looks for faults of a pending operation, or of a call that is being settled. */
+/* Looks for faults of a pending operation, or of a call that is being settled, from any thread.
+ * `asked` is false when another thread was inside NCCL, so that NCCL could not be asked for errors:
+ * ND_OK then does not mean that there are none. */
 static nd_status look(nd_transport *transport, const waiting *settling, double host_seconds,
                       bool *asked)
 {
     nccl_state *state = nccl_state_of(transport);
-    nccl_pending oldest;
+    pending_op oldest;
     waiting found = {0};
     pthread_mutex_lock(&state->ring);
-    nccl_ring_advance(state, &oldest);
+    advance_rings(state, &oldest);
     if (settling) {
         state->called = *settling->entry;
         state->called_ns = settling->from_ns;
@@ -276,7 +441,7 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
         found.entry = &oldest.entry;
         found.pending = true;
         found.from_ns = oldest.begun_ns;
-        nccl_describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
+        describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
     }
     const waiting *w = oldest.begun_ns || !settling ? &found : settling;
     /* At every look, also when this rank waits for nothing: otherwise the order in which peers
@@ -284,7 +449,7 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
     int64_t now = nd_clock_ns();
     for (int r = 0; r < transport->size; r++) {
         nccl_peer *peer = &state->peers[r];
-        if (nccl_peer_gone(peer, now) && waits_for_peers(w) && !peer->missed_ns) {
+        if (is_gone(peer, now) && waits_for_peers(w) && !peer->missed_ns) {
             peer->missed_ns = now;
         }
     }
@@ -295,19 +460,12 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
     return status;
 }
 
-nd_status nccl_look(nd_transport *transport, bool *asked)
-{
-    return look(transport, NULL, 0, asked);
-}
-
 /* The driving thread looks. */
 static nd_status attend(nd_transport *transport, const waiting *settling, double host_seconds)
 {
     nccl_state *state = nccl_state_of(transport);
     int64_t now = nd_clock_ns();
-    if (state->failed) {
-        return nccl_again(state);
-    }
+    ND_TRY(nccl_failure(state));
     if (now - state->watched_ns < WATCH_NS) {
         return ND_OK;
     }
@@ -318,14 +476,36 @@ static nd_status attend(nd_transport *transport, const waiting *settling, double
     return status == ND_OK ? ND_OK : nccl_give_up(transport);
 }
 
-nd_status nccl_watch(void *context, double seconds)
+/* nd_device.while_waiting */
+static nd_status nccl_watch(void *context, double seconds)
 {
     return attend(context, NULL, seconds);
 }
 
+nd_status nccl_claim_entry(nd_transport *transport, nccl_comm *nc)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nccl_ring *ring = &nc->ring;
+    int64_t begin = nd_clock_ns();
+    for (;;) {
+        pthread_mutex_lock(&state->ring);
+        if (ring->head - ring->tail == NCCL_RING) {
+            drop_ended(state, ring);
+        }
+        bool room = ring->head - ring->tail < NCCL_RING;
+        pthread_mutex_unlock(&state->ring);
+        if (room) {
+            nc->entry = &ring->entries[ring->head % NCCL_RING]; /* this thread moves the head */
+            return ND_OK;
+        }
+        ND_TRY(attend(transport, NULL, (double)(nd_clock_ns() - begin) * 1e-9));
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+}
+
 /* A split is a call of all ranks, so the world is asked for its state. */
-static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                        ncclResult_t first, const char *what, bool ends)
+nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                      ncclResult_t first, const char *what, bool ends)
 {
     nccl_state *state = nccl_state_of(transport);
     ncclResult_t result = first;
@@ -346,7 +526,7 @@ static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t
         bool due = state->failed || nd_clock_ns() - state->watched_ns >= WATCH_NS;
         if (result == ncclInProgress && due) {
             char where[160];
-            nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
+            describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
             snprintf(w.where, sizeof w.where, "%s of %s", what, where);
             ND_TRY(attend(transport, &w, 0));
         }
@@ -359,14 +539,82 @@ static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t
     return result == ncclSuccess ? ND_OK : call_failed(transport, nc, native, result, what);
 }
 
-nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                      ncclResult_t first, const char *what)
+/* The other thread. */
+
+static _Noreturn void end_process(nccl_state *state, nd_status status, double seconds)
 {
-    return settle(transport, nc, native, first, what, false);
+    nd_fail_context(status,
+                    "the host had not looked for %.1f s: it is inside CUDA or "
+                    "NCCL, or busy",
+                    seconds);
+    const char *sentence = nd_error_last()->message;
+    if (state->on_fault) {
+        state->on_fault(state->fault_context, status, sentence, true);
+    } else {
+        nd_log_error("%s", sentence);
+    }
+    _exit((int)status); /* the driver ends what runs on the GPU; exit() could wait for it */
 }
 
-nd_status nccl_settle_end(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                          ncclResult_t first)
+/* Sleeps; false when the thread is to end. */
+static bool go_on(nccl_state *state, double seconds)
 {
-    return settle(transport, nc, native, first, "ncclCommFinalize", true);
+    const int64_t until = nd_clock_after(seconds);
+    nd_monitor_lock(&state->watching);
+    while (!state->watch.stop && nd_monitor_wait(&state->watching, until)) {
+    }
+    nd_monitor_unlock(&state->watching);
+    return !state->watch.stop;
+}
+
+static void watch(void *argument)
+{
+    nd_transport *transport = argument;
+    nccl_state *state = nccl_state_of(transport);
+    double interval = transport->timeout_seconds / 5;
+    int64_t noticed = 0; /* 0: no fault */
+    nd_status fault = ND_OK;
+    interval = interval < INTERVAL_SECONDS ? interval : INTERVAL_SECONDS;
+    cudaSetDevice(state->device->ordinal);
+    while (go_on(state, interval)) {
+        if (atomic_load(&state->taken)) {
+            continue;
+        }
+        int call = nd_call_limit_begin(state->limit, "a query of the GPU by its watch",
+                                       10 + 2 * transport->timeout_seconds,
+                                       "the driver does not answer", ND_ERR_HANG);
+        bool asked = false;
+        nd_status status = look(transport, NULL, 0, &asked);
+        nd_call_limit_end(state->limit, call);
+        int64_t now = nd_clock_ns(), attended = atomic_load(&state->attended_ns);
+        if (status != ND_OK) {
+            noticed = noticed ? noticed : now;
+            fault = status; /* its sentence stays in the error record of this thread */
+        } else if (asked) {
+            noticed = 0;
+        }
+        if (noticed && now - noticed > ABSENT_NS && now - attended > ABSENT_NS &&
+            !atomic_exchange(&state->taken, true)) {
+            end_process(state, fault, (double)(now - attended) * 1e-9);
+        }
+    }
+}
+
+nd_status nccl_watch_start(nd_transport *transport)
+{
+    nccl_state *state = nccl_state_of(transport);
+    state->device->while_waiting = nccl_watch;
+    state->device->waiting_context = transport;
+    return nd_thread_start(&state->watch, &state->watching, "the thread that watches NCCL", watch,
+                           transport);
+}
+
+void nccl_watch_stop(nd_transport *transport)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nd_thread_join(&state->watch, INFINITY);
+    if (state->device->waiting_context == transport) {
+        state->device->while_waiting = NULL;
+        state->device->waiting_context = NULL;
+    }
 }

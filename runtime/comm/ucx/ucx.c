@@ -175,7 +175,7 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
     }
     nd_transport *transport = NULL;
     ucx_state *state = NULL;
-    ND_TRY(nd_p2p_transport_create(&nd_p2p_ucx_backend, &nd_ucx_p2p, &transport));
+    ND_TRY(nd_p2p_transport_create(&nd_ucx_p2p, &transport));
     nd_status status = ND_ALLOC(1, &state);
     if (status == ND_OK) {
         ((nd_p2p_transport *)transport->native)->state = state;

@@ -129,7 +129,8 @@ nd_status case_uneven_body(nd_transport *transport, void *context)
     nd_status status = ND_OK;
     ND_TRY_OUT(case_world(transport, &comm));
     size_t staging = nd_comm_staging_bytes(comm->size);
-    int64_t count = comm->size * nd_plan_reduce_chunk(comm, staging, sizeof *x) + 1;
+    size_t round = staging / 2 / (size_t)(comm->size - 1) / 64 * 64 / sizeof *x;
+    int64_t count = comm->size * (int64_t)round + 1;
     ND_TRY_OUT(ND_ALLOC(count, &x));
     for (int64_t i = 0; i < count; i++) {
         x[i] = (float)(comm->index + i % 7);

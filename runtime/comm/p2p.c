@@ -2,6 +2,8 @@
 #include "runtime/comm/p2p.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/backend.h"
@@ -73,7 +75,7 @@ static nd_status report_hang(const nd_p2p_op *op, double seconds)
         "rank %d waited %.1f s in %s of %s, operation %lld (%lld x %s), for rank%s %s%s; "
         "the deadline is launch.comm_timeout_seconds",
         transport->rank, seconds, nd_comm_op_name(op->kind), nd_group_name(op->comm->kind),
-        (long long)op->sequence, (long long)op->count, nd_dtype_name(op->dtype),
+        (long long)op->sequence, (long long)op->args.count, nd_dtype_name(op->args.dtype),
         count == 1 ? "" : "s", count ? who.text : "(none)", what.text);
 }
 
@@ -121,8 +123,9 @@ static nd_status report_mismatch(const nd_p2p_op *mine, int rank, nd_tag found, 
                    "%s of %lld x %s, rank %d called %s of %s with another count, reduction or root "
                    "(a message of %zu bytes arrived)",
                    nd_group_name(mine->comm->kind), (long long)mine->sequence,
-                   mine->comm->transport->rank, nd_comm_op_name(mine->kind), (long long)mine->count,
-                   nd_dtype_name(mine->dtype), rank, op_name, dtype_name, bytes);
+                   mine->comm->transport->rank, nd_comm_op_name(mine->kind),
+                   (long long)mine->args.count, nd_dtype_name(mine->args.dtype), rank, op_name,
+                   dtype_name, bytes);
 }
 
 static nd_status check_mismatch(const nd_p2p_op *op)
@@ -147,17 +150,6 @@ static nd_status check_mismatch(const nd_p2p_op *op)
     return ND_OK;
 }
 
-/* Keeps the thread's error as the fault of the transport. */
-static nd_status raise_failure(nd_p2p_transport *native, nd_status status)
-{
-    if (native->failed == ND_OK) {
-        native->failed = status;
-        snprintf(native->message, sizeof native->message, "%s", nd_error_last()->message);
-        nd_p2p_abandon(native);
-    }
-    return nd_fail(native->failed, "%s", native->message);
-}
-
 static void abandon_op(nd_comm *comm, nd_p2p_op *op)
 {
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
@@ -172,7 +164,8 @@ static void abandon_op(nd_comm *comm, nd_p2p_op *op)
     op->active = false;
 }
 
-void nd_p2p_abandon(nd_p2p_transport *native)
+/* Cancels every request of every operation. */
+static void abandon(nd_p2p_transport *native)
 {
     for (nd_p2p_comm *pc = native->comms; pc; pc = pc->next) {
         for (int i = 0; i < ND_P2P_PENDING; i++) {
@@ -183,6 +176,17 @@ void nd_p2p_abandon(nd_p2p_transport *native)
         pc->active = 0;
     }
     native->active = 0;
+}
+
+/* Keeps the thread's error as the fault of the transport. */
+static nd_status raise_failure(nd_p2p_transport *native, nd_status status)
+{
+    if (native->failed == ND_OK) {
+        native->failed = status;
+        snprintf(native->message, sizeof native->message, "%s", nd_error_last()->message);
+        abandon(native);
+    }
+    return nd_fail(native->failed, "%s", native->message);
 }
 
 /* Posting. */
@@ -408,56 +412,68 @@ static nd_status finish_event(void *operation)
     return wait_op(op);
 }
 
-/* Enqueueing. */
-
 static nd_tag op_tag(const nd_p2p_op *op)
 {
-    uint64_t h = (uint64_t)op->count * UINT64_C(0x9e3779b97f4a7c15);
-    h = (h ^ (uint64_t)op->redop << 32 ^ (uint64_t)op->root) * UINT64_C(0xd6e8feb86659fd93);
+    uint64_t h = (uint64_t)op->args.count * UINT64_C(0x9e3779b97f4a7c15);
+    h = (h ^ (uint64_t)op->args.redop << 32 ^ (uint64_t)op->args.root) *
+        UINT64_C(0xd6e8feb86659fd93);
     h >>= 64 - ND_TAG_HASH_BITS;
     uint64_t sequence = (uint64_t)op->sequence & ((1u << ND_TAG_SEQUENCE_BITS) - 1);
     return (nd_tag)op->comm->id << ND_TAG_COMM_AT |
            (nd_tag)op->comm->transport->rank << ND_TAG_RANK_AT | sequence << ND_TAG_SEQUENCE_AT |
-           (nd_tag)op->kind << ND_TAG_OP_AT | (nd_tag)op->dtype << ND_TAG_DTYPE_AT |
+           (nd_tag)op->kind << ND_TAG_OP_AT | (nd_tag)op->args.dtype << ND_TAG_DTYPE_AT |
            h << ND_TAG_HASH_AT;
 }
 
-/* The place of an operation that is complete. Its event, where it was not waited for, must not
- * finish the new one. */
-static nd_status acquire_op(nd_comm *comm, nd_p2p_op **out)
+/*
+ * The plan of an operation. The choice depends only on what all members know (count, type, size),
+ * so that all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on two cores.
+ */
+enum {
+    DIRECT_MAX = 8,             /* members; with more, short operations need log2 n steps */
+    SHORT_REDUCE_BYTES = 32768, /* all-reduce: total received when everything is gathered at once */
+    SHORT_GATHER_BYTES = 4096,  /* all-gather of many: one block */
+};
+
+static const nd_p2p_plan *plan_of(const nd_p2p_comm *pc, nd_comm_op kind, size_t block)
 {
-    nd_p2p_comm *pc = comm->native;
-    nd_p2p_op *op = &pc->ops[comm->sequence % ND_P2P_PENDING];
-    ND_TRY(wait_op(op));
-    if (op->event && op->event->operation == op) {
-        op->event->finish = NULL;
+    const size_t gathered = block * (size_t)pc->comm->size;
+    const bool few = pc->comm->size <= DIRECT_MAX, fits = gathered <= pc->staging_bytes;
+    switch (kind) {
+    case ND_COMM_ALL_REDUCE:
+        if (gathered - block <= SHORT_REDUCE_BYTES && fits) {
+            return few ? &nd_plan_gather : &nd_plan_bruck;
+        }
+        return &nd_plan_reduce;
+    case ND_COMM_REDUCE_SCATTER:
+        return &nd_plan_reduce;
+    case ND_COMM_ALL_GATHER:
+        return !few && fits && block <= SHORT_GATHER_BYTES ? &nd_plan_bruck : &nd_plan_direct;
+    case ND_COMM_BROADCAST:
+        return &nd_plan_tree;
+    case ND_COMM_BARRIER:
+        return few ? &nd_plan_direct : &nd_plan_bruck;
+    default:
+        return &nd_plan_direct;
     }
-    *out = op;
-    return ND_OK;
 }
 
-nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done)
+static nd_status p2p_run(nd_comm *comm, nd_stream *stream, nd_comm_op kind,
+                         const nd_comm_args *args, nd_event *done)
 {
     nd_p2p_comm *pc = comm->native;
     nd_p2p_transport *native = nd_p2p_of(comm);
-    nd_p2p_op *op = NULL;
-    ND_TRY(acquire_op(comm, &op));
-    op->comm = comm;
-    op->plan = wanted->plan;
-    op->kind = wanted->kind;
-    op->dtype = wanted->dtype;
-    op->redop = wanted->redop;
-    op->root = wanted->root;
-    op->to = wanted->to;
-    op->from = wanted->from;
-    op->count = wanted->count;
-    op->send = wanted->send;
-    op->recv = wanted->recv;
-    op->sends = wanted->sends;
-    op->receives = wanted->receives;
-    op->element = wanted->element;
-    op->block = wanted->block;
-    op->chunk = wanted->chunk;
+    nd_p2p_op *op = &pc->ops[comm->sequence % ND_P2P_PENDING];
+    ND_TRY(wait_op(op)); /* the one that had this place */
+    if (op->event && op->event->operation == op) {
+        /* Where that was not waited for, it must not finish the new one. */
+        op->event->finish = NULL;
+    }
+    op->kind = kind;
+    op->args = *args;
+    op->element = nd_dtype_size(args->dtype);
+    op->block = (size_t)args->count * op->element;
+    op->plan = plan_of(pc, kind, op->block);
     op->sequence = comm->sequence;
     op->tag = op_tag(op);
     op->begun = false;
@@ -480,5 +496,126 @@ nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done)
     }
     done->finish = finish_event;
     done->operation = op;
+    return ND_OK;
+}
+
+/* Communicators. */
+
+static const size_t STAGING_BYTES = 2u << 20;         /* of a communicator, at least */
+static const size_t STAGING_BYTES_PER_MEMBER = 32768; /* and two rounds of 16 KiB from each */
+
+size_t nd_comm_staging_bytes(int size)
+{
+    if (size <= 1) {
+        return 0;
+    }
+    size_t bytes = (size_t)size * STAGING_BYTES_PER_MEMBER;
+    return bytes < STAGING_BYTES ? STAGING_BYTES : bytes;
+}
+
+static void p2p_destroy(nd_comm *comm)
+{
+    nd_p2p_comm *pc = comm->native;
+    if (!pc) {
+        return;
+    }
+    nd_p2p_transport *native = nd_p2p_of(comm);
+    /* Dropped in mid-air by a rank that failed elsewhere: no orderly end any more. That rank's
+     * error stays as it is. */
+    if (pc->active > 0 && native->failed == ND_OK) {
+        native->failed = ND_ERR_INTERNAL;
+        snprintf(native->message, sizeof native->message,
+                 "%s was destroyed with pending operations", nd_group_name(comm->kind));
+        abandon(native);
+    }
+    for (nd_p2p_comm **at = &native->comms; *at; at = &(*at)->next) {
+        if (*at == pc) {
+            *at = pc->next;
+            break;
+        }
+    }
+    if (pc->staging) {
+        munmap(pc->staging, pc->staging_bytes);
+    }
+    free(pc->sources);
+    free(pc);
+    comm->native = NULL;
+}
+
+static nd_status connect_members(nd_comm *comm)
+{
+    const nd_comm_args nothing = {.dtype = ND_DTYPE_U8};
+    for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
+        int member = (comm->index + k) % comm->size;
+        ND_TRY(nd_p2p_of(comm)->p2p->connect(comm->transport, comm->ranks[member]));
+    }
+    return p2p_run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
+}
+
+static nd_status p2p_create(nd_transport *transport, nd_comm *comm)
+{
+    nd_p2p_transport *native = transport->native;
+    nd_p2p_comm *pc = NULL;
+    nd_status status;
+    ND_TRY(ND_ALLOC(1, &pc));
+    comm->native = pc;
+    pc->comm = comm;
+    pc->next = native->comms;
+    native->comms = pc;
+    for (int i = 0; i < ND_P2P_PENDING; i++) {
+        pc->ops[i].comm = comm;
+    }
+    ND_TRY_OUT(ND_ALLOC(comm->size, &pc->sources));
+    pc->staging_bytes =
+        transport->staging_bytes > 0 ? transport->staging_bytes : nd_comm_staging_bytes(comm->size);
+    /* Untouched pages cost nothing: only communicators that reduce use theirs. */
+    pc->staging =
+        mmap(NULL, pc->staging_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pc->staging == MAP_FAILED) {
+        pc->staging = NULL;
+        status = nd_fail_memory("the staging buffer of a group (%zu bytes)", pc->staging_bytes);
+        goto out;
+    }
+    status = connect_members(comm);
+    if (status != ND_OK) {
+        nd_fail_context(status, "the members of %s met for the first time",
+                        nd_group_name(comm->kind));
+    }
+out:
+    if (status != ND_OK) {
+        p2p_destroy(comm);
+    }
+    return status;
+}
+
+static void p2p_close(nd_transport *transport)
+{
+    nd_p2p_transport *native = transport->native;
+    if (native) {
+        ND_ASSERT(native->comms == NULL); /* communicators are destroyed before their transport */
+        native->p2p->close(transport, native->failed != ND_OK);
+        free(native);
+    }
+}
+
+nd_status nd_p2p_transport_create(const nd_p2p *p2p, nd_transport **out)
+{
+    static const nd_comm_backend backend = {.name = "ucx",
+                                            .create = p2p_create,
+                                            .destroy = p2p_destroy,
+                                            .run = p2p_run,
+                                            .close = p2p_close};
+    nd_transport *transport = NULL;
+    nd_p2p_transport *native = NULL;
+    ND_TRY(ND_ALLOC(1, &transport));
+    nd_status status = ND_ALLOC(1, &native);
+    if (status != ND_OK) {
+        free(transport);
+        return status;
+    }
+    native->p2p = p2p;
+    transport->backend = &backend;
+    transport->native = native;
+    *out = transport;
     return ND_OK;
 }
