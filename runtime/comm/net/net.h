@@ -17,33 +17,19 @@
  * message and by every later progress. What a peer does ends its connection.
  */
 #include "runtime/comm/p2p.h"
-#include "runtime/rdzv/address.h"
-#include "runtime/rdzv/tls.h"
 
 typedef struct nd_net nd_net;
 
-enum { ND_NET_TOKEN_BYTES = 16 };
-
-/* What a rank publishes: where it listens, and what a hello to it must hold. */
-typedef struct nd_net_card {
-    nd_address address;
-    uint8_t token[ND_NET_TOKEN_BYTES];
-} nd_net_card;
-
 /*
- * Listens at `own`, whose port does not count, and fills the card. Takes the two contexts in every
- * case. ND_ERR_IO, ND_ERR_RESOURCE.
+ * Listens at the address of `network`, whose contexts it takes in every case, and learns from
+ * options->exchange where the others listen. *fd is readable when nd_net_progress has something to
+ * do; a lost connection is tried again by the next progress that is late enough. ND_ERR_IO,
+ * ND_ERR_RESOURCE.
  */
-nd_status nd_net_open(int rank, int size, const nd_address *own, nd_tls_context *client,
-                      nd_tls_context *server, nd_net_card *card, nd_net **out);
-/* Before the first message: the cards of all ranks, [size], which are copied. */
-void nd_net_meet(nd_net *net, const nd_net_card *cards);
+nd_status nd_net_open(const nd_ucx_options *options, const nd_comm_network *network, int *fd,
+                      nd_net **out);
 /* With `flush` first sends what is complete for the caller, for 2 s at most. NULL is legal. */
 void nd_net_close(nd_net *net, bool flush);
-
-/* Readable when nd_net_progress has something to do; a lost connection is tried again by the next
- * progress that is late enough. */
-int nd_net_fd(const nd_net *net);
 
 /* As in nd_p2p. After nd_net_cancel of a pending request, which follows a fault, nothing moves any
  * more; other ranks notice the end when the net is closed. */

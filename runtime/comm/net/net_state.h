@@ -2,13 +2,30 @@
 #ifndef ND_COMM_NET_NET_STATE_H
 #define ND_COMM_NET_NET_STATE_H
 /* What a net consists of: its frames, connections and messages. See net.h. */
-#include "runtime/comm/net/link.h"
 #include "runtime/comm/net/net.h"
+
+enum { ND_LINK_CHUNK = 32 << 10 }; /* most plaintext that is encrypted at once */
+
+/* One encrypted connection: a non-blocking socket and its TLS session, which also holds the
+ * ciphertext that the socket has not taken yet. It belongs to an epoll, where its data is the link
+ * itself. */
+typedef struct nd_link {
+    int fd, epoll;
+    nd_tls *tls;
+    bool connecting, wants_out;
+} nd_link;
 
 enum {
     NET_EAGER_BYTES = 32 << 10, /* the largest message that leaves before it is asked for */
     NET_WELCOME = 'W',          /* answers a hello */
+    ND_NET_TOKEN_BYTES = 16,
 };
+
+/* What a rank publishes: where it listens, and what a hello to it must hold. */
+typedef struct nd_net_card {
+    nd_address address;
+    uint8_t token[ND_NET_TOKEN_BYTES];
+} nd_net_card;
 
 typedef enum net_kind { NET_EAGER = 1, NET_OFFER, NET_READY, NET_DATA } net_kind;
 
@@ -98,10 +115,46 @@ static inline nd_status net_failure(const nd_net *net)
     return net->failed.status;
 }
 
-/* net_messages.c */
-void nd_net_serve_peer(nd_net *net, net_peer *peer); /* after an event of its link */
-void nd_net_retry(nd_net *net);
-void nd_net_serve_source(nd_net *net, net_source *source); /* after an event of its link */
-void nd_net_end_source(nd_net *net, net_source *source);
+static inline void net_finish(nd_p2p_request *request, bool good)
+{
+    request->native = NULL;
+    atomic_store_explicit(&request->state, good ? ND_REQUEST_DONE : ND_REQUEST_FAILED,
+                          memory_order_release);
+}
+
+static inline void net_append(nd_p2p_request **list, nd_p2p_request *request)
+{
+    while (*list) {
+        list = &(*list)->next;
+    }
+    request->next = NULL;
+    *list = request;
+}
+
+/* net.c */
+
+/* From connect or accept on. ND_ERR_IO when the address cannot be reached at all; ND_ERR_RESOURCE
+ * when this process has no descriptor or memory for it. The same holds below: ND_ERR_IO and
+ * ND_ERR_CONFIG are the other side's, ND_ERR_RESOURCE and ND_ERR_INTERNAL are this one's. */
+nd_status nd_link_connect(const nd_address *to, nd_tls_context *client, int epoll, nd_link **out);
+/* Takes the descriptor in every case. */
+nd_status nd_link_accept(int fd, nd_tls_context *server, int epoll, nd_link **out);
+void nd_link_close(nd_link *link); /* NULL is legal */
+
+/* Sends ciphertext, the handshake's too; *idle: the socket has taken all of it. */
+nd_status nd_link_flush(nd_link *link, bool *idle);
+/* At most ND_LINK_CHUNK bytes, when established, with a flush. ND_ERR_IO when it was not idle. */
+nd_status nd_link_write(nd_link *link, const void *bytes, size_t count, bool *idle);
+/* Plaintext that is there now, after one look at the socket where there is none; *count 0: none.
+ * ND_ERR_IO at its end, too. */
+nd_status nd_link_read(nd_link *link, void *out, size_t capacity, size_t *count);
+
+/* net_messages.c, which sends nothing. Whether the receive takes an offer, which READY answers. */
+bool nd_net_match(nd_net *net, nd_p2p_request *request);
+/* A head has come from another rank. *answered: the message that READY answers to an OFFER, and
+ * DATA to a READY; NULL: none. */
+nd_status nd_net_take_head(nd_net *net, net_source *source, nd_p2p_request **answered);
+/* All bytes of a message have come. */
+void nd_net_end_payload(nd_net *net, net_source *source);
 
 #endif

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/comm.h"
 
 /*
  * dlopen with the working directory "/", since a library may read files of the working directory
@@ -82,7 +83,7 @@ static void set_own_variables(bool warn)
 }
 
 /* UCX's own line about a copy from the memory of a rank that has ended is not printed: the worker's
- * message names that rank (guard, ucx_p2p.c). */
+ * message names that rank (guard, ucx.c). */
 static ucs_log_func_rc_t leave_out_ended(const char *file, unsigned line, const char *function,
                                          ucs_log_level_t level,
                                          const ucs_log_component_config_t *component,

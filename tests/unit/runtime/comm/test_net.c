@@ -12,25 +12,10 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/net/link.h"
 #include "runtime/comm/net/net_state.h"
 
 static const nd_tls_use ranks = {.identity = "ndtrain-ranks", .records = ND_TLS_RECORDS};
 static const uint8_t job_key[ND_KEY_BYTES] = {1}, other_key[ND_KEY_BYTES] = {2};
-
-static void open_net(nd_net_card cards[2], nd_net **net)
-{
-    nd_address addresses[ND_ADDRESS_MAX];
-    nd_tls_context *client, *server;
-    int count;
-    cr_assert_eq(nd_address_resolve("127.0.0.1", 0, addresses, &count), ND_OK);
-    cr_assert_eq(nd_tls_context_create(false, job_key, &client), ND_OK);
-    cr_assert_eq(nd_tls_context_create(true, job_key, &server), ND_OK);
-    cr_assert_eq(nd_net_open(0, 2, &addresses[0], client, server, &cards[0], net), ND_OK, "%s",
-                 nd_error_last()->message);
-    cards[1] = cards[0];
-    nd_net_meet(*net, cards);
-}
 
 static nd_tls_context *context_of(bool server, const uint8_t key[ND_KEY_BYTES],
                                   const nd_tls_use *use)
@@ -41,6 +26,27 @@ static nd_tls_context *context_of(bool server, const uint8_t key[ND_KEY_BYTES],
         nd_tls_context_set(context, use);
     }
     return context;
+}
+
+/* Rank 0 of two, whose other one is at the same address. */
+static nd_status meet_itself(void *context, const void *send, void *recv, size_t bytes)
+{
+    memcpy(recv, send, bytes);
+    memcpy((char *)recv + bytes, send, bytes);
+    return ND_OK;
+}
+
+static const nd_net_card *open_net(nd_net **net)
+{
+    const nd_ucx_options options = {.rank = 0, .size = 2, .exchange = meet_itself};
+    nd_address addresses[ND_ADDRESS_MAX];
+    int count, fd;
+    cr_assert_eq(nd_address_resolve("127.0.0.1", 0, addresses, &count), ND_OK);
+    const nd_comm_network network = {.address = addresses[0],
+                                     .client = context_of(false, job_key, NULL),
+                                     .server = context_of(true, job_key, NULL)};
+    cr_assert_eq(nd_net_open(&options, &network, &fd, net), ND_OK, "%s", nd_error_last()->message);
+    return &(*net)->peers[0].card;
 }
 
 typedef struct visitor {
@@ -96,20 +102,19 @@ static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[
 Test(net, only_the_key_and_the_token_open_a_connection)
 {
     nd_net *net;
-    nd_net_card cards[2];
-    open_net(cards, &net);
+    const nd_net_card *card = open_net(&net);
     net_hello hello = {.rank = 1};
-    memcpy(hello.token, cards[0].token, sizeof hello.token);
-    cr_expect_not(is_answered(net, &cards[0], other_key, &ranks, &hello), "another key");
-    cr_expect_not(is_answered(net, &cards[0], job_key, NULL, &hello), "the store's protocol");
+    memcpy(hello.token, card->token, sizeof hello.token);
+    cr_expect_not(is_answered(net, card, other_key, &ranks, &hello), "another key");
+    cr_expect_not(is_answered(net, card, job_key, NULL, &hello), "the store's protocol");
     hello.rank = 2;
-    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "a rank that there is not");
+    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "a rank that there is not");
     hello.rank = 1;
     hello.token[5] ^= 1;
-    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "another token");
+    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "another token");
     hello.token[5] ^= 1;
-    cr_expect(is_answered(net, &cards[0], job_key, &ranks, &hello), "a rank of the job");
-    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "the same rank again");
+    cr_expect(is_answered(net, card, job_key, &ranks, &hello), "a rank of the job");
+    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "the same rank again");
     cr_expect_not(nd_net_gone(net, 0));
     cr_expect(nd_net_gone(net, 1), "its connection has ended");
     nd_net_close(net, true);
@@ -119,13 +124,12 @@ Test(net, only_the_key_and_the_token_open_a_connection)
 Test(net, who_says_no_hello_is_sent_away)
 {
     nd_net *net;
-    nd_net_card cards[2];
     char byte;
-    open_net(cards, &net);
+    const nd_net_card *card = open_net(&net);
     int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const nd_address *at = &cards[0].address;
+    const nd_address *at = &card->address;
     cr_assert_eq(connect(silent, (const struct sockaddr *)&at->storage, at->bytes), 0);
-    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, NULL));
+    cr_expect_not(is_answered(net, card, job_key, &ranks, NULL));
     cr_expect_eq(recv(silent, &byte, 1, MSG_DONTWAIT), 0, "the silent one is still connected");
     close(silent);
     cr_expect_not(nd_net_gone(net, 1));
@@ -147,8 +151,7 @@ static struct rlimit forbid_files(void)
 Test(net, a_rank_without_descriptors_fails_with_that_reason)
 {
     nd_net *net;
-    nd_net_card cards[2];
-    open_net(cards, &net);
+    open_net(&net);
     nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
     struct rlimit old = forbid_files();
     cr_expect_eq(nd_net_send(net, &request), ND_ERR_RESOURCE);
@@ -167,13 +170,12 @@ Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
 {
     static char buffer[2 * NET_EAGER_BYTES];
     nd_net *net;
-    nd_net_card cards[2];
     visitor v;
     bool idle;
-    open_net(cards, &net);
+    const nd_net_card *card = open_net(&net);
     net_hello hello = {.rank = 1};
-    memcpy(hello.token, cards[0].token, sizeof hello.token);
-    cr_assert(greet(net, &cards[0], job_key, &ranks, &hello, &v));
+    memcpy(hello.token, card->token, sizeof hello.token);
+    cr_assert(greet(net, card, job_key, &ranks, &hello, &v));
     nd_p2p_request request = {
         .state = ND_REQUEST_POSTED, .peer = 1, .tag = 7, .buffer = buffer, .bytes = sizeof buffer};
     const net_head offer = {.tag = 7, .bytes = sizeof buffer, .kind = NET_OFFER};
@@ -194,20 +196,19 @@ Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
 Test(net, a_connection_that_cannot_be_accepted_yet_does_not_keep_a_rank_awake)
 {
     nd_net *net;
-    nd_net_card cards[2];
-    open_net(cards, &net);
+    const nd_net_card *card = open_net(&net);
     int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const nd_address *at = &cards[0].address;
+    const nd_address *at = &card->address;
     cr_assert_eq(connect(waiting, (const struct sockaddr *)&at->storage, at->bytes), 0);
-    struct pollfd polled = {.fd = nd_net_fd(net), .events = POLLIN};
+    struct pollfd polled = {.fd = net->epoll, .events = POLLIN};
     struct rlimit old = forbid_files();
     cr_assert_eq(poll(&polled, 1, 20000), 1);
     cr_expect_eq(nd_net_progress(net), ND_OK);
     cr_expect_eq(poll(&polled, 1, 0), 0);
     setrlimit(RLIMIT_NOFILE, &old);
     net_hello hello = {.rank = 1};
-    memcpy(hello.token, cards[0].token, sizeof hello.token);
-    cr_expect(is_answered(net, &cards[0], job_key, &ranks, &hello));
+    memcpy(hello.token, card->token, sizeof hello.token);
+    cr_expect(is_answered(net, card, job_key, &ranks, &hello));
     close(waiting);
     nd_net_close(net, true);
 }
@@ -246,16 +247,14 @@ static size_t answer_with(nd_net *net, int listener, nd_tls_context *server, cha
 Test(net, only_a_welcome_gets_messages)
 {
     nd_net *net;
-    nd_net_card cards[2];
-    open_net(cards, &net);
+    open_net(&net);
     nd_tls_context *server = context_of(true, job_key, &ranks);
-    nd_address *at = &cards[1].address;
+    nd_address *at = &net->peers[1].card.address;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     ((struct sockaddr_in *)&at->storage)->sin_port = 0;
     cr_assert_eq(bind(listener, (struct sockaddr *)&at->storage, at->bytes), 0);
     cr_assert_eq(listen(listener, 4), 0);
     cr_assert_eq(getsockname(listener, (struct sockaddr *)&at->storage, &at->bytes), 0);
-    nd_net_meet(net, cards);
     nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
     cr_assert_eq(nd_net_send(net, &request), ND_OK);
     cr_expect_eq(answer_with(net, listener, server, 0), 0, "another answer is taken for a welcome");
@@ -269,13 +268,12 @@ Test(net, only_a_welcome_gets_messages)
 Test(net, an_idle_connection_to_a_host_that_is_gone_ends_within_half_a_minute)
 {
     nd_net *net;
-    nd_net_card cards[2];
     nd_link *link;
     int epoll = epoll_create1(EPOLL_CLOEXEC), on, idle, probe, probes;
     socklen_t bytes = sizeof on;
-    open_net(cards, &net);
+    const nd_net_card *card = open_net(&net);
     nd_tls_context *client = context_of(false, job_key, &ranks);
-    cr_assert_eq(nd_link_connect(&cards[0].address, client, epoll, &link), ND_OK);
+    cr_assert_eq(nd_link_connect(&card->address, client, epoll, &link), ND_OK);
     cr_assert_eq(getsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &bytes), 0);
     cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &bytes), 0);
     cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, &bytes), 0);
