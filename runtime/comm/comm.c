@@ -314,11 +314,11 @@ void nd_comm_destroy(nd_comm *comm)
 
 nd_group_kind nd_comm_shared_group(const nd_mesh *mesh, nd_group_kind kind)
 {
-    nd_group_traffic carries = nd_group_carries(kind);
+    nd_group_traffic carries = nd_group_rows[kind].carries;
     bool small = carries.all_gather == ND_TRAFFIC_OTHER &&
                  carries.reduce_scatter == ND_TRAFFIC_OTHER && carries.rest == ND_TRAFFIC_OTHER;
     for (nd_group_kind other = 0; small && other < kind; other++) {
-        if (nd_group_communicators(other) > 0 && nd_mesh_groups_are_equal(mesh, kind, other)) {
+        if (nd_group_rows[other].communicators > 0 && nd_mesh_groups_are_equal(mesh, kind, other)) {
             return other;
         }
     }
@@ -331,7 +331,7 @@ size_t nd_comm_nccl_bytes(const nd_mesh *mesh)
     size_t communicators = 0;
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
         bool own = nd_mesh_group_size(mesh, kind) > 1 && nd_comm_shared_group(mesh, kind) == kind;
-        communicators += own ? (size_t)nd_group_communicators(kind) : 0;
+        communicators += own ? (size_t)nd_group_rows[kind].communicators : 0;
     }
     return communicators * channels * of_channel;
 }
@@ -343,7 +343,7 @@ nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_grou
     for (int copy = 0; copy < 2; copy++) {
         nd_comm **comms = copy == 0 ? groups.by_kind : groups.second;
         for (nd_group_kind kind = 0; status == ND_OK && kind < ND_GROUP_COUNT; kind++) {
-            if (copy < nd_group_communicators(kind)) {
+            if (copy < nd_group_rows[kind].communicators) {
                 status = nd_comm_create(transport, mesh, kind, copy, &comms[kind]);
             }
         }

@@ -40,10 +40,6 @@ bool nd_cuda_has_driver(void);
 nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out);
 nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out);
 
-/* Pinned host memory: copies from and to it are asynchronous. Owned by the caller. */
-nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out);
-void nd_cuda_pinned_free(nd_device *device, void *p);
-
 /* From now on nothing of the device is freed, which would wait for what the GPU still runs: the
  * process is about to end, and the driver frees everything. */
 void nd_cuda_give_up(nd_device *device);

@@ -17,17 +17,6 @@ typedef struct search {
     char *found;
 } search;
 
-/* The places of this process. `program` is the storage of that field. */
-static nd_cuda_places places_here(char program[PATH_MAX])
-{
-    ssize_t length = readlink("/proc/self/exe", program, PATH_MAX - 1);
-    program[length > 0 ? length : 0] = '\0';
-    return (nd_cuda_places){.home = getenv("CUDA_HOME"),
-                            .path = getenv("CUDA_PATH"),
-                            .program = program,
-                            .toolkit = ND_BUILT_TOOLKIT};
-}
-
 /* A folder's own name may hold characters that mean something in a pattern. */
 static bool escape(const char *folder, size_t length, char out[PATH_MAX])
 {
@@ -134,19 +123,17 @@ static nd_status resolve(const char *what, void *handle, const nd_cuda_symbol *s
 static void *load_from_places(const char *name, int flags, char path[PATH_MAX])
 {
     char program[PATH_MAX];
-    nd_cuda_places places = places_here(program);
+    ssize_t length = readlink("/proc/self/exe", program, PATH_MAX - 1);
+    program[length > 0 ? length : 0] = '\0';
+    const nd_cuda_places places = {.home = getenv("CUDA_HOME"),
+                                   .path = getenv("CUDA_PATH"),
+                                   .program = program,
+                                   .toolkit = ND_BUILT_TOOLKIT};
     void *handle = NULL;
     for (int n = 0; !handle && nd_cuda_places_find(&places, name, n, path); n++) {
         handle = dlopen(path, flags);
     }
     return handle;
-}
-
-static void add_reason(char *reasons, size_t size)
-{
-    const char *reason = dlerror();
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, size - used, "%s%s", used ? "; " : "", reason ? reason : "");
 }
 
 nd_status nd_cuda_library_load(const char *what, const char *const *sonames, bool everywhere,
@@ -158,7 +145,10 @@ nd_status nd_cuda_library_load(const char *what, const char *const *sonames, boo
     for (int i = 0; sonames[i] && !found; i++) {
         found = dlopen(sonames[i], flags);
         if (!found) {
-            add_reason(reasons, sizeof reasons);
+            const char *reason = dlerror();
+            size_t used = strlen(reasons);
+            snprintf(reasons + used, sizeof reasons - used, "%s%s", used ? "; " : "",
+                     reason ? reason : "");
             found = load_from_places(sonames[i], flags, path);
         }
     }

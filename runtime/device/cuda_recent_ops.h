@@ -2,7 +2,7 @@
 #ifndef ND_DEVICE_CUDA_RECENT_OPS_H
 #define ND_DEVICE_CUDA_RECENT_OPS_H
 /*
- * A CUDA device with the ops that it enqueued last, for the files of this folder. A fault appears
+ * A CUDA device with the ops that it enqueued last, for device_cuda.c and its test. A fault appears
  * in some later call, and its message can only name these ops (cuda_check.h).
  *
  * The host never waits inside CUDA but polls, so that a lost peer or a passed deadline ends each
@@ -34,11 +34,5 @@ static inline nd_cuda_device *nd_cuda_device_of(const nd_device *device)
 {
     return (nd_cuda_device *)device;
 }
-
-/* Remembers that `op` was enqueued. False while a graph is captured: then the op has not run. */
-bool nd_cuda_note_op(nd_device *device, const char *op);
-
-/* ND_ERR_HANG: the GPU has not ended its work, whose last ops are named. */
-nd_status nd_cuda_stuck(const nd_device *device, double seconds);
 
 #endif

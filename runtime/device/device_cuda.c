@@ -22,6 +22,117 @@ static const double PATIENCE_SECONDS = 3600;
 /* By how much a sleep may last longer; Linux usually adds 50 us, as much as the sleeps here. */
 static const unsigned long TIMER_SLACK_NS = 1000;
 
+/* The ops that a device enqueued last. */
+
+static void format_recent_ops(const nd_device *device, char *text, size_t size)
+{
+    const nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < ND_CUDA_RECENT_OPS && used < size; i++) {
+        const char *op = recent->ops[(recent->next + i) % ND_CUDA_RECENT_OPS];
+        if (op) {
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", op);
+        }
+    }
+}
+
+/* Faults that the program does not cause: their status, and what to do. */
+typedef struct known_fault {
+    cudaError_t error;
+    nd_status status;
+    const char *fix;
+} known_fault;
+
+static const known_fault known_faults[] = {
+    {cudaErrorMemoryAllocation, ND_ERR_RESOURCE,
+     "device memory outside the plan is used up; use recompute, a smaller micro batch, a shorter "
+     "sequence or more shards"},
+    {cudaErrorDevicesUnavailable, ND_ERR_RESOURCE,
+     "another process has this GPU for itself, or its compute mode admits none (nvidia-smi -q -d "
+     "COMPUTE)"},
+    {cudaErrorNoKernelImageForDevice, ND_ERR_CONFIG,
+     "this program was built for other GPUs; build it on this machine, or with "
+     "-Dgpu_architectures"},
+    {cudaErrorSystemNotReady, ND_ERR_CONFIG,
+     "GPUs behind NVSwitch need the fabric manager; start it (systemctl start "
+     "nvidia-fabricmanager)"},
+    {cudaErrorSystemDriverMismatch, ND_ERR_CONFIG,
+     "the driver's module and its libraries are of different versions; restart the machine after "
+     "an update of the driver"},
+    {cudaErrorCompatNotSupportedOnDevice, ND_ERR_CONFIG,
+     "the CUDA compatibility package does not support this GPU; take it out of LD_LIBRARY_PATH"},
+    {cudaErrorECCUncorrectable, ND_ERR_INTERNAL,
+     "the GPU's memory has a fault that cannot be corrected; choose another GPU (nvidia-smi -q -d "
+     "ECC)"},
+    {cudaErrorNvlinkUncorrectable, ND_ERR_INTERNAL,
+     "an NVLink has a fault that cannot be corrected; choose another GPU (nvidia-smi nvlink -e)"},
+};
+
+nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
+{
+    char ops[1024] = "", left[64] = "";
+    size_t free_bytes = 0, total = 0;
+    const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
+    const known_fault *known = NULL;
+    for (size_t i = 0; i < sizeof known_faults / sizeof *known_faults; i++) {
+        known = known_faults[i].error == error ? &known_faults[i] : known;
+    }
+    cudaGetLastError(); /* clears a fault that is not sticky, so that it is reported once */
+    if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
+        snprintf(left, sizeof left, ", %.2f of %.2f GiB are free", (double)free_bytes / nd_gib,
+                 (double)total / nd_gib);
+    }
+    bool of_cuda = device && device->kind == ND_DEVICE_CUDA;
+    if (!known && of_cuda && !nd_cuda_device_of(device)->sync_each_op) {
+        format_recent_ops(device, ops, sizeof ops);
+    }
+    return nd_fail(known ? known->status : ND_ERR_INTERNAL,
+                   "CUDA error %d (%s: %s) from %.120s on %s%s%s%s%s%s%s", (int)error, name,
+                   meaning, call, device ? device->name : "the GPU", left, known ? "; " : "",
+                   known ? known->fix : "", ops[0] ? ", after the ops " : "", ops,
+                   ops[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
+}
+
+/* ND_ERR_HANG: the GPU has not ended its work, whose last ops are named. */
+static nd_status stuck(const nd_device *device, double seconds)
+{
+    char ops[1024];
+    format_recent_ops(device, ops, sizeof ops);
+    return nd_fail(ND_ERR_HANG,
+                   "%s has not ended in %.1f s what was enqueued on it%s%s; see nvidia-smi and the "
+                   "kernel's log (Xid)",
+                   device->name, seconds, ops[0] ? ", last the ops " : "", ops);
+}
+
+static void append_op(nd_cuda_recent_ops *recent, const char *op)
+{
+    const char *end = ", ...)";
+    size_t used = strlen(recent->captured), needed = strlen(op) + 2;
+    if (used + needed + strlen(end) < sizeof recent->captured) {
+        snprintf(recent->captured + used, sizeof recent->captured - used, "%s%s",
+                 recent->captured_ops == 0 ? " (" : ", ", op);
+        recent->captured_ops++;
+    } else if (recent->captured[used - 1] != '.') {
+        snprintf(recent->captured + used, sizeof recent->captured - used, ", ...");
+    }
+}
+
+/* Remembers that `op` was enqueued. False while a graph is captured: then the op has not run. */
+static bool note_op(nd_device *device, const char *op)
+{
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    if (recent->captures) {
+        append_op(recent, op);
+        return false;
+    }
+    recent->ops[recent->next] = op;
+    recent->next = (recent->next + 1) % ND_CUDA_RECENT_OPS;
+    return true;
+}
+
+/* The device. */
+
 /* False when freeing would wait without end (cuda_recent_ops.h). */
 static bool frees(const nd_device *device)
 {
@@ -48,15 +159,6 @@ static void cuda_close(nd_device *device)
     free(nd_cuda_device_of(device));
 }
 
-/* ND_OK while the host may go on waiting. A transport has its own deadline. */
-static nd_status may_wait(nd_device *device, double seconds)
-{
-    if (device->while_waiting) {
-        return device->while_waiting(device->waiting_context, seconds);
-    }
-    return seconds < nd_cuda_device_of(device)->patience ? ND_OK : nd_cuda_stuck(device, seconds);
-}
-
 /* The host waits for a stream, or for an event (the other is NULL). A fault is reported as one of
  * `call`. */
 static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t event,
@@ -72,7 +174,12 @@ static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t ev
             return nd_cuda_failed(device, state, call);
         }
         double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
-        nd_status status = may_wait(device, seconds);
+        nd_status status = ND_OK;
+        if (device->while_waiting) { /* a transport has its own deadline */
+            status = device->while_waiting(device->waiting_context, seconds);
+        } else if (seconds >= nd_cuda_device_of(device)->patience) {
+            status = stuck(device, seconds);
+        }
         if (status != ND_OK) {
             nd_cuda_give_up(device);
             return status;
@@ -88,7 +195,7 @@ static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t ev
 nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
 {
     nd_device *device = stream->device;
-    bool runs = nd_cuda_note_op(device, op);
+    bool runs = note_op(device, op);
     if (launched != cudaSuccess) {
         return nd_cuda_failed(device, launched, op);
     }
@@ -103,7 +210,7 @@ static void ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
     nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
     recent->captures = false;
     if (recent->captured_ops > 0) {
-        strcat(recent->captured, ")"); /* nd_cuda_note_op left room for it */
+        strcat(recent->captured, ")"); /* note_op left room for it */
     }
     memcpy(out, recent->captured, ND_CUDA_OPS_MAX);
 }
@@ -219,6 +326,30 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
     return ND_OK;
 }
 
+static nd_status cuda_host_alloc(nd_device *device, size_t bytes, void **out)
+{
+    void *p = NULL;
+    cudaError_t error = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* not sticky: taken back */
+        return nd_fail(ND_ERR_RESOURCE,
+                       "out of host memory: %.2f MiB that the GPU copies from cannot be pinned; "
+                       "give this machine, container or job more memory",
+                       (double)bytes / 1048576.0);
+    }
+    ND_CUDA(device, error);
+    memset(p, 0, bytes);
+    *out = p;
+    return ND_OK;
+}
+
+static void cuda_host_free(nd_device *device, void *p)
+{
+    if (p && frees(device)) {
+        cudaFreeHost(p);
+    }
+}
+
 static nd_status cuda_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
 {
     if (bytes > 0) {
@@ -236,26 +367,25 @@ static nd_status cuda_zero(nd_stream *stream, void *dst, size_t bytes)
     return ND_OK;
 }
 
-static nd_status make_stream(nd_device *device, int priority, nd_stream *stream)
+static nd_status make_stream(nd_device *device, bool urgent, nd_stream *stream)
 {
+    int least = 0, greatest = 0;
     cudaStream_t native = NULL;
-    ND_CUDA(device, cudaStreamCreateWithPriority(&native, cudaStreamNonBlocking, priority));
+    ND_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    ND_CUDA(device, cudaStreamCreateWithPriority(&native, cudaStreamNonBlocking,
+                                                 urgent ? greatest : least));
     *stream = (nd_stream){.device = device, .native = native};
     return ND_OK;
 }
 
 static nd_status cuda_stream_init(nd_device *device, nd_stream *stream)
 {
-    int least = 0, greatest = 0;
-    ND_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    return make_stream(device, least, stream);
+    return make_stream(device, false, stream);
 }
 
 nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream)
 {
-    int least = 0, greatest = 0;
-    ND_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    return make_stream(device, greatest, stream);
+    return make_stream(device, true, stream);
 }
 
 static void cuda_stream_fini(nd_stream *stream)
@@ -336,8 +466,8 @@ static const nd_device_table cuda_table = {
     .close = cuda_close,
     .alloc = cuda_alloc,
     .free = cuda_free,
-    .host_alloc = nd_cuda_pinned_alloc,
-    .host_free = nd_cuda_pinned_free,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
     .copy = cuda_copy,
     .zero = cuda_zero,
     .stream_init = cuda_stream_init,
@@ -480,28 +610,4 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
     format_id(&gpu, info.id);
     *out = info;
     return ND_OK;
-}
-
-nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
-{
-    void *p = NULL;
-    cudaError_t error = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault);
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); /* not sticky: taken back */
-        return nd_fail(ND_ERR_RESOURCE,
-                       "out of host memory: %.2f MiB that the GPU copies from cannot be pinned; "
-                       "give this machine, container or job more memory",
-                       (double)bytes / 1048576.0);
-    }
-    ND_CUDA(device, error);
-    memset(p, 0, bytes);
-    *out = p;
-    return ND_OK;
-}
-
-void nd_cuda_pinned_free(nd_device *device, void *p)
-{
-    if (p && frees(device)) {
-        cudaFreeHost(p);
-    }
 }

@@ -60,8 +60,3 @@ nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal)
     *ordinal = r->local_rank;
     return ND_OK;
 }
-
-bool nd_gpu_is_seen_alone(const nd_gpu_request *request)
-{
-    return request->visible == 1 && request->local_workers > 1 && !request->launched;
-}

@@ -26,6 +26,9 @@ nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
  * train, but NCCL may not reach the GPUs of the others directly: a worker should see all GPUs of
  * its node.
  */
-bool nd_gpu_is_seen_alone(const nd_gpu_request *request);
+static inline bool nd_gpu_is_seen_alone(const nd_gpu_request *r)
+{
+    return r->visible == 1 && r->local_workers > 1 && !r->launched;
+}
 
 #endif

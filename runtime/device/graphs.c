@@ -38,47 +38,37 @@ struct nd_graphs {
     int64_t seen; /* ops in the open part */
 };
 
-static bool ops_wait(void)
-{
-    const char *sync = getenv("ND_CUDA_SYNC");
-    return sync && sync[0] && strcmp(sync, "0") != 0;
-}
-
 nd_status nd_graphs_create(nd_stream *stream, const nd_graph_counts *most, nd_graphs **out)
 {
+    const char *sync = getenv("ND_CUDA_SYNC");
     nd_graphs *g = NULL;
     nd_status status = ND_OK;
-    if (stream->device->kind != ND_DEVICE_CUDA) {
+    if (most && stream->device->kind != ND_DEVICE_CUDA) {
         return nd_fail(ND_ERR_CONFIG,
                        "kernels.cuda_graphs is true, but this run is on %s, which "
                        "has no CUDA graphs; set kernels.cuda_graphs: false",
                        stream->device->name);
     }
-    if (ops_wait()) {
+    if (most && sync && sync[0] && strcmp(sync, "0") != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "ND_CUDA_SYNC makes each op wait for its result, and ops of a CUDA graph "
                        "cannot; unset it, or set kernels.cuda_graphs: false to find the op");
     }
-    ND_TRY(nd_graphs_create_dry(stream, &g));
-    g->dry = false;
-    g->room = *most;
-    ND_TRY_OUT(ND_ALLOC(most->works, &g->works));
-    ND_TRY_OUT(ND_ALLOC(most->graphs, &g->parts));
-    ND_TRY_OUT(ND_ALLOC(most->ops, &g->ops));
+    ND_TRY(ND_ALLOC(1, &g));
+    g->stream = stream;
+    g->dry = !most;
+    if (most) {
+        g->room = *most;
+        ND_TRY_OUT(ND_ALLOC(most->works, &g->works));
+        ND_TRY_OUT(ND_ALLOC(most->graphs, &g->parts));
+        ND_TRY_OUT(ND_ALLOC(most->ops, &g->ops));
+    }
     *out = g;
 out:
     if (status != ND_OK) {
         nd_graphs_destroy(g);
     }
     return status;
-}
-
-nd_status nd_graphs_create_dry(nd_stream *stream, nd_graphs **out)
-{
-    ND_TRY(ND_ALLOC(1, out));
-    (*out)->stream = stream;
-    (*out)->dry = true;
-    return ND_OK;
 }
 
 /* Discards what was recorded of the current work; the stream is free again. */
@@ -260,18 +250,14 @@ static nd_status differs(const nd_graphs *g, const nd_graph_op *op)
                    recorded ? recorded->name : "none");
 }
 
-static bool same_op(const nd_graph_op *a, const nd_graph_op *b)
-{
-    return (a->name == b->name || strcmp(a->name, b->name) == 0) && a->to == b->to &&
-           a->from == b->from && a->bytes == b->bytes;
-}
-
 static nd_status replay(nd_graphs *g, const nd_graph_op *op)
 {
     const part *p = next_part(g);
     bool launches = !g->open;
     g->seen = launches ? 0 : g->seen;
-    if (!p || g->seen == p->count || !same_op(op, &g->ops[p->first + g->seen])) {
+    const nd_graph_op *was = p && g->seen < p->count ? &g->ops[p->first + g->seen] : NULL;
+    if (!was || strcmp(op->name, was->name) != 0 || op->to != was->to || op->from != was->from ||
+        op->bytes != was->bytes) {
         return differs(g, op);
     }
     g->seen++;
@@ -301,19 +287,16 @@ nd_status nd_graphs_outside(nd_graphs *g)
     return ND_OK;
 }
 
-static nd_status finish(nd_graphs *g)
-{
-    ND_TRY(nd_graphs_outside(g));
-    g->seen = 0;
-    return !g->records && next_part(g) ? differs(g, NULL) : ND_OK;
-}
-
 nd_status nd_graphs_end(nd_graphs *g, nd_status status)
 {
     if (!g) {
         return status;
     }
-    status = status == ND_OK ? finish(g) : status;
+    status = status == ND_OK ? nd_graphs_outside(g) : status;
+    if (status == ND_OK && !g->records && next_part(g)) {
+        g->seen = 0;
+        status = differs(g, NULL);
+    }
     if (status != ND_OK) {
         drop(g);
     }

@@ -35,12 +35,11 @@ typedef struct nd_graph_counts {
 } nd_graph_counts;
 
 /*
- * `stream`: borrowed. `most`: what will be recorded at most; going beyond it is an error.
- * ND_ERR_CONFIG where the device has no graphs or ops wait (ND_CUDA_SYNC).
+ * `stream`: borrowed. `most`: what will be recorded at most; going beyond it is an error. NULL:
+ * counts what would be recorded, for the stream of a device that does nothing. ND_ERR_CONFIG where
+ * the device has no graphs or ops wait (ND_CUDA_SYNC).
  */
 nd_status nd_graphs_create(nd_stream *stream, const nd_graph_counts *most, nd_graphs **out);
-/* Counts what would be recorded, for the stream of a device that does nothing. */
-nd_status nd_graphs_create_dry(nd_stream *stream, nd_graphs **out);
 /* May be called in the midst of a recording, which is dropped; the error record stays as it is.
  * NULL is legal. */
 void nd_graphs_destroy(nd_graphs *graphs);

@@ -18,13 +18,7 @@ static const struct {
 
 #define AXIS(id) (1u << ND_AXIS_##id)
 #define ALL_AXES ((1u << ND_AXIS_COUNT) - 1)
-static const struct {
-    const char *name;
-    unsigned axes; /* bit set */
-    int communicators;
-    nd_group_traffic traffic;
-    const char *use;
-} groups[ND_GROUP_COUNT] = {
+const nd_group_row nd_group_rows[ND_GROUP_COUNT] = {
 #define ND_GROUP(id, name, axes, communicators, all_gather, reduce_scatter, rest, use)             \
     {#name,                                                                                        \
      axes,                                                                                         \
@@ -46,22 +40,7 @@ const char *nd_axis_reserved(nd_axis axis)
 
 const char *nd_group_name(nd_group_kind kind)
 {
-    return groups[kind].name;
-}
-
-const char *nd_group_use(nd_group_kind kind)
-{
-    return groups[kind].use;
-}
-
-int nd_group_communicators(nd_group_kind kind)
-{
-    return groups[kind].communicators;
-}
-
-nd_group_traffic nd_group_carries(nd_group_kind kind)
-{
-    return groups[kind].traffic;
+    return nd_group_rows[kind].name;
 }
 
 const char *nd_traffic_name(nd_traffic_kind kind)
@@ -110,7 +89,7 @@ static span span_of(const nd_mesh *mesh, nd_group_kind kind, int axis, int at)
 {
     const int heads = mesh->ulysses > 1 ? mesh->ulysses : 1, size = mesh->size[axis];
     const int copies = mesh->kv_copies > 1 ? mesh->kv_copies : 1;
-    if (!(groups[kind].axes & 1u << axis)) {
+    if (!(nd_group_rows[kind].axes & 1u << axis)) {
         return (span){at, 1, 1};
     }
     return kind == ND_GROUP_CP          ? (span){at % heads, heads, size / heads}

@@ -56,14 +56,21 @@ typedef struct nd_group_traffic {
     nd_traffic_kind all_gather, reduce_scatter, rest; /* by collective */
 } nd_group_traffic;
 
+/* A row of mesh.def. */
+typedef struct nd_group_row {
+    const char *name;  /* "dp_shard_cp" */
+    unsigned axes;     /* bit set */
+    int communicators; /* 0: nothing is sent within the group */
+    nd_group_traffic carries;
+    const char *use; /* "keys and values", for `ndtrain plan` */
+} nd_group_row;
+extern const nd_group_row nd_group_rows[ND_GROUP_COUNT];
+
 const char *nd_axis_name(nd_axis axis); /* "dp_replicate" */
 /* Why the axis has no size but 1 yet; NULL for an axis that can be chosen. */
 const char *nd_axis_reserved(nd_axis axis);
 
-const char *nd_group_name(nd_group_kind kind);  /* "dp_shard_cp" */
-const char *nd_group_use(nd_group_kind kind);   /* "keys and values", for `ndtrain plan` */
-int nd_group_communicators(nd_group_kind kind); /* 0: nothing is sent within the group */
-nd_group_traffic nd_group_carries(nd_group_kind kind);
+const char *nd_group_name(nd_group_kind kind);
 const char *nd_traffic_name(nd_traffic_kind kind); /* "weights" */
 
 int nd_mesh_world_size(const nd_mesh *mesh);

@@ -7,6 +7,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/device/cuda.h"
+#include "runtime/device/memplan.h"
 
 enum { N = 1000, BYTES = 4 * N * (int)sizeof(float) };
 
@@ -51,7 +52,7 @@ static void open_alone(alone *a)
     expect_ok(nd_groups_create(a->transport, &one, &a->groups), "the communicators");
     expect_ok(a->device->table->stream_init(a->device, &a->stream), "a stream");
     expect_ok(nd_device_alloc(a->device, BYTES, (void **)&a->memory), "memory");
-    expect_ok(nd_cuda_pinned_alloc(a->device, BYTES, (void **)&a->host), "pinned memory");
+    expect_ok(nd_host_alloc(a->device, BYTES, (void **)&a->host), "pinned memory");
 }
 
 static void close_alone(alone *a)
@@ -59,7 +60,7 @@ static void close_alone(alone *a)
     nd_groups_destroy(&a->groups);
     nd_transport_close(a->transport);
     nd_device_free(a->device, a->memory, BYTES);
-    nd_cuda_pinned_free(a->device, a->host);
+    nd_host_free(a->device, a->host);
     a->device->table->stream_fini(&a->stream);
     nd_device_close(a->device);
 }
@@ -159,7 +160,7 @@ Test(nccl_alone, every_operation_of_every_group)
     open_alone(&a);
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
         nd_comm *const comms[] = {a.groups.by_kind[kind], a.groups.second[kind]};
-        for (int i = 0; i < nd_group_communicators(kind); i++) {
+        for (int i = 0; i < nd_group_rows[kind].communicators; i++) {
             cr_assert_str_eq(comms[i]->backend->name, "nccl", "%s", nd_group_name(kind));
             run_all(&a, comms[i]);
             run_group(&a, comms[i]);

@@ -2,6 +2,7 @@
 #include "tests/hostcuda/nccl_job.h"
 
 #include "runtime/device/cuda.h"
+#include "runtime/device/memplan.h"
 #include "tests/hostcuda/cuda_ranks.h"
 
 typedef struct job_context {
@@ -19,14 +20,14 @@ static nd_status run_job(nd_transport *local, void *context)
     ND_TRY_OUT(j.device->table->stream_init(j.device, &j.stream));
     ND_TRY_OUT(nd_groups_create(j.transport, &c->mesh, &j.groups));
     ND_TRY_OUT(nd_device_alloc(j.device, 64 * N * 4, (void **)&j.memory));
-    ND_TRY_OUT(nd_cuda_pinned_alloc(j.device, 64 * N * 4, (void **)&j.host));
+    ND_TRY_OUT(nd_host_alloc(j.device, 64 * N * 4, (void **)&j.host));
     status = c->body(&j);
     if (status != ND_OK) {
         nd_transport_abandon(j.transport);
     }
     nd_groups_destroy(&j.groups);
     nd_device_free(j.device, j.memory, 64 * N * 4);
-    nd_cuda_pinned_free(j.device, j.host);
+    nd_host_free(j.device, j.host);
     j.device->table->stream_fini(&j.stream);
 out:
     nd_transport_close(j.transport);

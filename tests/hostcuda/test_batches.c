@@ -6,6 +6,7 @@
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "runtime/device/memplan.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "trainer/model/activations.h"
 
@@ -38,8 +39,7 @@ static void begin(fixture *f, int order, int sets)
     f->rank.config = &f->config;
     cr_assert_eq(nd_device_open_cuda(&options, &f->rank.device), ND_OK);
     cr_assert_eq(f->rank.device->table->stream_init(f->rank.device, &f->rank.stream), ND_OK);
-    cr_assert_eq(nd_cuda_pinned_alloc(f->rank.device, MICROS * 3 * T * sizeof(int32_t), &seen),
-                 ND_OK);
+    cr_assert_eq(nd_host_alloc(f->rank.device, MICROS * 3 * T * sizeof(int32_t), &seen), ND_OK);
     f->seen = seen;
     nd_memplan_init(&f->plan);
     nd_batches_plan(&f->batches, &f->rank, &f->dims, sets, &f->plan);
@@ -51,7 +51,7 @@ static void end(fixture *f)
 {
     nd_batches_close(&f->batches);
     nd_memplan_fini(&f->plan);
-    nd_cuda_pinned_free(f->rank.device, f->seen);
+    nd_host_free(f->rank.device, f->seen);
     f->rank.device->table->stream_fini(&f->rank.stream);
     nd_device_close(f->rank.device);
 }

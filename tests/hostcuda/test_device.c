@@ -149,7 +149,7 @@ Test(device, pinned_memory_that_is_not_there)
     nd_device *device = NULL;
     void *p = NULL;
     cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
-    cr_expect_eq(nd_cuda_pinned_alloc(device, (size_t)1 << 60, &p), ND_ERR_RESOURCE);
+    cr_expect_eq(nd_host_alloc(device, (size_t)1 << 60, &p), ND_ERR_RESOURCE);
     const char *message = nd_error_last()->message;
     cr_expect(strstr(message, "out of host memory") && strstr(message, "pinned"), "%s", message);
     nd_device_close(device);
@@ -169,7 +169,7 @@ Test(device, a_gpu_that_never_ends_is_given_up)
     cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
     cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
     cr_assert_eq(nd_device_alloc(device, 16, &memory), ND_OK);
-    cr_assert_eq(nd_cuda_pinned_alloc(device, 16, &pinned), ND_OK);
+    cr_assert_eq(nd_host_alloc(device, 16, &pinned), ND_OK);
     cr_expect_eq(nd_cuda_device_of(device)->patience, 3600);
     nd_cuda_device_of(device)->patience = 0.05;
     cudaError_t launched = nd_double_submit(nd_cuda_stream(&stream), never, "", 1);
@@ -179,7 +179,7 @@ Test(device, a_gpu_that_never_ends_is_given_up)
     cr_expect(strstr(message, "has not ended in 0.") && strstr(message, "matmul"), "%s", message);
     long frees = nd_double_counts_get().frees;
     nd_device_free(device, memory, 16);
-    nd_cuda_pinned_free(device, pinned);
+    nd_host_free(device, pinned);
     nd_device_close(device);
     cr_expect_eq(nd_double_counts_get().frees, frees);
 }

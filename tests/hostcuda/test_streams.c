@@ -7,6 +7,7 @@
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "runtime/device/memplan.h"
 #include "tests/hostcuda/doubles/double.h"
 
 enum { N = 1000 };
@@ -29,7 +30,7 @@ static fixture begin(int order)
     cr_assert_eq(f.device->table->stream_init(f.device, &f.other), ND_OK);
     cr_assert_eq(f.device->table->event_init(f.device, &f.event), ND_OK);
     cr_assert_eq(nd_device_alloc(f.device, N * sizeof(int), (void **)&f.memory), ND_OK);
-    cr_assert_eq(nd_cuda_pinned_alloc(f.device, N * sizeof(int), (void **)&f.pinned), ND_OK);
+    cr_assert_eq(nd_host_alloc(f.device, N * sizeof(int), (void **)&f.pinned), ND_OK);
     return f;
 }
 
@@ -38,7 +39,7 @@ static void end(fixture *f)
     f->device->table->event_fini(&f->event);
     f->device->table->stream_fini(&f->other);
     f->device->table->stream_fini(&f->compute);
-    nd_cuda_pinned_free(f->device, f->pinned);
+    nd_host_free(f->device, f->pinned);
     nd_device_free(f->device, f->memory, N * sizeof(int));
     nd_device_close(f->device);
 }

@@ -94,7 +94,7 @@ static void print_groups(const nd_mesh *mesh, int rank)
         if (size > 1) {
             printf(" (first step %d)", nd_mesh_group_member(mesh, kind, rank, 1) - first);
         }
-        printf(": %s\n", nd_group_use(kind));
+        printf(": %s\n", nd_group_rows[kind].use);
     }
 }
 

@@ -154,7 +154,7 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     ND_TRY_OUT(nd_memplan_commit(&plan, device));
     ND_TRY_OUT(nd_model_start(model));
     if (step->graphs) {
-        ND_TRY_OUT(nd_graphs_create_dry(&r.stream, &graphs));
+        ND_TRY_OUT(nd_graphs_create(&r.stream, NULL, &graphs));
         model->graphs = graphs;
     }
     ND_TRY_OUT(run_step(model, step->calls));

@@ -31,7 +31,7 @@ static void add(const nd_comm *comm, int64_t bytes[ND_TRAFFIC_COUNT])
     if (!comm) {
         return;
     }
-    nd_group_traffic carries = nd_group_carries(comm->kind);
+    nd_group_traffic carries = nd_group_rows[comm->kind].carries;
     for (nd_comm_op op = 0; op < ND_COMM_OP_COUNT; op++) {
         nd_traffic_kind kind = op == ND_COMM_ALL_GATHER       ? carries.all_gather
                                : op == ND_COMM_REDUCE_SCATTER ? carries.reduce_scatter

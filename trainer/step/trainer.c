@@ -97,7 +97,7 @@ static size_t staging_bytes(const nd_mesh *mesh)
 {
     size_t bytes = 0;
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        int communicators = nd_group_communicators(kind);
+        int communicators = nd_group_rows[kind].communicators;
         bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind)) *
                  (size_t)(communicators > 0 ? communicators : 1);
     }

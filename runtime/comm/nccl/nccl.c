@@ -334,7 +334,7 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     config.blocking = 0;
     /* Gathers of weights and reductions of gradients run beside products, whose multiprocessors
      * their blocks take. Their group has two communicators. */
-    if (state->max_blocks > 0 && nd_group_communicators(comm->kind) > 1) {
+    if (state->max_blocks > 0 && nd_group_rows[comm->kind].communicators > 1) {
         config.maxCTAs = state->max_blocks;
     }
     ND_TRY(ring_init(state->device, &nc->ring));

@@ -204,7 +204,7 @@ nd_status case_groups_body(nd_transport *transport, void *context)
     nd_status status = ND_OK;
     for (int repeat = 0; repeat < 3; repeat++) {
         for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
-            int wanted = nd_group_communicators((nd_group_kind)kind);
+            int wanted = nd_group_rows[kind].communicators;
             ND_CHECK((groups.by_kind[kind] != NULL) == (wanted > 0) &&
                          (groups.second[kind] != NULL) == (wanted > 1),
                      "%s does not have %d communicators", nd_group_name((nd_group_kind)kind),

@@ -50,16 +50,20 @@ Test(mesh, groups_partition_the_world_and_agree)
 Test(mesh, a_group_has_a_communicator_when_it_carries_something)
 {
     for (nd_group_kind k = 0; k < ND_GROUP_COUNT; k++) {
-        nd_group_traffic t = nd_group_carries(k);
+        nd_group_traffic t = nd_group_rows[k].carries;
         bool shards = k == ND_GROUP_DP_SHARD_CP, idle = k == ND_GROUP_DP || k == ND_GROUP_DP_SHARD;
-        cr_expect_eq(nd_group_communicators(k), shards ? 2 : idle ? 0 : 1, "%s", nd_group_name(k));
+        cr_expect_eq(nd_group_rows[k].communicators,
+                     shards ? 2
+                     : idle ? 0
+                            : 1,
+                     "%s", nd_group_name(k));
         cr_expect(!idle || (t.all_gather == ND_TRAFFIC_OTHER && t.rest == ND_TRAFFIC_OTHER));
-        cr_expect_gt(strlen(nd_group_use(k)), 0);
+        cr_expect_gt(strlen(nd_group_rows[k].use), 0);
     }
-    nd_group_traffic shards = nd_group_carries(ND_GROUP_DP_SHARD_CP);
+    nd_group_traffic shards = nd_group_rows[ND_GROUP_DP_SHARD_CP].carries;
     cr_expect(shards.all_gather == ND_TRAFFIC_WEIGHTS &&
               shards.reduce_scatter == ND_TRAFFIC_GRADIENTS);
-    nd_group_traffic tp = nd_group_carries(ND_GROUP_TP);
+    nd_group_traffic tp = nd_group_rows[ND_GROUP_TP].carries;
     cr_expect(tp.reduce_scatter == ND_TRAFFIC_ACTIVATIONS && tp.rest == ND_TRAFFIC_OTHER);
 }
 
