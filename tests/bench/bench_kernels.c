@@ -149,19 +149,13 @@ static nd_status fill(bench *b)
         ids[i] = (int32_t)(V / (1 + rank) % V);
         b->distinct += rank == 0 || V / (1 + rank) != V / rank;
     }
-    nd_status status = nd_copy(&b->stream, b->ids.data, ids, (size_t)b->n * 4);
-    if (status == ND_OK) {
-        status = nd_copy(&b->stream, b->labels.data, ids, (size_t)b->chunk * 4);
-    }
-    if (status == ND_OK) {
-        status = nd_copy(&b->stream, b->scale, one, sizeof one);
-    }
-    if (status == ND_OK) {
-        status = nd_copy(&b->stream, b->counted, &counted, sizeof counted);
-    }
-    if (status == ND_OK) {
-        status = nd_stream_sync(&b->stream);
-    }
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_copy(&b->stream, b->ids.data, ids, (size_t)b->n * 4));
+    ND_TRY_OUT(nd_copy(&b->stream, b->labels.data, ids, (size_t)b->chunk * 4));
+    ND_TRY_OUT(nd_copy(&b->stream, b->scale, one, sizeof one));
+    ND_TRY_OUT(nd_copy(&b->stream, b->counted, &counted, sizeof counted));
+    ND_TRY_OUT(nd_stream_sync(&b->stream));
+out:
     free(ids);
     return status;
 }
@@ -174,6 +168,14 @@ static nd_status fill(bench *b)
         return LAUNCH(op, __VA_ARGS__);                                                            \
     }
 
+/* (n, C) as (1, n, H, D) */
+#define HEADS(x, dtype) nd_tensor_4d((x).data, dtype, 1, b->n, H, D)
+/* Codes of (n, C) with one scale. */
+#define CODES                                                                                      \
+    {                                                                                              \
+        .stored = b->codes, .scale = b->scale, .inverse = b->scale + 1                             \
+    }
+
 static int copy(bench *b)
 {
     return (int)cudaMemcpyAsync(b->state[1], b->state[0], b->copied, cudaMemcpyDefault, b->queue);
@@ -182,31 +184,19 @@ static int copy(bench *b)
 KERNEL(norm_forward, rmsnorm_fwd, .y = b->y, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
        .weight = b->weight, .eps = 1e-5f)
 
-static int norm_forward_fused(bench *b)
-{
-    nd_fuse fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale};
-    return LAUNCH(rmsnorm_fwd, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
-                  .weight = b->weight, .eps = 1e-5f, .fuse = fuse);
-}
-
+KERNEL(norm_forward_fused, rmsnorm_fwd, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
+       .weight = b->weight, .eps = 1e-5f,
+       .fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale})
 KERNEL(norm_backward, rmsnorm_bwd, .dx = b->y, .dweight = b->dweight, .dy = b->w, .dres = b->z,
        .x = b->x, .weight = b->weight, .rstd = b->rstd)
 
-static int rope(bench *b)
-{
-    nd_tensor x = nd_tensor_3d(b->x.data, ND_DTYPE_BF16, b->n, H, D);
-    nd_rope_view table = {b->cosines, b->sines, b->n};
-    return LAUNCH(rope, .out = x, .x = x, .positions = b->positions, .table = table);
-}
-
+KERNEL(rope, rope, .out = nd_tensor_3d(b->x.data, ND_DTYPE_BF16, b->n, H, D),
+       .x = nd_tensor_3d(b->x.data, ND_DTYPE_BF16, b->n, H, D), .positions = b->positions,
+       .table = {b->cosines, b->sines, b->n})
 KERNEL(swiglu_forward, swiglu_fwd, .out = b->out, .gate = b->gate, .up = b->up)
 
-static int swiglu_forward_fused(bench *b)
-{
-    nd_fuse fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale};
-    return LAUNCH(swiglu_fwd, .gate = b->gate, .up = b->up, .fuse = fuse);
-}
-
+KERNEL(swiglu_forward_fused, swiglu_fwd, .gate = b->gate, .up = b->up,
+       .fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale})
 KERNEL(swiglu_backward, swiglu_bwd, .dgate = b->gate, .dup = b->up, .dout = b->out, .gate = b->gate,
        .up = b->up)
 KERNEL(ce_stats, ce_stats, .row_max = b->stat[0], .row_sum = b->stat[1], .target = b->stat[2],
@@ -218,54 +208,26 @@ KERNEL(cast, cast, .out = b->y, .x = b->wide)
 KERNEL(sum_squares, sum_squares, .out = b->sum, .x = b->state[0], .count = b->parameters)
 KERNEL(digest, digest, .out = (uint64_t *)b->sum, .x = b->state[0], .count = b->parameters)
 
-static int adamw(bench *b)
-{
-    static const nd_adamw o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
-    nd_flat_range all = {0, b->parameters, true};
-    return LAUNCH(adamw, .hyper = o, .p = b->state[0], .m = b->state[1], .v = b->state[2],
-                  .grad = b->state[3], .ranges = &all, .range_count = 1);
-}
-
+KERNEL(adamw, adamw, .hyper = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f},
+       .p = b->state[0], .m = b->state[1], .v = b->state[2], .grad = b->state[3],
+       .ranges = &(nd_flat_range){0, b->parameters, true}, .range_count = 1)
 KERNEL(amax, amax, .amax = b->amax, .x = b->x, .granularity = ND_PER_TENSOR, .merge = true)
 KERNEL(amax_rows, amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_ROW, .merge = true)
 KERNEL(amax_columns, amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_COLUMN,
        .merge = true)
 
-static int fp8_cast(bench *b)
-{
-    nd_matrix to = {.stored = b->codes, .scale = b->scale, .inverse = b->scale + 1};
-    return LAUNCH(make_form, .out = to, .x = b->x);
-}
-
-static int fp8_cast_both(bench *b)
-{
-    nd_matrix to = {.stored = b->codes,
-                    .scale = b->scale,
-                    .inverse = b->scale + 1,
-                    .granularity = ND_PER_TENSOR};
-    return LAUNCH(make_form, .out = to, .transposed = b->transposed, .amax = b->amax, .x = b->x);
-}
-
+KERNEL(fp8_cast, make_form, .out = CODES, .x = b->x)
+KERNEL(fp8_cast_both, make_form, .out = CODES, .transposed = b->transposed, .amax = b->amax,
+       .x = b->x)
 KERNEL(fp8_transpose, make_form, .transposed = b->transposed, .x = b->codes)
 KERNEL(embedding_forward, embedding_fwd, .out = b->y, .ids = b->ids, .table = b->table, .first = 0)
 KERNEL(embedding_backward, embedding_bwd, .dtable = b->dtable, .ids = b->ids, .dout = b->x,
        .first = 0)
 
-static int lse_merge(bench *b)
-{
-    nd_tensor acc = nd_tensor_4d(b->wide.data, ND_DTYPE_F32, 1, b->n, H, D);
-    nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
-    return LAUNCH(lse_merge, .attention = b->attention, .acc = acc, .acc_lse = b->delta, .out = out,
-                  .lse = b->delta);
-}
-
-static int attention_delta(bench *b)
-{
-    nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
-    nd_tensor dout = nd_tensor_4d(b->y.data, ND_DTYPE_BF16, 1, b->n, H, D);
-    return LAUNCH(attention_delta, .attention = b->attention, .delta = b->delta, .out = out,
-                  .dout = dout);
-}
+KERNEL(lse_merge, lse_merge, .attention = b->attention, .acc = HEADS(b->wide, ND_DTYPE_F32),
+       .acc_lse = b->delta, .out = HEADS(b->x, ND_DTYPE_BF16), .lse = b->delta)
+KERNEL(attention_delta, attention_delta, .attention = b->attention, .delta = b->delta,
+       .out = HEADS(b->x, ND_DTYPE_BF16), .dout = HEADS(b->y, ND_DTYPE_BF16))
 
 /* measuring */
 

@@ -9,7 +9,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
 #include "tests/bench/bench_ops.h"
-#include "tests/support/forms.h"
 #include "trainer/worker/worker.h"
 
 static const char usage[] =
@@ -19,16 +18,12 @@ static const char usage[] =
     "  nd_bench_ops --ceiling    only the products of one step, the head as plain products; the\n"
     "                            last line is JSON with tokens_per_second: what a step could\n"
     "                            reach if everything else were free\n"
-    "  nd_bench_ops --packed     each product that reads a weight, with the weight packed for\n"
-    "                            each and with the packed weight kept, measured in turns\n"
     "  nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of\n"
     "                            memory\n"
     "  nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention\n"
-    "  nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory\n"
     "All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5).\n"
-    "The first three give the median of the repeats, the others the best and the median. The\n"
-    "peak is the best, attention's GFLOP/s are those of its best time, and the optimizer's JSON\n"
-    "has the medians.\n"
+    "The first two give the median of the repeats, the others the best and the median. The\n"
+    "peak is the best, and attention's GFLOP/s are those of its best time.\n"
     "The products are those of configs/bench/llama-56m.json at 1,024 tokens. The size in a row\n"
     "is tokens x outputs x inputs of the weight, in all three directions.\n"
     "--peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory\n"
@@ -40,8 +35,7 @@ static const char usage[] =
     "times (64 and 128), --window N, the keys that a query sees (all before it), --documents N,\n"
     "separate documents of log-normal lengths with this mean (one document). Its FLOPs are those\n"
     "of the scores that are seen, two products forward and five backward.\n"
-    "--optimizer: --mebibytes N of an array (128).\n"
-    "--stand-in: the first three and --attention as for AMX, with AVX-512 instructions in place\n"
+    "--stand-in: the first two and --attention as for AMX, with AVX-512 instructions in place\n"
     "of the tile instructions: nothing is computed, and the figures are no speeds of this CPU.\n"
     "They show what packing, softmax and results cost beside products on tiles, of which a core\n"
     "makes at most 1,024 FLOP a cycle. The option sets ND_CPU_ISA=amx_emulated in place of any\n"
@@ -79,7 +73,6 @@ typedef struct bench {
     int repeats;
     nd_bf16 *x, *y, *w; /* (TOKENS, in), (TOKENS, out), (out, in) */
     float *dw;          /* (out, in) */
-    void *packed;       /* of w, in either form */
 } bench;
 
 static int compare(const void *a, const void *b)
@@ -104,8 +97,8 @@ static nd_status fill(nd_bf16 **out, int64_t count)
     return ND_OK;
 }
 
-/* kind 0: y = x w^T; 1: dx = dy w; 2: dw += dy^T x. form: of w, or NULL. */
-static nd_status run_with(const bench *b, const product *p, int kind, nd_kept_form *form)
+/* kind 0: y = x w^T; 1: dx = dy w; 2: dw += dy^T x. */
+static nd_status run_once(const bench *b, const product *p, int kind)
 {
     nd_stream *s = (nd_stream *)&b->stream;
     nd_tensor x = nd_tensor_2d(b->x, ND_DTYPE_BF16, TOKENS, p->in),
@@ -114,20 +107,14 @@ static nd_status run_with(const bench *b, const product *p, int kind, nd_kept_fo
               dw = nd_tensor_2d(b->dw, ND_DTYPE_F32, p->out, p->in);
     switch (kind) {
     case 0:
-        return ND_CALL(b->ops, s, product, .c = y, .a = nd_rows(x),
-                       .b = {.stored = w, .kept = form}, .b_transposed = true);
+        return ND_CALL(b->ops, s, product, .c = y, .a = nd_rows(x), .b = nd_rows(w),
+                       .b_transposed = true);
     case 1:
-        return ND_CALL(b->ops, s, product, .c = x, .a = nd_rows(y),
-                       .b = {.stored = w, .kept = form});
+        return ND_CALL(b->ops, s, product, .c = x, .a = nd_rows(y), .b = nd_rows(w));
     default:
         return ND_CALL(b->ops, s, product, .c = dw, .a = nd_rows(y), .a_transposed = true,
                        .b = nd_rows(x), .beta = 1.0f);
     }
-}
-
-static nd_status run_once(const bench *b, const product *p, int kind)
-{
-    return run_with(b, p, kind, NULL);
 }
 
 /* Median seconds of one product. */
@@ -141,73 +128,6 @@ static nd_status measure(const bench *b, const product *p, int kind, double *sec
         times[i] = nd_clock_seconds() - begin;
     }
     *seconds = nd_bench_median(times, b->repeats);
-    return ND_OK;
-}
-
-static nd_status time_with(const bench *b, const product *p, int kind, nd_kept_form *form,
-                           double *seconds)
-{
-    const double begin = nd_clock_seconds();
-    ND_TRY(run_with(b, p, kind, form));
-    *seconds = nd_clock_seconds() - begin;
-    return ND_OK;
-}
-
-/* One product both ways; turns, so that both see the same machine. */
-static nd_status compare_packed(const bench *b, const product *p, int kind, double seconds[2])
-{
-    double anew[ND_BENCH_REPEATS_MAX], kept[ND_BENCH_REPEATS_MAX];
-    nd_kept_form form = {.memory = b->packed};
-    ND_TRY(run_once(b, p, kind));
-    ND_TRY(run_with(b, p, kind, &form));
-    for (int i = 0; i < b->repeats; i++) {
-        ND_TRY(time_with(b, p, kind, NULL, &anew[i]));
-        ND_TRY(time_with(b, p, kind, &form, &kept[i]));
-    }
-    seconds[0] = nd_bench_median(anew, b->repeats);
-    seconds[1] = nd_bench_median(kept, b->repeats);
-    return ND_OK;
-}
-
-static size_t packed_bytes(const bench *b, const product *p, int kind)
-{
-    return kept_bytes(b->ops, b->stream.device, TOKENS, kind ? p->out : p->in,
-                      kind ? p->in : p->out, kind == 0, ND_DTYPE_BF16);
-}
-
-static nd_status run_packed(bench *b)
-{
-    static const char *const kinds[] = {"forward", "input gradient"};
-    double step[2] = {0.0, 0.0};
-    size_t most = 0;
-    for (size_t i = 0; i < 2 * (sizeof products / sizeof *products); i++) {
-        const size_t bytes = packed_bytes(b, &products[i / 2], (int)(i % 2));
-        most = bytes > most ? bytes : most;
-    }
-    if (most == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--packed needs products by ndtrain's own kernels that keep packed weights "
-                       "(ND_CPU_PACKED is not \"anew\"); here ND_CPU_PACKED is \"%s\", and the "
-                       "products are: %s",
-                       getenv("ND_CPU_PACKED"), nd_bench_products(b->stream.device));
-    }
-    b->packed = aligned_alloc(64, (most + 63) / 64 * 64);
-    if (!b->packed) {
-        return nd_fail_memory("packed weights");
-    }
-    for (size_t i = 0; i < 2 * (sizeof products / sizeof *products); i++) {
-        const product *p = &products[i / 2];
-        double seconds[2];
-        ND_TRY(compare_packed(b, p, (int)(i % 2), seconds));
-        printf("%-9s %-16s packed anew %8.3f ms  kept %8.3f ms  %.3f times as fast\n", p->name,
-               kinds[i % 2], seconds[0] * 1e3, seconds[1] * 1e3, seconds[0] / seconds[1]);
-        step[0] += seconds[0] * p->uses;
-        step[1] += seconds[1] * p->uses;
-    }
-    printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\", "
-           "\"products\": \"%s\"}\n",
-           step[0], step[1], step[0] / step[1], nd_bench_machine(b->stream.device),
-           nd_bench_products(b->stream.device));
     return ND_OK;
 }
 
@@ -242,7 +162,6 @@ static nd_status run(const bench *b, bool ceiling)
 
 static nd_status prepare(bench *b, const nd_bench_options *o, nd_device **device)
 {
-    setenv("ND_CPU_PACKED", "kept", 0);
     ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, device));
     ND_TRY(nd_ops_cpu_start_threads(*device, false));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
@@ -256,48 +175,36 @@ static nd_status prepare(bench *b, const nd_bench_options *o, nd_device **device
     return ND_ALLOC((int64_t)VOCAB * HIDDEN, &b->dw);
 }
 
-typedef enum part {
-    PART_PRODUCTS,
-    PART_CEILING,
-    PART_PACKED,
-    PART_PEAK,
-    PART_ATTENTION,
-    PART_OPTIMIZER,
-    PARTS,
-    PART_HELP
-} part;
+typedef enum part { PART_PRODUCTS, PART_CEILING, PART_PEAK, PART_ATTENTION, PARTS, PART_HELP } part;
 
 static nd_status run_products(const nd_bench_options *options, part chosen)
 {
     bench b = {.repeats = options->repeats};
     nd_device *device = NULL;
     nd_status status = prepare(&b, options, &device);
-    status = status != ND_OK         ? status
-             : chosen == PART_PACKED ? run_packed(&b)
-                                     : run(&b, chosen == PART_CEILING);
+    status = status == ND_OK ? run(&b, chosen == PART_CEILING) : status;
     nd_device_close(device);
     free(b.x);
     free(b.y);
     free(b.w);
     free(b.dw);
-    free(b.packed);
     return status;
 }
 
-static const char *const part_names[PARTS] = {
-    [PART_PRODUCTS] = "products",     [PART_CEILING] = "--ceiling",
-    [PART_PACKED] = "--packed",       [PART_PEAK] = "--peak",
-    [PART_ATTENTION] = "--attention", [PART_OPTIMIZER] = "--optimizer"};
+static const char *const part_names[PARTS] = {[PART_PRODUCTS] = "products",
+                                              [PART_CEILING] = "--ceiling",
+                                              [PART_PEAK] = "--peak",
+                                              [PART_ATTENTION] = "--attention"};
 
 /* The options that only some parts have: a bit for each part. */
 static const struct limited {
     const char *option, *words;
     unsigned parts;
 } limited[] = {
-    {"--stand-in", "products, --ceiling, --packed and --attention",
-     1u << PART_PRODUCTS | 1u << PART_CEILING | 1u << PART_PACKED | 1u << PART_ATTENTION},
+    {"--stand-in", "products, --ceiling and --attention",
+     1u << PART_PRODUCTS | 1u << PART_CEILING | 1u << PART_ATTENTION},
     {"--seconds", "--peak", 1u << PART_PEAK},
-    {"--mebibytes", "--peak and --optimizer", 1u << PART_PEAK | 1u << PART_OPTIMIZER},
+    {"--mebibytes", "--peak", 1u << PART_PEAK},
     {"--sequence", "--attention", 1u << PART_ATTENTION},
     {"--heads", "--attention", 1u << PART_ATTENTION},
     {"--head-dim", "--attention", 1u << PART_ATTENTION},
@@ -378,9 +285,9 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
     } else {
         return nd_fail(
             ND_ERR_CONFIG,
-            "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
-            "--optimizer, --stand-in, --threads, --repeats, --seconds, --mebibytes, --sequence, "
-            "--heads, --head-dim, --window, --documents and --help",
+            "there is no option %s; there are --ceiling, --peak, --attention, --stand-in, "
+            "--threads, --repeats, --seconds, --mebibytes, --sequence, --heads, --head-dim, "
+            "--window, --documents and --help",
             option);
     }
     return ND_OK;
@@ -436,8 +343,6 @@ static nd_status run_part(const nd_bench_options *o, part p)
         return nd_bench_peak(o);
     case PART_ATTENTION:
         return nd_bench_attention(o);
-    case PART_OPTIMIZER:
-        return nd_bench_optimizer(o);
     default:
         return run_products(o, p);
     }

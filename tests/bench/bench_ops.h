@@ -15,8 +15,7 @@ typedef struct nd_bench_options {
     int threads;       /* 0: the part's own number */
     int repeats;       /* at most ND_BENCH_REPEATS_MAX */
     double seconds;    /* of one repeat of a loop of --peak */
-    int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache. Of
-                          an array of --optimizer; -1: 128 */
+    int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache */
     int64_t sequence;  /* of --attention */
     int64_t window;    /* the same, the keys that a query sees; 0: all before it */
     int64_t documents; /* the same, the mean length of separate documents; 0: there is one */
@@ -41,11 +40,6 @@ nd_status nd_bench_peak(const nd_bench_options *options);
  * counted as is usual: two products of all scores that are seen forward, five backward.
  */
 nd_status nd_bench_attention(const nd_bench_options *options);
-
-/*
- * AdamW with a BF16 copy, and a plain triad over as many threads, in turns: bytes a second of both.
- */
-nd_status nd_bench_optimizer(const nd_bench_options *options);
 
 /* The device's products and attention take as long as on tiles of AMX, as far as a CPU without them
  * can show it, and compute nothing (stand_in_loops.h). The device was opened with

@@ -4,11 +4,11 @@
  * of this program, join a store that runs as in ndlaunch (a process with one event loop), exchange
  * a card each, meet at a barrier, and leave.
  *
- *   nd_bench_store [--clients 4096,16384] [--random 64] [--threads 2] [--deadline 120]
- *                  [--most-seconds 10] [--most-kib 64]
+ *   nd_bench_store [--clients 4096,16384] [--threads 2] [--deadline 120] [--most-seconds 10]
+ *                  [--most-kib 64]
  *
  * A card is what workers send first: 136 bytes with the name of the host, which eight of them have
- * in common, and a digest of its CPUs. With --random it is so many bytes that cannot be packed.
+ * in common, and a digest of its CPUs.
  * Clients of one host come from one loopback address. They read what they receive, but only the
  * first client of each thread unpacks and checks it: workers do that at the same time, on many
  * hosts.
@@ -39,7 +39,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/process.h"
-#include "runtime/base/rng.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/tls.h"
@@ -52,7 +51,8 @@ enum {
     EVENTS = 256,
     PER_HOST = 8,
     HOST_BYTES = 128, /* of a card */
-    DIGEST_BYTES = 8
+    DIGEST_BYTES = 8,
+    CARD_BYTES = HOST_BYTES + DIGEST_BYTES
 };
 static const char version[] = "bench", run_id[] = "nd-bench";
 
@@ -68,8 +68,6 @@ typedef struct board {
 
 typedef struct bench {
     int clients[MAX_LIST], count, threads;
-    size_t bytes; /* of a card */
-    bool random;
     double deadline, most_seconds, most_kib;
     uint8_t key[ND_KEY_BYTES];
     board *board;
@@ -194,16 +192,11 @@ typedef struct crowd {
     uint8_t *result; /* [world x bytes] of the first client, as it is sent */
 } crowd;
 
-static void fill_card(const bench *all, int index, uint8_t *out)
+static void fill_card(int index, uint8_t *out)
 {
-    for (size_t i = 0; all->random && i < all->bytes; i++) {
-        out[i] = (uint8_t)nd_rng_u64((uint64_t)index, 1, i);
-    }
-    if (!all->random) {
-        memset(out, 0, all->bytes);
-        snprintf((char *)out, HOST_BYTES, "node-%05d.cluster.example", index / PER_HOST);
-        memset(out + HOST_BYTES, 0xc5, DIGEST_BYTES);
-    }
+    memset(out, 0, HOST_BYTES);
+    snprintf((char *)out, HOST_BYTES, "node-%05d.cluster.example", index / PER_HOST);
+    memset(out + HOST_BYTES, 0xc5, DIGEST_BYTES);
 }
 
 static void reach(crowd *c, phase p)
@@ -352,8 +345,8 @@ static void next_phase(crowd *c, client *one)
     one->phase++;
     one->received = 0;
     if (one->phase == PHASE_EXCHANGE) {
-        fill_card(c->all, one->index, c->card);
-        say_exchange(c, one, "cards", c->all->bytes);
+        fill_card(one->index, c->card);
+        say_exchange(c, one, "cards", CARD_BYTES);
     } else if (one->phase == PHASE_BARRIER) {
         say_exchange(c, one, "barrier", 0);
     } else {
@@ -370,7 +363,7 @@ static void fail_answer(const char *what, int number)
 /* What the first client received are the cards of all. */
 static void check_result(crowd *c, size_t packed)
 {
-    const size_t bytes = c->all->bytes, total = bytes * (size_t)c->world;
+    const size_t total = CARD_BYTES * (size_t)c->world;
     uint8_t *unpacked = malloc(total + 1);
     if (!unpacked) {
         exit(1);
@@ -379,8 +372,8 @@ static void check_result(crowd *c, size_t packed)
         fail("the result");
     }
     for (int i = 0; i < c->world; i++) {
-        fill_card(c->all, i, c->card);
-        if (memcmp(unpacked + (size_t)i * bytes, c->card, bytes) != 0) {
+        fill_card(i, c->card);
+        if (memcmp(unpacked + (size_t)i * CARD_BYTES, c->card, CARD_BYTES) != 0) {
             fail_answer("another card than that of client", i);
         }
     }
@@ -468,8 +461,8 @@ static void *run_crowd(void *argument)
     int64_t end = nd_clock_ns() + (int64_t)(c->all->deadline * 1e9);
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     c->clients = calloc((size_t)c->count, sizeof *c->clients);
-    c->card = calloc(1, c->all->bytes + 1);
-    const size_t total = c->all->bytes * (size_t)c->world;
+    c->card = calloc(1, CARD_BYTES);
+    const size_t total = CARD_BYTES * (size_t)c->world;
     c->result = malloc(total + total / 64 + 4096); /* packed, which may be a little longer */
     if (!c->clients || !c->card || !c->result ||
         nd_tls_context_create(false, c->all->key, &c->tls) != ND_OK) {
@@ -575,21 +568,14 @@ static int parse_list(char *text, int out[MAX_LIST])
 
 static bool parse(bench *all, int argc, char **argv)
 {
-    static const struct option options[] = {{"clients", required_argument, NULL, 'c'},
-                                            {"random", required_argument, NULL, 'r'},
-                                            {"threads", required_argument, NULL, 't'},
-                                            {"deadline", required_argument, NULL, 'd'},
-                                            {"most-seconds", required_argument, NULL, 's'},
-                                            {"most-kib", required_argument, NULL, 'k'},
-                                            {0}};
+    static const struct option options[] = {
+        {"clients", required_argument, NULL, 'c'},  {"threads", required_argument, NULL, 't'},
+        {"deadline", required_argument, NULL, 'd'}, {"most-seconds", required_argument, NULL, 's'},
+        {"most-kib", required_argument, NULL, 'k'}, {0}};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (o) {
         case 'c':
             all->count = parse_list(optarg, all->clients);
-            break;
-        case 'r':
-            all->random = true;
-            all->bytes = (size_t)atol(optarg);
             break;
         case 't':
             all->threads = atoi(optarg);
@@ -615,7 +601,6 @@ int main(int argc, char **argv)
     bench all = {.clients = {4096},
                  .count = 1,
                  .threads = 2,
-                 .bytes = HOST_BYTES + DIGEST_BYTES,
                  .deadline = 120,
                  .most_seconds = 1e9,
                  .most_kib = 1e9};
