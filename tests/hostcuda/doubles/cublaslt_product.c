@@ -8,15 +8,18 @@
 #include "tests/hostcuda/doubles/machine.h"
 
 typedef struct lt_call {
-    int64_t m, n, k, lda, ldb, ldd;
-    cudaDataType type_a, type_b, type_d;
-    bool ta, tb, vectors, fast;
+    lt_desc desc;
+    lt_layout a, b, d;
     float alpha, beta;
     int index; /* of the algorithm */
-    const void *a, *b;
-    void *d;
-    const float *scale_a, *scale_b;
+    const void *from_a, *from_b;
+    void *to;
 } lt_call;
+
+static bool has_vectors(const lt_desc *desc)
+{
+    return desc->mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+}
 
 static float load(const void *data, cudaDataType type, int64_t at)
 {
@@ -32,13 +35,14 @@ static float load(const void *data, cudaDataType type, int64_t at)
 }
 
 /* A copy whose rows run along k: element (i, p) of a column-major op(A) (m, k). */
-static float *pack(const void *data, cudaDataType type, int64_t rows, int64_t k, int64_t ld,
-                   bool k_is_contiguous)
+static float *pack(const void *data, const lt_layout *l, bool k_is_contiguous)
 {
+    const int64_t rows = (int64_t)(k_is_contiguous ? l->columns : l->rows);
+    const int64_t k = (int64_t)(k_is_contiguous ? l->rows : l->columns);
     float *out = malloc((size_t)(rows * k) * sizeof *out);
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t p = 0; p < k; p++) {
-            out[i * k + p] = load(data, type, k_is_contiguous ? i * ld + p : p * ld + i);
+            out[i * k + p] = load(data, l->type, k_is_contiguous ? i * l->ld + p : p * l->ld + i);
         }
     }
     return out;
@@ -81,38 +85,42 @@ static double seconds_of(int index, bool fp8)
 
 static void count_fp8(const lt_call *x)
 {
-    int kind = (x->type_a == CUDA_R_8F_E5M2 ? ND_DOUBLE_A_E5M2 : 0) |
-               (x->type_b == CUDA_R_8F_E5M2 ? ND_DOUBLE_B_E5M2 : 0) |
-               (x->type_d == CUDA_R_32F ? ND_DOUBLE_D_F32 : 0) |
-               (x->beta != 0.0f ? ND_DOUBLE_ADDS : 0) | (x->fast ? ND_DOUBLE_FAST : 0);
+    int kind = (x->a.type == CUDA_R_8F_E5M2 ? ND_DOUBLE_A_E5M2 : 0) |
+               (x->b.type == CUDA_R_8F_E5M2 ? ND_DOUBLE_B_E5M2 : 0) |
+               (x->d.type == CUDA_R_32F ? ND_DOUBLE_D_F32 : 0) |
+               (x->beta != 0.0f ? ND_DOUBLE_ADDS : 0) | (x->desc.fast ? ND_DOUBLE_FAST : 0);
     machine_current()->counts.fp8_products[kind]++;
 }
 
 static void run_matmul(void *closure)
 {
     const lt_call *x = closure;
-    float *a = pack(x->a, x->type_a, x->m, x->k, x->lda, x->ta);
-    float *b = pack(x->b, x->type_b, x->n, x->k, x->ldb, !x->tb);
-    for (int64_t j = 0; j < x->n; j++) {
-        for (int64_t i = 0; i < x->m; i++) {
-            float scale = (x->scale_a ? x->scale_a[x->vectors ? i : 0] : 1.0f) *
-                          (x->scale_b ? x->scale_b[x->vectors ? j : 0] : 1.0f);
-            float value = x->alpha * scale * dot(a + i * x->k, b + j * x->k, x->k, x->index);
-            int64_t at = j * x->ldd + i;
-            value += x->beta != 0.0f ? x->beta * load(x->d, x->type_d, at) : 0.0f;
-            if (x->type_d == CUDA_R_32F) {
-                ((float *)x->d)[at] = value;
+    const int64_t m = (int64_t)x->d.rows, n = (int64_t)x->d.columns;
+    const int64_t k = (int64_t)(x->desc.op_a ? x->a.rows : x->a.columns);
+    const float *scale_a = x->desc.scale_a, *scale_b = x->desc.scale_b;
+    const bool vectors = has_vectors(&x->desc);
+    float *a = pack(x->from_a, &x->a, x->desc.op_a != CUBLAS_OP_N);
+    float *b = pack(x->from_b, &x->b, x->desc.op_b == CUBLAS_OP_N);
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = 0; i < m; i++) {
+            float scale = (scale_a ? scale_a[vectors ? i : 0] : 1.0f) *
+                          (scale_b ? scale_b[vectors ? j : 0] : 1.0f);
+            float value = x->alpha * scale * dot(a + i * k, b + j * k, k, x->index);
+            int64_t at = j * x->d.ld + i;
+            value += x->beta != 0.0f ? x->beta * load(x->to, x->d.type, at) : 0.0f;
+            if (x->d.type == CUDA_R_32F) {
+                ((float *)x->to)[at] = value;
             } else {
-                ((nd_bf16 *)x->d)[at] = nd_bf16_from_f32(value);
+                ((nd_bf16 *)x->to)[at] = nd_bf16_from_f32(value);
             }
         }
     }
     free(a);
     free(b);
-    if (is_fp8(x->type_a)) {
+    if (is_fp8(x->a.type)) {
         count_fp8(x);
     }
-    nd_double_spend(seconds_of(x->index, is_fp8(x->type_a)));
+    nd_double_spend(seconds_of(x->index, is_fp8(x->a.type)));
 }
 
 static size_t matrix_bytes(const lt_layout *l)
@@ -136,7 +144,7 @@ static bool overlap(const void *p, const lt_layout *a, const void *q, const lt_l
     return x < y + matrix_bytes(b) && y < x + matrix_bytes(a);
 }
 
-static void need_scales(const char *what, const float *scales, bool vector, int64_t count)
+static void need_scales(const char *what, const float *scales, bool vector, uint64_t count)
 {
     if (scales) {
         nd_double_need_device(what, scales, vector ? (size_t)count * 4 : 4);
@@ -180,29 +188,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (chosen.mark != LT_ALGORITHM || memcmp(&use, &chosen.use, sizeof use) != 0) {
         nd_double_violation("cublasLtMatmul: the algorithm was chosen for another product");
     }
-    lt_call call = {
-        .m = (int64_t)ld->rows,
-        .n = (int64_t)ld->columns,
-        .k = (int64_t)(x->op_a ? la->rows : la->columns),
-        .lda = la->ld,
-        .ldb = lb->ld,
-        .ldd = ld->ld,
-        .type_a = la->type,
-        .type_b = lb->type,
-        .type_d = ld->type,
-        .ta = x->op_a != CUBLAS_OP_N,
-        .tb = x->op_b != CUBLAS_OP_N,
-        .vectors = x->mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
-        .fast = x->fast != 0,
-        .alpha = *(const float *)alpha,
-        .beta = *(const float *)beta,
-        .index = chosen.index,
-        .a = A,
-        .b = B,
-        .d = D,
-        .scale_a = x->scale_a,
-        .scale_b = x->scale_b,
-    };
+    lt_call call = {.desc = *x,
+                    .a = *la,
+                    .b = *lb,
+                    .d = *ld,
+                    .alpha = *(const float *)alpha,
+                    .beta = *(const float *)beta,
+                    .index = chosen.index,
+                    .from_a = A,
+                    .from_b = B,
+                    .to = D};
     if (C != D && call.beta != 0.0f) {
         nd_double_violation("cublasLtMatmul: C is not D");
     }
@@ -213,8 +208,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         nd_double_violation("cublasLtMatmul: D lies over A or B");
     }
     need_workspace(workspace, workspace_bytes, chosen.workspace);
-    need_scales("A's scales", call.scale_a, call.vectors, call.m);
-    need_scales("B's scales", call.scale_b, call.vectors, call.n);
+    need_scales("A's scales", x->scale_a, has_vectors(x), ld->rows);
+    need_scales("B's scales", x->scale_b, has_vectors(x), ld->columns);
     if (nd_double_load(stream, &chosen, sizeof chosen) != cudaSuccess) {
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }

@@ -103,11 +103,12 @@ lt_use nd_lt_double_use(const lt_desc *desc, const lt_layout *a, const lt_layout
     };
 }
 
-/* ND_DOUBLE_LT_UNFIT: the number of one of the three algorithms that the heuristic names without
- * being sure of it (state). */
-static bool is_unfit(int index)
+/* Whether a variable names this one of the three algorithms, or all. ND_DOUBLE_LT_UNFIT: the
+ * heuristic names it without being sure of it (state). ND_DOUBLE_LT_REFUSES: it cannot be taken
+ * from a record. */
+static bool is_named(const char *variable, int index)
 {
-    const char *text = getenv("ND_DOUBLE_LT_UNFIT");
+    const char *text = getenv(variable);
     return text && (strcmp(text, "all") == 0 || atoi(text) == index);
 }
 
@@ -158,22 +159,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         lt_algorithm algorithm = algorithm_of(i, p, nd_lt_double_use(x, la, lb, ld));
         memset(&results[i], 0, sizeof results[i]);
         *found = i + 1;
-        results[i].state = is_unfit(i) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
-        if (is_unfit(i)) {
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        if (is_named("ND_DOUBLE_LT_UNFIT", i)) {
+            results[i].state = CUBLAS_STATUS_NOT_SUPPORTED;
             continue; /* the other fields say nothing */
         }
         memcpy(&results[i].algo, &algorithm, sizeof algorithm);
         results[i].workspaceSize = algorithm.workspace;
     }
     return CUBLAS_STATUS_SUCCESS;
-}
-
-/* ND_DOUBLE_LT_REFUSES: all, or the number of one of the three algorithms that cannot be taken from
- * a record. */
-static bool refuses(int index)
-{
-    const char *text = getenv("ND_DOUBLE_LT_REFUSES");
-    return text && (strcmp(text, "all") == 0 || atoi(text) == index);
 }
 
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -194,7 +188,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     lt_use use = nd_lt_double_use(x, la, lb, ld);
     REFUSE_IF(chosen.mark != LT_ALGORITHM || chosen.index >= ALGORITHMS,
               CUBLAS_STATUS_INVALID_VALUE);
-    REFUSE_IF(refuses(chosen.index), CUBLAS_STATUS_NOT_SUPPORTED);
+    REFUSE_IF(is_named("ND_DOUBLE_LT_REFUSES", chosen.index), CUBLAS_STATUS_NOT_SUPPORTED);
     REFUSE_IF(memcmp(&use, &chosen.use, sizeof use) != 0, CUBLAS_STATUS_INVALID_VALUE);
     memset(result, 0, sizeof *result);
     result->workspaceSize = chosen.workspace;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Operations of NCCL's double. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/tensor/dtype.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/doubles/nccl_parts.h"
@@ -13,15 +15,84 @@ static member *member_of(const call *c, int index)
     return &c->comm->shared->members[c->comm->split][c->comm->ranks[index]];
 }
 
-char *nccl_buffer_of(const call *c, int index)
+/* What a member of the call's communicator published for it. */
+static char *buffer_of(const call *c, int index)
 {
     size_t at = ((size_t)c->comm->split * RANKS + (size_t)c->comm->ranks[index]) * 2;
     return c->comm->data + (at + (c->number & 1)) * CAPACITY;
 }
 
+static size_t width_of(ncclDataType_t type)
+{
+    return type == ncclFloat64 || type == ncclInt64   ? 8
+           : type == ncclFloat32 || type == ncclInt32 ? 4
+           : type == ncclBfloat16                     ? 2
+                                                      : 1;
+}
+
+static double get(const char *p, ncclDataType_t type, size_t i)
+{
+    switch (type) {
+    case ncclFloat32:
+        return ((const float *)p)[i];
+    case ncclFloat64:
+        return ((const double *)p)[i];
+    case ncclBfloat16:
+        return nd_bf16_to_f32(((const nd_bf16 *)p)[i]);
+    case ncclInt32:
+        return ((const int32_t *)p)[i];
+    default:
+        return ((const uint8_t *)p)[i];
+    }
+}
+
+static void put(char *p, ncclDataType_t type, size_t i, double value)
+{
+    switch (type) {
+    case ncclFloat32:
+        ((float *)p)[i] = (float)value;
+        break;
+    case ncclFloat64:
+        ((double *)p)[i] = value;
+        break;
+    case ncclBfloat16:
+        ((nd_bf16 *)p)[i] = nd_bf16_from_f32((float)value);
+        break;
+    case ncclInt32:
+        ((int32_t *)p)[i] = (int32_t)value;
+        break;
+    default:
+        ((uint8_t *)p)[i] = (uint8_t)value;
+    }
+}
+
+/* In the order of a ring that ends at the first member, rounded at each hop to the type itself. */
+static void reduce(const call *c, size_t from, size_t count, char *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (c->type == ncclInt64) {
+            int64_t sum = ((const int64_t *)buffer_of(c, 0))[from + i];
+            for (int m = 1; m < c->comm->size; m++) {
+                int64_t x = ((const int64_t *)buffer_of(c, m))[from + i];
+                sum = c->op == ncclMax ? (x > sum ? x : sum) : sum + x;
+            }
+            ((int64_t *)out)[i] = sum;
+            continue;
+        }
+        double sum = get(buffer_of(c, c->comm->size - 1), c->type, from + i);
+        for (int m = c->comm->size - 2; m >= 0; m--) {
+            double x = get(buffer_of(c, m), c->type, from + i);
+            sum = c->op == ncclMax ? fmax(x, sum) : sum + x;
+            put(out, c->type, i, sum);
+            sum = get(out, c->type, i);
+        }
+        put(out, c->type, i, sum);
+    }
+}
+
 static size_t sent_bytes(const call *c)
 {
-    size_t whole = c->count * nccl_width(c->type), sum = 0;
+    size_t whole = c->count * width_of(c->type), sum = 0;
     switch (c->kind) {
     case REDUCE_SCATTER:
         return whole * (size_t)c->comm->size;
@@ -55,7 +126,7 @@ static bool publish(const call *c)
         }
     }
     member *mine = member_of(c, comm->index);
-    char *to = nccl_buffer_of(c, comm->index);
+    char *to = buffer_of(c, comm->index);
     if (c->kind == GROUP) {
         for (int m = 0; m < comm->size; m++) {
             int64_t bytes = 0;
@@ -101,7 +172,7 @@ static void receive_group(const call *c)
             continue;
         }
         const member *from = member_of(c, p->peer);
-        const char *at = nccl_buffer_of(c, p->peer) + taken[p->peer];
+        const char *at = buffer_of(c, p->peer) + taken[p->peer];
         for (int m = 0; m < c->comm->index; m++) {
             at += atomic_load(&from->sent[half][m]);
         }
@@ -116,21 +187,21 @@ static void receive_group(const call *c)
 
 static void consume(const call *c)
 {
-    size_t bytes = c->count * nccl_width(c->type);
+    size_t bytes = c->count * width_of(c->type);
     switch (c->kind) {
     case ALL_REDUCE:
-        nccl_reduce(c, 0, c->count, c->recv);
+        reduce(c, 0, c->count, c->recv);
         break;
     case ALL_GATHER:
         for (int m = 0; m < c->comm->size; m++) {
-            memcpy(c->recv + (size_t)m * bytes, nccl_buffer_of(c, m), bytes);
+            memcpy(c->recv + (size_t)m * bytes, buffer_of(c, m), bytes);
         }
         break;
     case REDUCE_SCATTER:
-        nccl_reduce(c, (size_t)c->comm->index * c->count, c->count, c->recv);
+        reduce(c, (size_t)c->comm->index * c->count, c->count, c->recv);
         break;
     case BROADCAST:
-        memcpy(c->recv, nccl_buffer_of(c, c->root), bytes);
+        memcpy(c->recv, buffer_of(c, c->root), bytes);
         break;
     case GROUP:
         receive_group(c);
@@ -220,8 +291,8 @@ static ncclResult_t collective(kind what, const void *send, size_t send_count, v
               .type = type,
               .op = op,
               .root = root};
-    nd_double_need_device("NCCL's send buffer", send, send_count * nccl_width(type));
-    nd_double_need_device("NCCL's receive buffer", recv, recv_count * nccl_width(type));
+    nd_double_need_device("NCCL's send buffer", send, send_count * width_of(type));
+    nd_double_need_device("NCCL's receive buffer", recv, recv_count * width_of(type));
     nccl_need_settled(comm);
     if (!group.open) {
         return enqueue(&c, stream);
@@ -288,13 +359,13 @@ static ncclResult_t add_pair(pair p, ncclComm_t comm, cudaStream_t stream)
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream)
 {
-    return add_pair((pair){false, (char *)send, count * nccl_width(type), peer}, comm, stream);
+    return add_pair((pair){false, (char *)send, count * width_of(type), peer}, comm, stream);
 }
 
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {
-    return add_pair((pair){true, recv, count * nccl_width(type), peer}, comm, stream);
+    return add_pair((pair){true, recv, count * width_of(type), peer}, comm, stream);
 }
 
 ncclResult_t ncclGroupEnd(void)

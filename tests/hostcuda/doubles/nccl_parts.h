@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_NCCL_PARTS_H
 #define ND_TESTS_HOSTCUDA_NCCL_PARTS_H
-/* What the files of NCCL's double share: communicators (nccl.c), operations (nccl_ops.c), and their
- * arithmetic (nccl_sum.c). */
+/* What the files of NCCL's double share: communicators (nccl.c) and operations (nccl_ops.c). */
 #include <nccl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -78,10 +77,5 @@ struct ncclComm {
 void nccl_need_settled(ncclComm_t comm);
 /* Puts what has begun into the queue of its stream, for the thread that drives the device. */
 ncclResult_t nccl_launch(ncclComm_t comm);
-size_t nccl_width(ncclDataType_t type); /* bytes of an element */
-/* What a member of the call's communicator published for it. */
-char *nccl_buffer_of(const call *c, int index);
-/* count elements from the given one of what all members published, reduced into out. */
-void nccl_reduce(const call *c, size_t from, size_t count, char *out);
 
 #endif

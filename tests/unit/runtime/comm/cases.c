@@ -349,3 +349,36 @@ out:
     free(buffer);
     return status;
 }
+
+nd_status case_check_fault(const case_expected *e, nd_status (*run)(nd_ranks *))
+{
+    enum { SIZE = 4, FAULTY = 2 };
+    case_faulty *c = case_shared(sizeof *c);
+    *c = (case_faulty){.fault = e->fault, .rank = FAULTY, .count = e->count};
+    c->op = e->fault == CASE_OTHER_ROOT ? ND_COMM_BROADCAST : ND_COMM_ALL_REDUCE;
+    c->other = ND_COMM_BROADCAST;
+    nd_ranks ranks = {.size = SIZE,
+                      .timeout_seconds = e->status == ND_ERR_HANG ? 3 : 60,
+                      .body = case_fault_body,
+                      .context = c,
+                      .apart = e->apart};
+    run(&ranks);
+    int named = 0;
+    for (int r = 0; r < SIZE; r++) {
+        const nd_rank_result *result = &ranks.results[r];
+        bool ended = strstr(result->message, "has ended") != NULL;
+        /* Of a mismatch the faulty rank may be the first to know. */
+        if ((r == FAULTY && result->status != e->status) || (ended && e->status != ND_ERR_IO)) {
+            continue;
+        }
+        ND_CHECK(result->status == e->status, "rank %d: status %d: %s", r, result->status,
+                 result->message);
+        for (int w = 0; e->words[w]; w++) {
+            ND_CHECK(strstr(result->message, e->words[w]), "rank %d: no '%s' in: %s", r,
+                     e->words[w], result->message);
+        }
+        named++;
+    }
+    ND_CHECK(named > 0, "nobody named the fault: %s", ranks.results[0].message);
+    return ND_OK;
+}

@@ -58,4 +58,18 @@ typedef struct case_faulty {
 } case_faulty;
 nd_status case_fault_body(nd_transport *transport, void *context);
 
+/*
+ * What four ranks say of a fault of rank 2. The rank that notices first must fail with `status` and
+ * a sentence that holds each of `words`; another one may instead notice that one's end, as in a
+ * real job. What is no hang must be seen before the deadline.
+ */
+typedef struct case_expected {
+    case_fault fault;
+    int64_t count;
+    nd_status status;
+    const char *const *words; /* end with NULL */
+    bool apart;               /* nd_ranks */
+} case_expected;
+nd_status case_check_fault(const case_expected *expected, nd_status (*run)(nd_ranks *));
+
 #endif

@@ -81,8 +81,17 @@ typedef struct run {
     int64_t count;
     size_t bytes;       /* of count */
     char *a, *b, *want; /* size x count each */
+    nd_redop redop;
     uint64_t digest;
 } run;
+
+/* An operation whose arguments are those of the run. */
+static nd_status call(const run *t, nd_comm_call *operation, const char *send, char *recv)
+{
+    const nd_comm_args args = {
+        .send = send, .recv = recv, .count = t->count, .dtype = t->dtype, .redop = t->redop};
+    return operation(t->comm, NULL, &args, NULL);
+}
 
 static void fill(run *t, char *buffer, int member, int64_t first, int64_t n)
 {
@@ -106,6 +115,7 @@ static nd_status check_reductions(run *t, nd_redop redop)
 {
     nd_comm *comm = t->comm;
     size_t own = (size_t)comm->index * t->bytes;
+    t->redop = redop;
     fill(t, t->a, comm->index, 0, t->count);
     for (int64_t i = 0; i < t->count; i++) {
         store_reduced(t->dtype, redop, comm->size, i, t->want, i);
@@ -117,18 +127,10 @@ static nd_status check_reductions(run *t, nd_redop redop)
     for (int64_t i = 0; i < t->count; i++) {
         store_reduced(t->dtype, redop, comm->size, comm->index * t->count + i, t->want, i);
     }
-    ND_TRY(nd_comm_reduce_scatter(
-        comm, NULL,
-        &(nd_comm_args){
-            .send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype, .redop = redop},
-        NULL));
+    ND_TRY(call(t, nd_comm_reduce_scatter, t->a, t->b));
     ND_TRY(expect(t, "reduce_scatter", t->b, t->count));
     char *in_place = t->a + own;
-    ND_TRY(nd_comm_reduce_scatter(
-        comm, NULL,
-        &(nd_comm_args){
-            .send = t->a, .recv = in_place, .count = t->count, .dtype = t->dtype, .redop = redop},
-        NULL));
+    ND_TRY(call(t, nd_comm_reduce_scatter, t->a, in_place));
     ND_TRY(expect(t, "reduce_scatter in place", in_place, t->count));
     fill(t, t->want, comm->index, 0, t->count * comm->size); /* the rest of send is untouched */
     memcpy(t->want + own, in_place, t->bytes);
@@ -171,25 +173,19 @@ static nd_status check_gathers(run *t)
     }
     fill(t, t->a, comm->index, 0, t->count);
     memset(t->b, 0, t->bytes * (size_t)comm->size);
-    ND_TRY(nd_comm_all_gather(
-        comm, NULL,
-        &(nd_comm_args){.send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
+    ND_TRY(call(t, nd_comm_all_gather, t->a, t->b));
     ND_TRY(expect(t, "all_gather", t->b, t->count * comm->size));
     memset(t->b, 0, t->bytes * (size_t)comm->size);
     char *own = t->b + (size_t)comm->index * t->bytes;
     fill(t, own, comm->index, 0, t->count);
-    ND_TRY(nd_comm_all_gather(
-        comm, NULL,
-        &(nd_comm_args){.send = own, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
+    ND_TRY(call(t, nd_comm_all_gather, own, t->b));
     ND_TRY(expect(t, "all_gather in place", t->b, t->count * comm->size));
 
     for (int r = 0; r < comm->size; r++) {
         fill(t, t->want + (size_t)r * t->bytes, r, comm->index * t->count, t->count);
     }
     fill(t, t->a, comm->index, 0, t->count * comm->size);
-    ND_TRY(nd_comm_all_to_all(
-        comm, NULL,
-        &(nd_comm_args){.send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
+    ND_TRY(call(t, nd_comm_all_to_all, t->a, t->b));
     ND_TRY(expect(t, "all_to_all", t->b, t->count * comm->size));
     return comm->size > 1 ? check_uneven(t) : ND_OK;
 }

@@ -82,39 +82,12 @@ Test(local, nan_reaches_every_member)
     run(3, case_nan_body, NULL);
 }
 
-/*
- * The rank that notices first must fail with `status` and a sentence that holds each of `words`;
- * another one may instead notice that one's end, as in a real job.
- */
 static void expect_fault(case_fault fault, int64_t count, nd_status status,
                          const char *const *words)
 {
-    case_faulty *c = case_shared(sizeof *c);
-    *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
-    c->op = fault == CASE_OTHER_ROOT ? ND_COMM_BROADCAST : ND_COMM_ALL_REDUCE;
-    nd_ranks ranks = {.size = 4,
-                      .timeout_seconds = status == ND_ERR_HANG ? 2 : 60,
-                      .body = case_fault_body,
-                      .context = c};
-    nd_ranks_run_threads(&ranks);
-    int named = 0;
-    for (int r = 0; r < 4; r++) {
-        const nd_rank_result *result = &ranks.results[r];
-        bool ended = strstr(result->message, "has ended") != NULL;
-        bool silent =
-            r == 2 && result->status != status; /* of a mismatch it may be the first to know */
-        if (silent || (ended && status != ND_ERR_IO)) {
-            continue;
-        }
-        cr_assert_eq(result->status, status, "rank %d: status %d: %s", r, result->status,
-                     result->message);
-        for (int w = 0; words[w]; w++) {
-            cr_assert_not_null(strstr(result->message, words[w]), "rank %d: no '%s' in: %s", r,
-                               words[w], result->message);
-        }
-        named++;
-    }
-    cr_assert_gt(named, 0, "nobody named the fault: %s", ranks.results[0].message);
+    const case_expected expected = {fault, count, status, words};
+    cr_assert_eq(case_check_fault(&expected, nd_ranks_run_threads), ND_OK, "%s",
+                 nd_error_last()->message);
 }
 
 Test(local, a_rank_that_skips_is_named_with_what_it_does)
