@@ -184,30 +184,44 @@ size_t nd_comm_staging_bytes(int size);
 /* The only rank of a world of one. */
 nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out);
 
-/*
- * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets
- * those of all ranks (recv: size x bytes), with the store's own deadline. Ranks of one host share
- * memory and open no port; between hosts messages go over TLS (net/).
- */
 typedef struct nd_comm_network {
     nd_address address; /* its port does not count */
     nd_tls_context *client, *server;
 } nd_comm_network;
-typedef struct nd_ucx_options {
+
+/* With what ranks of a world open their ends of it. */
+typedef struct nd_transport_options {
     int rank, size;
     double timeout_seconds;
     nd_progress_slot *progress;
-    const nd_progress *page;
+    const nd_progress *page; /* as those of nd_transport */
     int (*slot_of_rank)(void *context, int rank);
     void *slot_context;
+    /* The allgather of the rendezvous store: every rank gives `bytes` bytes and gets those of all
+     * ranks (recv: size x bytes), with the store's own deadline. */
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
-    /* Asked for where there are several hosts: the address at which this rank can be reached, and
-     * the contexts of both sides with the job's key, which the transport takes. */
+
+    /* UCX. Asked for where there are several hosts: the address at which this rank can be reached,
+     * and the contexts of both sides with the job's key, which the transport takes. */
     nd_status (*network)(void *context, nd_comm_network *out);
     bool apart; /* for tests: as if every rank had a host of its own */
-} nd_ucx_options;
-nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
+
+    /* NCCL. */
+    nd_device *device; /* open and current */
+    bool alone;        /* groups of size 1 use NCCL too, where its collectives are at most a copy */
+    int max_blocks; /* most thread blocks (maxCTAs) of a collective of a group that gathers weights
+                       and reduces gradients beside products; 0: NCCL chooses */
+    /* Reports a fault before any call that may not return; may be NULL. With `ends` the caller is a
+     * thread of the transport, because the driving thread is stuck: the process ends with `status`
+     * when on_fault returns. */
+    void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
+    void *fault_context;
+} nd_transport_options;
+
+/* UCX. Ranks of one host share memory and open no port; between hosts messages go over TLS (net/).
+ */
+nd_status nd_transport_open_ucx(const nd_transport_options *options, nd_transport **out);
 /*
  * Before a start: whether /dev/shm has room for UCX's shared memory of so many workers of this
  * host, once what killed workers left there is removed. ND_ERR_RESOURCE with both numbers.
@@ -218,33 +232,12 @@ nd_status nd_transport_check_ucx_room(int64_t local_workers);
 const char *nd_transport_ucx_version(bool open);
 
 /*
- * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are
- * device memory; an all-reduce without an event may also be of host memory (4096 bytes at most),
- * and then waits. Otherwise no call waits on the host: with done == NULL later work of `stream`
- * sees the result. Sums are NCCL's: BF16 is rounded at each hop, and all members get the same bits.
+ * NCCL, for device cuda. Buffers are device memory; an all-reduce without an event may also be of
+ * host memory (4096 bytes at most), and then waits. Otherwise no call waits on the host: with done
+ * == NULL later work of `stream` sees the result. Sums are NCCL's: BF16 is rounded at each hop, and
+ * all members get the same bits.
  */
-typedef struct nd_nccl_options {
-    int rank, size;
-    double timeout_seconds;
-    nd_progress_slot *progress;
-    const nd_progress *page;
-    int (*slot_of_rank)(void *context, int rank);
-    void *slot_context;
-    nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
-    void *exchange_context;
-    nd_device *device;
-    bool alone;     /* groups of size 1 use NCCL too, where its collectives are at most a copy */
-    int max_blocks; /* most thread blocks (maxCTAs) of a collective of a group that gathers weights
-                       and reduces gradients beside products; 0: NCCL chooses */
-    /*
-     * Reports a fault before any call that may not return; may be NULL. With `ends` the caller is a
-     * thread of the transport, because the driving thread is stuck: the process ends with `status`
-     * when on_fault returns.
-     */
-    void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
-    void *fault_context;
-} nd_nccl_options;
-nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
+nd_status nd_transport_open_nccl(const nd_transport_options *options, nd_transport **out);
 
 /*
  * The first group with the same members in the same order, whose communicator serves this one too

@@ -598,7 +598,8 @@ static void p2p_close(nd_transport *transport)
     }
 }
 
-nd_status nd_p2p_transport_create(const nd_p2p *p2p, nd_transport **out)
+nd_status nd_p2p_transport_create(const nd_p2p *p2p, const nd_transport_options *options,
+                                  void *state, nd_transport **out)
 {
     static const nd_comm_backend backend = {.name = "ucx",
                                             .create = p2p_create,
@@ -614,8 +615,8 @@ nd_status nd_p2p_transport_create(const nd_p2p *p2p, nd_transport **out)
         return status;
     }
     native->p2p = p2p;
-    transport->backend = &backend;
-    transport->native = native;
+    native->state = state;
+    *transport = nd_transport_of(&backend, options, native);
     *out = transport;
     return ND_OK;
 }

@@ -147,8 +147,8 @@ typedef struct nd_p2p_transport {
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_p2p_transport;
 
-/* Their nd_comm_backend; the caller fills `state` and the ranks. */
-nd_status nd_p2p_transport_create(const nd_p2p *p2p, nd_transport **out);
+nd_status nd_p2p_transport_create(const nd_p2p *p2p, const nd_transport_options *options,
+                                  void *state, nd_transport **out);
 
 /* p2p_plans.c */
 extern const nd_p2p_plan nd_plan_direct; /* all-gather, all-to-all, exchange, barrier of few */

@@ -103,16 +103,6 @@ nd_status nd_report_host(const char *const *spaces, uint64_t *out)
     return ND_OK;
 }
 
-/* State letter of /proc/<pid>/stat, the first field behind the name; '\0' when there is none. */
-static char process_state(int pid)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    read_file(path, text, sizeof text);
-    const char *name_end = strrchr(text, ')');
-    return name_end && name_end[1] == ' ' ? name_end[2] : '\0';
-}
-
 static const char *state_in_words(char letter)
 {
     switch (letter) {
@@ -134,7 +124,11 @@ static const char *state_in_words(char letter)
 
 bool nd_report_process(int pid, char *text, size_t size)
 {
-    const char letter = process_state(pid);
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    read_file(path, line, sizeof line);
+    const char *name_end = strrchr(line, ')'); /* the letter is the first field behind the name */
+    const char letter = name_end && name_end[1] == ' ' ? name_end[2] : '\0';
     snprintf(text, size, " (process %d is %s)", pid, state_in_words(letter));
     return letter == 'T' || letter == 't';
 }

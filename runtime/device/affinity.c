@@ -33,19 +33,8 @@ static nd_status fail_hwloc(int code, const char *what)
 typedef struct machine {
     hwloc_topology_t topology;
     hwloc_bitmap_t allowed; /* CPUs that this thread may use */
-    int cpus, cores;        /* of them */
+    int cpus, cores;        /* of them; cores with one of them */
 } machine;
-
-/* Cores with an allowed CPU; a topology that knows no cores has one for each CPU. */
-static int count_cores(const machine *m)
-{
-    int count = 0;
-    hwloc_obj_t core = NULL;
-    while ((core = hwloc_get_next_obj_by_type(m->topology, HWLOC_OBJ_CORE, core)) != NULL) {
-        count += hwloc_bitmap_intersects(core->cpuset, m->allowed) != 0;
-    }
-    return count > 0 ? count : m->cpus;
-}
 
 static nd_status read_allowed(machine *m)
 {
@@ -57,7 +46,11 @@ static nd_status read_allowed(machine *m)
         return status;
     }
     m->cpus = hwloc_bitmap_weight(m->allowed);
-    m->cores = count_cores(m);
+    hwloc_obj_t core = NULL;
+    while ((core = hwloc_get_next_obj_by_type(m->topology, HWLOC_OBJ_CORE, core)) != NULL) {
+        m->cores += hwloc_bitmap_intersects(core->cpuset, m->allowed) != 0;
+    }
+    m->cores = m->cores > 0 ? m->cores : m->cpus; /* a topology may know no cores */
     return ND_OK;
 }
 

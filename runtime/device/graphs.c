@@ -112,15 +112,6 @@ void nd_graphs_set_step(nd_graphs *g, int64_t step)
     }
 }
 
-static bool same_key(const nd_graph_key *a, const nd_graph_key *b)
-{
-    bool same = a->number == b->number && a->variant == b->variant && strcmp(a->name, b->name) == 0;
-    for (int i = 0; i < ND_GRAPH_BUFFERS && same; i++) {
-        same = a->buffers[i] == b->buffers[i];
-    }
-    return same;
-}
-
 /* Room for one more of `used`; in a dry run the array may move. */
 static nd_status reserve(nd_graphs *g, const nd_graph_key *key, void **array, int64_t used,
                          int64_t *room, size_t bytes)
@@ -151,7 +142,10 @@ static work *find(nd_graphs *g, const nd_graph_key *key)
 {
     for (int64_t i = 1; i <= g->used.works; i++) {
         int64_t at = (g->recent + i) % g->used.works;
-        if (same_key(&g->works[at].key, key)) {
+        const nd_graph_key *k = &g->works[at].key;
+        if (k->number == key->number && k->variant == key->variant &&
+            strcmp(k->name, key->name) == 0 &&
+            memcmp(k->buffers, key->buffers, sizeof k->buffers) == 0) {
             g->recent = at;
             return &g->works[at];
         }

@@ -44,37 +44,28 @@ typedef struct bench {
 static nd_status call(nd_comm *comm, nd_comm_op op, char *a, char *b, size_t bytes)
 {
     int64_t n = (int64_t)(bytes / sizeof(float)), part = n / comm->size;
-    int next = (comm->index + 1) % comm->size;
-    int previous = (comm->index + comm->size - 1) % comm->size;
-    char *own = a + (size_t)(part * comm->index) * sizeof(float);
+    nd_comm_args args = {.send = a,
+                         .recv = b,
+                         .count = part,
+                         .dtype = ND_DTYPE_F32,
+                         .to = (comm->index + 1) % comm->size,
+                         .from = (comm->index + comm->size - 1) % comm->size};
     switch (op) {
     case ND_COMM_ALL_REDUCE:
         return nd_comm_all_reduce(comm, NULL, a, n, ND_DTYPE_F32, ND_REDOP_SUM, NULL);
     case ND_COMM_ALL_GATHER:
-        return nd_comm_all_gather(
-            comm, NULL,
-            &(nd_comm_args){.send = own, .recv = a, .count = part, .dtype = ND_DTYPE_F32}, NULL);
+        args.send = a + (size_t)(part * comm->index) * sizeof(float);
+        args.recv = a;
+        return nd_comm_all_gather(comm, NULL, &args, NULL);
     case ND_COMM_REDUCE_SCATTER:
-        return nd_comm_reduce_scatter(
-            comm, NULL,
-            &(nd_comm_args){
-                .send = a, .recv = b, .count = part, .dtype = ND_DTYPE_F32, .redop = ND_REDOP_SUM},
-            NULL);
+        return nd_comm_reduce_scatter(comm, NULL, &args, NULL);
     case ND_COMM_BROADCAST:
         return nd_comm_broadcast(comm, NULL, a, n, ND_DTYPE_F32, 0, NULL);
     case ND_COMM_EXCHANGE:
-        return nd_comm_exchange(comm, NULL,
-                                &(nd_comm_args){.send = a,
-                                                .recv = b,
-                                                .count = n,
-                                                .dtype = ND_DTYPE_F32,
-                                                .to = next,
-                                                .from = previous},
-                                NULL);
+        args.count = n;
+        return nd_comm_exchange(comm, NULL, &args, NULL);
     case ND_COMM_ALL_TO_ALL:
-        return nd_comm_all_to_all(
-            comm, NULL, &(nd_comm_args){.send = a, .recv = b, .count = part, .dtype = ND_DTYPE_F32},
-            NULL);
+        return nd_comm_all_to_all(comm, NULL, &args, NULL);
     default:
         return nd_comm_barrier(comm);
     }

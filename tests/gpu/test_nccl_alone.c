@@ -40,7 +40,7 @@ static void open_alone(alone *a)
     memset(a, 0, sizeof *a);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0); /* as a worker does */
     expect_ok(nd_device_open_cuda(&options, &a->device), "the GPU");
-    const nd_nccl_options nccl = {
+    const nd_transport_options nccl = {
         .size = 1,
         .timeout_seconds = 60,
         .progress = &a->slot,

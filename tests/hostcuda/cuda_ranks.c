@@ -77,18 +77,18 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
     ND_TRY_OUT(nd_device_open_cpu(1, &cpu));
     ND_TRY_OUT(cpu->table->stream_init(cpu, &context.stream));
     ND_TRY_OUT(nd_comm_create(local, &mesh, ND_GROUP_WORLD, 7, &context.comm));
-    nd_nccl_options nccl = {.rank = local->rank,
-                            .size = local->size,
-                            .timeout_seconds = timeout_seconds,
-                            .progress = local->progress,
-                            .page = local->page,
-                            .slot_of_rank = local->slot_of_rank,
-                            .slot_context = local->slot_context,
-                            .exchange = exchange,
-                            .exchange_context = &context,
-                            .device = *device,
-                            .alone = alone,
-                            .max_blocks = max_blocks};
+    nd_transport_options nccl = {.rank = local->rank,
+                                 .size = local->size,
+                                 .timeout_seconds = timeout_seconds,
+                                 .progress = local->progress,
+                                 .page = local->page,
+                                 .slot_of_rank = local->slot_of_rank,
+                                 .slot_context = local->slot_context,
+                                 .exchange = exchange,
+                                 .exchange_context = &context,
+                                 .device = *device,
+                                 .alone = alone,
+                                 .max_blocks = max_blocks};
     status = nd_transport_open_nccl(&nccl, transport);
 out:
     nd_comm_destroy(context.comm);

@@ -15,7 +15,7 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
 /* From now on ranks that are opened use NCCL in groups of one member too, and in a world of one. */
 void cuda_rank_alone(bool on);
 
-/* From now on ranks that are opened have nd_nccl_options.max_blocks; 0: NCCL chooses. */
+/* From now on ranks that are opened have nd_transport_options.max_blocks; 0: NCCL chooses. */
 void cuda_rank_blocks(int blocks);
 
 /* From now on this rank, a process, is killed when the ranks have told each other who they are; the

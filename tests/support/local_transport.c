@@ -259,21 +259,14 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
                                   nd_progress_slot *progress, nd_transport **out)
 {
     ND_ASSERT(rank >= 0 && rank < hub->size && timeout_seconds > 0 && progress);
+    const nd_transport_options options = {
+        .rank = rank, .size = hub->size, .timeout_seconds = timeout_seconds, .progress = progress};
     local_state *state = NULL;
-    nd_transport *transport = NULL;
     ND_TRY(ND_ALLOC(1, &state));
-    nd_status status = nd_p2p_transport_create(&local_p2p, &transport);
+    *state = (local_state){.hub = hub, .box = &hub->boxes[rank]};
+    nd_status status = nd_p2p_transport_create(&local_p2p, &options, state, out);
     if (status != ND_OK) {
         free(state);
-        return status;
     }
-    state->hub = hub;
-    state->box = &hub->boxes[rank];
-    ((nd_p2p_transport *)transport->native)->state = state;
-    transport->rank = rank;
-    transport->size = hub->size;
-    transport->timeout_seconds = timeout_seconds;
-    transport->progress = progress;
-    *out = transport;
-    return ND_OK;
+    return status;
 }

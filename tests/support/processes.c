@@ -71,16 +71,16 @@ static void child_main(nd_ranks *ranks, shared_table *table, int rank)
     exchange_end end = {.table = table, .rank = rank, .size = ranks->size};
     nd_transport *transport = NULL;
     atomic_store(&ranks->page->slots[rank].rank, rank);
-    nd_ucx_options options = {.rank = rank,
-                              .size = ranks->size,
-                              .timeout_seconds = ranks->timeout_seconds,
-                              .progress = &ranks->page->slots[rank],
-                              .page = ranks->page,
-                              .slot_of_rank = nd_ranks_slot,
-                              .exchange = exchange,
-                              .exchange_context = &end,
-                              .network = ranks->no_network ? no_network : network,
-                              .apart = ranks->apart};
+    nd_transport_options options = {.rank = rank,
+                                    .size = ranks->size,
+                                    .timeout_seconds = ranks->timeout_seconds,
+                                    .progress = &ranks->page->slots[rank],
+                                    .page = ranks->page,
+                                    .slot_of_rank = nd_ranks_slot,
+                                    .exchange = exchange,
+                                    .exchange_context = &end,
+                                    .network = ranks->no_network ? no_network : network,
+                                    .apart = ranks->apart};
     nd_status status = nd_transport_open_ucx(&options, &transport);
     if (status != ND_OK) {
         nd_ranks_store_failure(result, status);

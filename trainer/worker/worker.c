@@ -181,59 +181,43 @@ static void on_comm_fault(void *context, nd_status status, const char *message, 
     }
 }
 
-static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progress_slot *slot)
-{
-    nd_nccl_options options = {
-        .rank = worker->identity.rank,
-        .size = worker->identity.world_size,
-        .timeout_seconds = config->launch.comm_timeout_seconds,
-        .progress = slot,
-        .page = shared_page(worker),
-        .slot_of_rank = slot_of_rank,
-        .slot_context = &worker->identity,
-        .exchange = store_exchange,
-        .exchange_context = worker->store,
-        .device = worker->device,
-        .alone = config->launch.nccl_alone,
-        .max_blocks = (int)config->kernels.comm_blocks,
-        .on_fault = on_comm_fault,
-        .fault_context = worker,
-    };
-    if (worker->identity.local_world_size == worker->identity.world_size) {
-        /* Nobody needs a key to talk to NCCL's bootstrap, so one host keeps it to itself. */
-        setenv("NCCL_SOCKET_IFNAME", "=lo", 0);
-    }
-    return nd_transport_open_nccl(&options, &worker->transport);
-}
-
 static nd_status open_transport(nd_worker *worker, const nd_config *config)
 {
-    nd_progress_slot *slot = &worker->progress.slots[worker->identity.local_rank];
-    bool gpu = worker->device->kind == ND_DEVICE_CUDA;
-    if (config->launch.nccl_alone && !gpu) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.nccl_alone is true, but this run is on the CPU, as no GPU is "
-                       "visible; set launch.nccl_alone: false (--nccl-alone false)");
-    }
-    if (worker->identity.world_size == 1 && !config->launch.nccl_alone) {
-        return nd_transport_open_self(slot, &worker->transport);
-    }
-    if (gpu) {
-        return open_nccl(worker, config, slot);
-    }
-    nd_ucx_options options = {
-        .rank = worker->identity.rank,
-        .size = worker->identity.world_size,
+    const nd_identity *id = &worker->identity;
+    const bool gpu = worker->device->kind == ND_DEVICE_CUDA, alone = config->launch.nccl_alone;
+    const nd_transport_options options = {
+        .rank = id->rank,
+        .size = id->world_size,
         .timeout_seconds = config->launch.comm_timeout_seconds,
-        .progress = slot,
+        .progress = &worker->progress.slots[id->local_rank],
         .page = shared_page(worker),
         .slot_of_rank = slot_of_rank,
         .slot_context = &worker->identity,
         .exchange = store_exchange,
         .exchange_context = worker->store,
         .network = store_network,
+        .device = worker->device,
+        .alone = alone,
+        .max_blocks = (int)config->kernels.comm_blocks,
+        .on_fault = on_comm_fault,
+        .fault_context = worker,
     };
-    return nd_transport_open_ucx(&options, &worker->transport);
+    if (alone && !gpu) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.nccl_alone is true, but this run is on the CPU, as no GPU is "
+                       "visible; set launch.nccl_alone: false (--nccl-alone false)");
+    }
+    if (id->world_size == 1 && !alone) {
+        return nd_transport_open_self(options.progress, &worker->transport);
+    }
+    if (!gpu) {
+        return nd_transport_open_ucx(&options, &worker->transport);
+    }
+    if (id->local_world_size == id->world_size) {
+        /* Nobody needs a key to talk to NCCL's bootstrap, so one host keeps it to itself. */
+        setenv("NCCL_SOCKET_IFNAME", "=lo", 0);
+    }
+    return nd_transport_open_nccl(&options, &worker->transport);
 }
 
 /* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that

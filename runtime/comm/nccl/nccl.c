@@ -570,7 +570,7 @@ typedef struct card {
     int32_t pid;
 } card;
 
-static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *options, card **out)
+static nd_status exchange_cards(nccl_state *state, const nd_transport_options *options, card **out)
 {
     card mine, *all = NULL;
     memset(&mine, 0, sizeof mine);
@@ -601,7 +601,7 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
     return ND_OK;
 }
 
-static nd_status open_world(nd_transport *transport, const nd_nccl_options *options)
+static nd_status open_world(nd_transport *transport, const nd_transport_options *options)
 {
     nccl_state *state = nccl_state_of(transport);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -616,7 +616,7 @@ static nd_status open_world(nd_transport *transport, const nd_nccl_options *opti
     return nccl_settle(transport, NULL, state->world, result, "the start of NCCL", false);
 }
 
-static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
+static nd_status fill(nd_transport *transport, const nd_transport_options *options)
 {
     nccl_state *state = nccl_state_of(transport);
     nd_device *device = options->device;
@@ -653,7 +653,7 @@ static const nd_comm_backend nccl_backend = {
     .close = nccl_close,
 };
 
-nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out)
+nd_status nd_transport_open_nccl(const nd_transport_options *options, nd_transport **out)
 {
     ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
     nd_transport *transport = NULL;
@@ -664,18 +664,7 @@ nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **
         free(transport);
         return status;
     }
-    *transport = (nd_transport){
-        .backend = &nccl_backend,
-        .rank = options->rank,
-        .size = options->size,
-        .alone = options->alone,
-        .timeout_seconds = options->timeout_seconds,
-        .progress = options->progress,
-        .page = options->page,
-        .slot_of_rank = options->slot_of_rank,
-        .slot_context = options->slot_context,
-        .native = state,
-    };
+    *transport = nd_transport_of(&nccl_backend, options, state);
     status = fill(transport, options);
     if (status != ND_OK) {
         nd_transport_close(transport);

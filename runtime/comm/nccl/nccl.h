@@ -108,7 +108,7 @@ typedef struct nccl_peer {
 
 typedef struct nccl_state {
     nd_device *device;
-    int max_blocks; /* of nd_nccl_options */
+    int max_blocks; /* of nd_transport_options */
     nccl_library library;
     ncclComm_t world;
     nccl_comm *comms;  /* complete ones; changes under both locks */

@@ -50,32 +50,36 @@ static void drop_ended(nccl_state *state, nccl_ring *ring)
     }
 }
 
-/* One pending operation, as it was seen. */
-typedef struct pending_op {
-    const nd_comm *comm; /* NULL: none is pending */
+/* What this rank waits for, as a look finds it. */
+typedef struct waiting {
+    const nd_comm *comm; /* NULL: all ranks */
     nccl_entry entry;
-    int64_t begun_ns; /* 0: it has not begun */
-} pending_op;
+    char where[200];
+    bool pending;    /* otherwise for nothing of its peers */
+    bool ends;       /* a communicator, in good order: peers may have ended theirs, and be gone */
+    int64_t from_ns; /* 0: it has not begun */
+} waiting;
 
 /* Removes the operations that have ended from the rings, and finds the one that has run longest, or
  * otherwise one that is pending. Under `ring`. */
-static void advance_rings(nccl_state *state, pending_op *oldest)
+static void advance_rings(nccl_state *state, waiting *oldest)
 {
     int64_t now = nd_clock_ns();
-    *oldest = (pending_op){0};
+    *oldest = (waiting){0};
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
         nccl_ring *ring = &nc->ring;
         drop_ended(state, ring);
         if (ring->tail == ring->head) {
             continue;
         }
-        if (!ring->begun_ns &&
-            cudaEventQuery(ring->entries[ring->tail % NCCL_RING].begin) == cudaSuccess) {
+        const nccl_entry *first = &ring->entries[ring->tail % NCCL_RING];
+        if (!ring->begun_ns && cudaEventQuery(first->begin) == cudaSuccess) {
             ring->begun_ns = now;
         }
-        if (!oldest->comm ||
-            (ring->begun_ns && (!oldest->begun_ns || ring->begun_ns < oldest->begun_ns))) {
-            *oldest = (pending_op){nc->comm, ring->entries[ring->tail % NCCL_RING], ring->begun_ns};
+        if (!oldest->pending ||
+            (ring->begun_ns && (!oldest->from_ns || ring->begun_ns < oldest->from_ns))) {
+            *oldest = (waiting){
+                .comm = nc->comm, .entry = *first, .pending = true, .from_ns = ring->begun_ns};
         }
     }
 }
@@ -304,16 +308,6 @@ static nd_status call_failed(nd_transport *transport, const nccl_comm *nc, ncclC
     return nccl_give_up(transport);
 }
 
-/* What this rank waits for, as a look finds it. */
-typedef struct waiting {
-    const nd_comm *comm; /* NULL: all ranks */
-    const nccl_entry *entry;
-    char where[200];
-    bool pending;    /* otherwise for nothing of its peers */
-    bool ends;       /* a communicator, in good order: peers may have ended theirs, and be gone */
-    int64_t from_ns; /* 0: it has not begun */
-} waiting;
-
 /* Only one thread at a time may call NCCL. When the other thread is inside NCCL, `asked` is false
  * and a later look asks again. */
 static nd_status check_errors(const nd_transport *transport, const waiting *w, bool *asked)
@@ -392,7 +386,7 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
     int64_t since = w->from_ns > state->progress_ns ? w->from_ns : state->progress_ns;
     double seconds = (double)(nd_clock_ns() - since) * 1e-9;
     if (w->pending && w->from_ns && seconds > transport->timeout_seconds) {
-        return report_hang(transport, w->comm, w->entry, w->where, seconds);
+        return report_hang(transport, w->comm, &w->entry, w->where, seconds);
     }
     if (!w->from_ns && seconds > COMPUTE_SECONDS && host_seconds > COMPUTE_SECONDS &&
         host_seconds > transport->timeout_seconds) {
@@ -406,10 +400,10 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
 /* Shows the launcher, and ranks that wait for this one, the operation that runs, otherwise what
  * NCCL is polled for, otherwise the operation that ended last. No other code writes the slot. Under
  * `ring`. */
-static void show(const nccl_state *state, nd_progress_slot *slot, const pending_op *oldest)
+static void show(const nccl_state *state, nd_progress_slot *slot, const waiting *oldest)
 {
-    int64_t since = oldest->begun_ns ? oldest->begun_ns : state->called_ns;
-    const nccl_entry *e = oldest->begun_ns   ? &oldest->entry
+    int64_t since = oldest->from_ns ? oldest->from_ns : state->called_ns;
+    const nccl_entry *e = oldest->from_ns    ? &oldest->entry
                           : state->called_ns ? &state->called
                                              : &state->ended;
     int64_t bytes = e->count * (int64_t)nd_dtype_size(e->dtype);
@@ -427,23 +421,18 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
                       bool *asked)
 {
     nccl_state *state = nccl_state_of(transport);
-    pending_op oldest;
-    waiting found = {0};
+    waiting found;
     pthread_mutex_lock(&state->ring);
-    advance_rings(state, &oldest);
+    advance_rings(state, &found);
     if (settling) {
-        state->called = *settling->entry;
+        state->called = settling->entry;
         state->called_ns = settling->from_ns;
     }
-    show(state, transport->progress, &oldest);
-    if (oldest.comm) {
-        found.comm = oldest.comm;
-        found.entry = &oldest.entry;
-        found.pending = true;
-        found.from_ns = oldest.begun_ns;
-        describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
+    show(state, transport->progress, &found);
+    if (found.pending) {
+        describe(found.comm, &found.entry, found.where, sizeof found.where);
     }
-    const waiting *w = oldest.begun_ns || !settling ? &found : settling;
+    const waiting *w = found.from_ns || !settling ? &found : settling;
     /* At every look, also when this rank waits for nothing: otherwise the order in which peers
      * ended would be unknown later. */
     int64_t now = nd_clock_ns();
@@ -511,7 +500,7 @@ nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t n
     ncclResult_t result = first;
     const nccl_entry setup = {.kind = nc ? nc->comm->kind : ND_GROUP_WORLD, .op = ND_COMM_SETUP};
     waiting w = {.comm = nc && native != state->world ? nc->comm : NULL,
-                 .entry = nc && nc->entry ? nc->entry : &setup,
+                 .entry = nc && nc->entry ? *nc->entry : setup,
                  .pending = true,
                  .ends = ends,
                  .from_ns = nd_clock_ns()};

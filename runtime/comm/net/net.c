@@ -98,25 +98,18 @@ static nd_status want_out(nd_link *link, bool wanted)
     return ND_OK;
 }
 
-/* Whether the connection has come about. */
-static nd_status end_connect(nd_link *link)
-{
-    int error = 0;
-    struct sockaddr_storage peer;
-    socklen_t bytes = sizeof error, peer_bytes = sizeof peer;
-    getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
-    if (error != 0) {
-        return lost(error);
-    }
-    link->connecting = getpeername(link->fd, (struct sockaddr *)&peer, &peer_bytes) != 0;
-    return ND_OK;
-}
-
 nd_status nd_link_flush(nd_link *link, bool *idle)
 {
     *idle = false;
-    if (link->connecting) {
-        ND_TRY(end_connect(link));
+    if (link->connecting) { /* has the connection come about? */
+        int error = 0;
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof error, peer_bytes = sizeof peer;
+        getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+        if (error != 0) {
+            return lost(error);
+        }
+        link->connecting = getpeername(link->fd, (struct sockaddr *)&peer, &peer_bytes) != 0;
     }
     while (!link->connecting) {
         const void *bytes;
@@ -290,15 +283,6 @@ static nd_status read_answer(net_peer *peer)
     return ND_OK;
 }
 
-static void serve_peer(nd_net *net, net_peer *peer)
-{
-    nd_status status = read_answer(peer);
-    status = status == ND_OK ? write_queue(net, peer) : status;
-    if (status != ND_OK) {
-        lose(net, peer, status);
-    }
-}
-
 /* What a peer does ends its connection; errors are those of this rank. */
 static nd_status queue_frame(nd_net *net, net_kind kind, nd_p2p_request *request)
 {
@@ -409,15 +393,6 @@ static void end_source(nd_net *net, net_source *source)
     free(source);
 }
 
-static void serve_source(nd_net *net, net_source *source)
-{
-    nd_status status = read_source(net, source);
-    if (status != ND_OK) {
-        keep_failure(net, source->rank < 0 ? ND_OK : status);
-        end_source(net, source);
-    }
-}
-
 /* Ends connections that said no hello in time. Where there are none and `more` is true, it ends the
  * oldest that has not proved the key. */
 static void drop_strangers(nd_net *net, bool more)
@@ -488,15 +463,25 @@ static void accept_all(nd_net *net)
 /* What an event belongs to may have ended with an event before it. */
 static void serve(nd_net *net, const nd_link *link)
 {
+    nd_status status = ND_OK;
     for (net_source *s = net->sources; s; s = s->next) {
         if (s->link == link) {
-            serve_source(net, s);
+            status = read_source(net, s);
+            if (status != ND_OK) {
+                keep_failure(net, s->rank < 0 ? ND_OK : status);
+                end_source(net, s);
+            }
             return;
         }
     }
     for (int rank = 0; rank < net->size; rank++) {
-        if (net->peers[rank].link == link) {
-            serve_peer(net, &net->peers[rank]);
+        net_peer *peer = &net->peers[rank];
+        if (peer->link == link) {
+            status = read_answer(peer);
+            status = status == ND_OK ? write_queue(net, peer) : status;
+            if (status != ND_OK) {
+                lose(net, peer, status);
+            }
             return;
         }
     }
@@ -573,7 +558,7 @@ static nd_status listen_at(nd_net *net, const nd_address *own, nd_net_card *card
     return ND_OK;
 }
 
-nd_status nd_net_open(const nd_ucx_options *options, const nd_comm_network *network, int *fd,
+nd_status nd_net_open(const nd_transport_options *options, const nd_comm_network *network, int *fd,
                       nd_net **out)
 {
     nd_net *net;

@@ -26,7 +26,7 @@ typedef struct nd_net nd_net;
  * do; a lost connection is tried again by the next progress that is late enough. ND_ERR_IO,
  * ND_ERR_RESOURCE.
  */
-nd_status nd_net_open(const nd_ucx_options *options, const nd_comm_network *network, int *fd,
+nd_status nd_net_open(const nd_transport_options *options, const nd_comm_network *network, int *fd,
                       nd_net **out);
 /* With `flush` first sends what is complete for the caller, for 2 s at most. NULL is legal. */
 void nd_net_close(nd_net *net, bool flush);

@@ -348,16 +348,6 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     return true;
 }
 
-/* A message of an operation that this rank never entered has arrived: the other ranks still work,
- * so this rank ends without waiting for them. */
-static bool is_wanted_elsewhere(nd_transport *transport)
-{
-    const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
-    nd_tag found;
-    size_t bytes;
-    return ucx_peek(transport, 0, farewell_bit, &found, &bytes);
-}
-
 /* Complete when the other side has it, so no message is in flight when this rank ends. */
 static nd_status send_sync(ucx_state *state, nd_p2p_request *send)
 {
@@ -389,12 +379,17 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
         ucx_recv(transport, recv) != ND_OK) {
         return false;
     }
+    const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
     bool met = false;
     for (int idle = 0; !met && nd_clock_seconds() < until; idle++) {
         ucx_progress(transport);
+        nd_tag found;
+        size_t bytes;
+        /* A message of an operation that this rank never entered has arrived: the other ranks still
+         * work, so this rank ends without waiting for them. */
+        const bool wanted_elsewhere = ucx_peek(transport, 0, farewell_bit, &found, &bytes);
         int states[2] = {atomic_load(&send->state), atomic_load(&recv->state)};
-        if (is_wanted_elsewhere(transport) || states[0] == ND_REQUEST_FAILED ||
-            states[1] == ND_REQUEST_FAILED ||
+        if (wanted_elsewhere || states[0] == ND_REQUEST_FAILED || states[1] == ND_REQUEST_FAILED ||
             (states[1] == ND_REQUEST_POSTED && ucx_gone(transport, from)) ||
             (states[0] == ND_REQUEST_POSTED && ucx_gone(transport, to))) {
             break;
@@ -434,9 +429,6 @@ static bool take_leave(nd_transport *transport)
 static void ucx_close(nd_transport *transport, bool failed)
 {
     ucx_state *state = state_of(transport);
-    if (!state) {
-        return;
-    }
     bool orderly = !state->worker || (!failed && state->addresses && take_leave(transport));
     if (orderly && state->worker) {
         nd_ucx.ucp_worker_destroy(state->worker);
@@ -530,7 +522,7 @@ static nd_status create_worker(ucx_state *state)
     return ND_OK;
 }
 
-static nd_status exchange_places(ucx_state *state, const nd_ucx_options *options)
+static nd_status exchange_places(ucx_state *state, const nd_transport_options *options)
 {
     nd_status status;
     ucx_place own = {.host = state->host, .pid = (int32_t)getpid()}, *all = NULL;
@@ -544,15 +536,8 @@ out:
     return status;
 }
 
-static nd_status open_net(ucx_state *state, const nd_ucx_options *options)
-{
-    nd_comm_network network = {0};
-    ND_TRY(options->network(options->exchange_context, &network));
-    return nd_net_open(options, &network, &state->polled[1].fd, &state->net);
-}
-
 /* First the lengths, then the addresses, padded to the longest. */
-static nd_status exchange_addresses(ucx_state *state, const nd_ucx_options *options)
+static nd_status exchange_addresses(ucx_state *state, const nd_transport_options *options)
 {
     nd_status status = ND_OK;
     ucp_address_t *address = NULL;
@@ -578,7 +563,7 @@ out:
     return status;
 }
 
-static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
+static nd_status fill_state(ucx_state *state, const nd_transport_options *options)
 {
     state->rank = options->rank;
     state->size = options->size;
@@ -600,10 +585,15 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
     while (near < state->size && !is_remote(state, near)) {
         near++;
     }
-    return near == state->size ? ND_OK : open_net(state, options);
+    if (near == state->size) {
+        return ND_OK;
+    }
+    nd_comm_network network = {0};
+    ND_TRY(options->network(options->exchange_context, &network));
+    return nd_net_open(options, &network, &state->polled[1].fd, &state->net);
 }
 
-nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out)
+nd_status nd_transport_open_ucx(const nd_transport_options *options, nd_transport **out)
 {
     ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
     if (options->size > 1 << ND_TAG_RANK_BITS) {
@@ -612,24 +602,18 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
     }
     nd_transport *transport = NULL;
     ucx_state *state = NULL;
-    ND_TRY(nd_p2p_transport_create(&ucx_p2p, &transport));
-    nd_status status = ND_ALLOC(1, &state);
-    if (status == ND_OK) {
-        ((nd_p2p_transport *)transport->native)->state = state;
-        status = fill_state(state, options);
+    ND_TRY(ND_ALLOC(1, &state));
+    nd_status status = nd_p2p_transport_create(&ucx_p2p, options, state, &transport);
+    if (status != ND_OK) {
+        free(state);
+        return status;
     }
+    status = fill_state(state, options);
     if (status != ND_OK) { /* so that it does not take leave of ranks that it has not met */
         ((nd_p2p_transport *)transport->native)->failed = status;
         nd_transport_close(transport);
         return status;
     }
-    transport->rank = options->rank;
-    transport->size = options->size;
-    transport->timeout_seconds = options->timeout_seconds;
-    transport->progress = options->progress;
-    transport->page = options->page;
-    transport->slot_of_rank = options->slot_of_rank;
-    transport->slot_context = options->slot_context;
     *out = transport;
     return ND_OK;
 }

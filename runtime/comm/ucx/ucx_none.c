@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/comm.h"
 
-nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out)
+nd_status nd_transport_open_ucx(const nd_transport_options *options, nd_transport **out)
 {
     return nd_fail(ND_ERR_CONFIG,
                    "this build has no UCX, so CPU workers cannot talk to each other; install "

@@ -38,7 +38,7 @@ static nd_status meet_itself(void *context, const void *send, void *recv, size_t
 
 static const nd_net_card *open_net(nd_net **net)
 {
-    const nd_ucx_options options = {.rank = 0, .size = 2, .exchange = meet_itself};
+    const nd_transport_options options = {.rank = 0, .size = 2, .exchange = meet_itself};
     nd_address addresses[ND_ADDRESS_MAX];
     int count, fd;
     cr_assert_eq(nd_address_resolve("127.0.0.1", 0, addresses, &count), ND_OK);
