@@ -134,46 +134,10 @@ Test(nccl, every_operation_of_every_group)
     expect_all_fine(every_operation, (nd_mesh){{1, 1, 1, 3, 1}});
 }
 
-/* A gather that is waited for late, a reduction on another communicator of the same group, and
- * reuse of buffers. */
-static nd_status overlapped(job *j)
-{
-    nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP],
-            *gradients = j->groups.second[ND_GROUP_DP_SHARD_CP];
-    float *out = j->memory + 16 * N, *sums = j->memory + 32 * N;
-    nd_event gathered = {0}, reduced = {0};
-    int n = weights->size;
-    for (int round = 0; round < 5; round++) {
-        float want = 0.0f;
-        for (int i = 0; i < n * N; i++) {
-            j->host[i] = part(weights->index, i) + (float)round;
-        }
-        for (int m = 0; m < n; m++) {
-            want += part(m, weights->index * N) + (float)round;
-        }
-        ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(n * N) * 4));
-        ND_TRY(nd_comm_all_gather(weights, &j->stream, FLOATS(j->memory, out), &gathered));
-        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, FLOATS(j->memory, sums), &reduced));
-        ND_TRY(nd_stream_wait(&j->stream, &gathered));
-        ND_TRY(nd_stream_wait(&j->stream, &reduced));
-        ND_TRY(fetch(j, out, 32 * N));
-        float last = part(n - 1, 0) + (float)round;
-        ND_CHECK(j->host[(n - 1) * N] == last, "gathered %g, not %g, in round %d",
-                 (double)j->host[(n - 1) * N], (double)last, round);
-        ND_CHECK(j->host[16 * N] == want, "reduced %g, not %g, in round %d",
-                 (double)j->host[16 * N], (double)want, round);
-    }
-    return ND_OK;
-}
-
-Test(nccl, operations_with_events_overlap)
-{
-    expect_all_fine(overlapped, (nd_mesh){{1, 1, 4, 1, 1}});
-}
-
-/* A unit's two gathers and its two reduce-scatters, each pair in one group; buffers are written
- * again in the next round. */
-static nd_status in_groups(job *j)
+/* A unit's two gathers, which are waited for late, and its two reduce-scatters on another
+ * communicator of the same group; each pair in one group, or one by one. Buffers are written again
+ * in the next round. */
+static nd_status gather_and_reduce(job *j, bool grouped)
 {
     nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP],
             *gradients = j->groups.second[ND_GROUP_DP_SHARD_CP];
@@ -189,7 +153,7 @@ static nd_status in_groups(job *j)
             sum += part(m, weights->index * N) + (float)round;
         }
         ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(2 * n * N) * 4));
-        ND_TRY(nd_comm_group_begin(weights));
+        ND_TRY(grouped ? nd_comm_group_begin(weights) : ND_OK);
         for (int k = 0; k < 2; k++) { /* bytes, as codes are, and F32 */
             ND_TRY(nd_comm_all_gather(weights, &j->stream,
                                       &(nd_comm_args){.send = j->memory + k * N,
@@ -198,13 +162,13 @@ static nd_status in_groups(job *j)
                                                       .dtype = k ? ND_DTYPE_F32 : ND_DTYPE_U8},
                                       &gathered[k]));
         }
-        ND_TRY(nd_comm_group_end(weights));
-        ND_TRY(nd_comm_group_begin(gradients));
+        ND_TRY(grouped ? nd_comm_group_end(weights) : ND_OK);
+        ND_TRY(grouped ? nd_comm_group_begin(gradients) : ND_OK);
         for (int k = 0; k < 2; k++) {
             ND_TRY(nd_comm_reduce_scatter(
                 gradients, &j->stream, FLOATS(j->memory + k * n * N, sums + k * N), &reduced[k]));
         }
-        ND_TRY(nd_comm_group_end(gradients));
+        ND_TRY(grouped ? nd_comm_group_end(gradients) : ND_OK);
         for (int k = 0; k < 2; k++) {
             ND_TRY(nd_stream_wait(&j->stream, &gathered[k]));
             ND_TRY(nd_stream_wait(&j->stream, &reduced[k]));
@@ -221,6 +185,21 @@ static nd_status in_groups(job *j)
         }
     }
     return ND_OK;
+}
+
+static nd_status overlapped(job *j)
+{
+    return gather_and_reduce(j, false);
+}
+
+Test(nccl, operations_with_events_overlap)
+{
+    expect_all_fine(overlapped, (nd_mesh){{1, 1, 4, 1, 1}});
+}
+
+static nd_status in_groups(job *j)
+{
+    return gather_and_reduce(j, true);
 }
 
 Test(nccl, groups_are_one_launch)
