@@ -58,21 +58,17 @@ static nd_status op(nd_stream *stream, const char *name, void (*kernel)(void *))
 
 static const char *const names[] = {"rmsnorm_fwd", "matmul", "rope", "cast"};
 
-static nd_status end_as(fixture *f, nd_status status)
-{
-    return nd_graphs_end(f->graphs, status);
-}
+static const nd_graph_key block_3 = {.name = "forward", .number = 3};
 
 /* The forward of block 3: ops first .. first + count of `names`. */
 static nd_status work(fixture *f, int first, int count, void (*kernel)(void *))
 {
-    nd_graph_key key = {.name = "forward", .number = 3};
     nd_status status = ND_OK;
-    ND_TRY(nd_graphs_begin(f->graphs, &key));
+    ND_TRY(nd_graphs_begin(f->graphs, &block_3));
     for (int i = first; i < first + count && status == ND_OK; i++) {
         status = op(&f->stream, names[i], kernel);
     }
-    return end_as(f, status);
+    return nd_graphs_end(f->graphs, status);
 }
 
 static void expect_message(const char *text)
@@ -115,9 +111,8 @@ Test(graphs_cuda, other_ops_than_were_recorded_are_an_error)
 
 static nd_status fill(fixture *f, char *at, size_t bytes)
 {
-    nd_graph_key key = {.name = "forward", .number = 3};
-    ND_TRY(nd_graphs_begin(f->graphs, &key));
-    return end_as(f, nd_zero(&f->stream, at, bytes));
+    ND_TRY(nd_graphs_begin(f->graphs, &block_3));
+    return nd_graphs_end(f->graphs, nd_zero(&f->stream, at, bytes));
 }
 
 Test(graphs_cuda, a_fill_of_other_memory_than_was_recorded_is_an_error)
@@ -156,13 +151,12 @@ static nd_status parts_that_fail(fixture *f)
  * again. */
 Test(graphs_cuda, an_error_in_a_capture_ends_it)
 {
-    static const nd_graph_key key = {.name = "forward", .number = 3};
     fixture f;
     open_graphs(&f);
     for (int parts = 1; parts <= 2; parts++) {
-        cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+        cr_assert_eq(nd_graphs_begin(f.graphs, &block_3), ND_OK);
         nd_status status = parts == 1 ? op_that_fails(&f) : parts_that_fail(&f);
-        cr_expect_eq(end_as(&f, status), ND_ERR_NUMERIC);
+        cr_expect_eq(nd_graphs_end(f.graphs, status), ND_ERR_NUMERIC);
         expect_message("the reason");
         cr_expect_null(f.stream.graph);
         cr_expect_eq(nd_graphs_count(f.graphs).works, 0);
@@ -197,7 +191,7 @@ Test(graphs_cuda, more_than_is_planned_is_one_error)
                 cr_expect_eq(op(&f.stream, "matmul", nothing), ND_OK);
             }
             status = i == 0 ? ND_OK : op(&f.stream, "matmul", nothing);
-            cr_expect_eq(end_as(&f, status), i == 0 ? ND_OK : ND_ERR_INTERNAL);
+            cr_expect_eq(nd_graphs_end(f.graphs, status), i == 0 ? ND_OK : ND_ERR_INTERNAL);
         }
         if (i > 0) {
             expect_message(wanted);
@@ -206,7 +200,7 @@ Test(graphs_cuda, more_than_is_planned_is_one_error)
         if (i == 1) { /* what was dropped does not count: this fits */
             key.number = 9;
             cr_expect_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
-            cr_expect_eq(end_as(&f, op(&f.stream, "matmul", nothing)), ND_OK);
+            cr_expect_eq(nd_graphs_end(f.graphs, op(&f.stream, "matmul", nothing)), ND_OK);
         }
     }
     nd_graph_counts counts = nd_graphs_count(f.graphs);
@@ -216,10 +210,9 @@ Test(graphs_cuda, more_than_is_planned_is_one_error)
 /* That the double would notice: a wait for the stream ends its capture, */
 Test(graphs_cuda, a_wait_inside_a_capture_is_an_error)
 {
-    static const nd_graph_key key = {.name = "forward", .number = 3};
     fixture f;
     open_graphs(&f);
-    cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+    cr_assert_eq(nd_graphs_begin(f.graphs, &block_3), ND_OK);
     cr_assert_eq(op(&f.stream, "matmul", nothing), ND_OK);
     cr_expect_eq(nd_stream_sync(&f.stream), ND_ERR_INTERNAL);
     cr_expect_eq(nd_graphs_end(f.graphs, ND_OK), ND_ERR_INTERNAL);
@@ -230,11 +223,10 @@ Test(graphs_cuda, a_wait_inside_a_capture_is_an_error)
 /* and memory is not allocated. */
 Test(graphs_cuda, an_allocation_inside_a_capture_is_refused, .signal = SIGABRT)
 {
-    static const nd_graph_key key = {.name = "forward", .number = 3};
     fixture f;
     void *memory = NULL;
     open_graphs(&f);
-    cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+    cr_assert_eq(nd_graphs_begin(f.graphs, &block_3), ND_OK);
     cr_assert_eq(op(&f.stream, "matmul", nothing), ND_OK);
     (void)nd_device_alloc(f.device, 64, &memory);
 }
@@ -248,12 +240,11 @@ static void *ask(void *event)
 
 static void record_and_capture(fixture *f, cudaEvent_t *event)
 {
-    static const nd_graph_key key = {.name = "forward", .number = 3};
     open_graphs(f);
     cr_assert_eq(cudaEventCreateWithFlags(event, cudaEventDisableTiming), cudaSuccess);
     cr_assert_eq(cudaEventRecord(*event, nd_cuda_stream(&f->stream)), cudaSuccess);
     cr_assert_eq(nd_stream_sync(&f->stream), ND_OK);
-    cr_assert_eq(nd_graphs_begin(f->graphs, &key), ND_OK);
+    cr_assert_eq(nd_graphs_begin(f->graphs, &block_3), ND_OK);
     cr_assert_eq(op(&f->stream, "matmul", nothing), ND_OK);
 }
 
@@ -293,9 +284,8 @@ static nd_status real_op(fixture *f, const nd_ops *ops, char *memory, bool produ
 
 static nd_status recorded_op(fixture *f, const nd_ops *ops, char *memory, bool product)
 {
-    static const nd_graph_key key = {.name = "forward", .number = 3};
-    ND_TRY(nd_graphs_begin(f->graphs, &key));
-    return end_as(f, real_op(f, ops, memory, product));
+    ND_TRY(nd_graphs_begin(f->graphs, &block_3));
+    return nd_graphs_end(f->graphs, real_op(f, ops, memory, product));
 }
 
 /* That a strict double would notice: a kernel, or a product, that the driver loads in the midst. */
