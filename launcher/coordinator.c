@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Node 0: gathers the nodes before each start, gives it its nodes, and watches them while workers
- * run. The store's hooks only record what arrived; the pulse acts on it, outside of the store's
- * calls. It is regular where there are other nodes; what this node does wakes it, too.
+ * Node 0: hosts the store, gathers the nodes before each start, gives it its nodes, and watches
+ * them while workers run. The store's hooks only record what arrived; the pulse acts on it, outside
+ * of the store's calls. It is regular where there are other nodes; what this node does wakes it,
+ * too.
  */
 #include "launcher/nodes.h"
 
@@ -12,6 +13,8 @@
 #include "launcher/roster.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
 
 enum {
@@ -25,81 +28,55 @@ typedef enum coordinator_state {
     RELEASED,
 } coordinator_state;
 
-struct nd_coordinator {
-    nd_nodes_options options;
-    nd_server *server;
+typedef struct coordinator {
+    nd_nodes nodes;
+    nd_store_server *store;
     uv_timer_t pulse;
+    uv_timer_t restart; /* until the nodes are gathered for the next start */
     nd_roster roster;
     nd_status refused;
     int refused_count; /* nodes that were refused when they joined */
     char refusal[ND_ERROR_MESSAGE_MAX];
     coordinator_state state;
-    int64_t epoch, next_epoch; /* epoch: -1 before the first start */
-    bool asked;                /* a signal to a launcher asked the job to end */
-    bool left_behind;          /* a killed worker of this start did not end */
+    int64_t epoch;    /* -1 before the first start */
+    bool asked;       /* a signal to a launcher asked the job to end */
+    bool left_behind; /* a killed worker of this start did not end */
     bool stop_sent;
-    bool restarts; /* BETWEEN: the nodes are gathered for start next_epoch */
-    bool fewer;    /* and it does not wait for nodes that are not here */
+    bool gathers; /* BETWEEN: the nodes are gathered for the next start */
+    bool fewer;   /* and it does not wait for nodes that are not here */
     int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
-    int64_t enough_ns; /* before the first start: when each place had a node; 0: not yet */
-    char run_folder[ND_RUN_FOLDER_MAX];
+    int64_t enough_ns;     /* before the first start: when each place had a node; 0: not yet */
     nd_nodes_end own, end; /* of this node, of all: how the last start ended */
     int code;
-};
+} coordinator;
 
-static void wake(nd_coordinator *c);
+static void wake(coordinator *c);
 
 static const int64_t stop_ns = 20000000000; /* for a node to end its workers after a stop */
 static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
 
-nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator **out)
+static nd_server *server_of(const coordinator *c)
 {
-    nd_coordinator *c;
-    ND_TRY(ND_ALLOC(1, &c));
-    c->options = *options;
-    c->epoch = -1;
-    nd_status status =
-        nd_roster_init((int)options->config->launch.nnodes,
-                       (int)options->config->launch.spare_nodes, options->host_name, &c->roster);
-    if (status != ND_OK) {
-        free(c);
-        return status;
-    }
-    if (options->cannot_start) {
-        c->refused = (nd_status)options->cannot_start;
-        snprintf(c->refusal, sizeof c->refusal,
-                 "node 0 (%s) failed its start-up check; see its own output for the reason",
-                 options->host_name);
-    }
-    *out = c;
-    return ND_OK;
-}
-
-void nd_coordinator_destroy(nd_coordinator *c)
-{
-    if (c) {
-        nd_roster_fini(&c->roster);
-        free(c);
-    }
+    return nd_store_server_engine(c->store);
 }
 
 /* Sends nothing to a node that is not connected. */
-static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *numbers, int count,
+static void send_frame(coordinator *c, int index, int type, const uint32_t *numbers, int count,
                        const char *text)
 {
     nd_wire_buffer out = {0};
     nd_node_frame(&out, type, numbers, count, text);
     if (c->roster.nodes[index].peer && nd_wire_end(&out) == ND_OK) {
-        nd_server_send(c->server, c->roster.nodes[index].peer, out.data, out.size);
+        nd_server_send(server_of(c), c->roster.nodes[index].peer, out.data, out.size);
     }
     nd_wire_buffer_fini(&out);
 }
 
 /* Names the spare nodes that have replaced others since the last start. */
-static void report_replaced(const nd_coordinator *c)
+static void report_replaced(const coordinator *c)
 {
     const nd_roster *r = &c->roster;
-    int workers = c->options.local_workers;
+    int workers = c->nodes.options.local_workers;
     for (int p = 0; p < r->places; p++) {
         if (r->former[p] >= 0 && r->former[p] != r->holder[p]) {
             nd_log_warning("ndlaunch: node %d (host %s) takes the place of node %d (host %s), "
@@ -111,19 +88,19 @@ static void report_replaced(const nd_coordinator *c)
 }
 
 /* Workers of this start. */
-static int world_size(const nd_coordinator *c)
+static int world_size(const coordinator *c)
 {
-    return c->roster.places * c->options.local_workers;
+    return c->roster.places * c->nodes.options.local_workers;
 }
 
-static void send_plans(nd_coordinator *c)
+static void send_plans(coordinator *c)
 {
     for (int i = 1; i < c->roster.count; i++) {
         const nd_node *n = &c->roster.nodes[i];
         if (n->place >= 0) {
-            uint32_t first_rank = (uint32_t)(n->place * c->options.local_workers);
+            uint32_t first_rank = (uint32_t)(n->place * c->nodes.options.local_workers);
             const uint32_t numbers[] = {first_rank, (uint32_t)world_size(c), (uint32_t)c->epoch};
-            send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->run_folder);
+            send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->nodes.options.run_folder);
         } else {
             send_frame(c, i, ND_NODE_REST, NULL, 0, NULL);
         }
@@ -135,7 +112,7 @@ static void send_plans(nd_coordinator *c)
 static const int64_t spare_ns = 10000000000; /* for spare nodes, once the others are here */
 static const double refusing_seconds = 10;   /* for members to join, so that they can be refused */
 
-static nd_status refuse(nd_coordinator *c, nd_status status)
+static nd_status refuse(coordinator *c, nd_status status)
 {
     c->refused = status;
     snprintf(c->refusal, sizeof c->refusal, "%s", nd_error_last()->message);
@@ -143,14 +120,15 @@ static nd_status refuse(nd_coordinator *c, nd_status status)
 }
 
 /* A node's first frame: compares its settings with those of this node. */
-static nd_status take_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cursor *cursor)
+static nd_status take_join(coordinator *c, nd_peer *peer, int index, nd_wire_cursor *cursor)
 {
     nd_node *n = &c->roster.nodes[index];
     size_t bytes;
     uint32_t workers = nd_wire_get_u32(cursor);
     const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
     bool first = c->epoch < 0 && c->state != RELEASED;
-    bool again = c->options.config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
+    bool again =
+        c->nodes.options.config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
     if (c->refused != ND_OK) {
         c->refused_count++;
         return nd_fail(c->refused, "%s", c->refusal);
@@ -159,16 +137,16 @@ static nd_status take_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_
         return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
     }
     char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
-    snprintf(ours, sizeof ours, "node 0 (%s)", c->options.host_name);
+    snprintf(ours, sizeof ours, "node 0 (%s)", c->nodes.options.host_name);
     snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
     char *text = strndup((const char *)blob, bytes);
-    nd_status status = text ? nd_config_diff(c->options.job_text, ours, text, theirs)
+    nd_status status = text ? nd_config_diff(c->nodes.options.job_text, ours, text, theirs)
                             : nd_fail_memory("the settings of node %d", index);
     free(text);
-    if (status == ND_OK && (int)workers != c->options.local_workers) {
+    if (status == ND_OK && (int)workers != c->nodes.options.local_workers) {
         status =
             nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d; start equally many on all nodes",
-                    theirs, workers, ours, c->options.local_workers);
+                    theirs, workers, ours, c->nodes.options.local_workers);
     }
     if (status != ND_OK) { /* one that comes back may be corrected and come once more */
         return first ? refuse(c, status) : status;
@@ -184,7 +162,7 @@ static nd_status take_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_
 }
 
 /* A node whose check failed sends the code instead. */
-static nd_status take_failed_check(nd_coordinator *c, const nd_peer *peer, int index, int code)
+static nd_status take_failed_check(coordinator *c, const nd_peer *peer, int index, int code)
 {
     c->refused_count++;
     if (c->refused != ND_OK) {
@@ -198,7 +176,7 @@ static nd_status take_failed_check(nd_coordinator *c, const nd_peer *peer, int i
 }
 
 /* Which nodes are missing: a warning, and at the deadline the error. */
-static void warn_missing(const nd_coordinator *c, double seconds)
+static void warn_missing(const coordinator *c, double seconds)
 {
     char line[512];
     nd_roster_missing(&c->roster, seconds, line, sizeof line);
@@ -206,25 +184,15 @@ static void warn_missing(const nd_coordinator *c, double seconds)
         nd_log_warning("ndlaunch: %s", line);
     } else {
         nd_log_warning("ndlaunch: %s; start the same command there within %g s", line,
-                       nd_nodes_limit(c->options.config));
+                       nd_nodes_limit(c->nodes.options.config));
     }
-}
-
-static nd_status fail_missing(const nd_coordinator *c, double seconds)
-{
-    char line[512];
-    nd_roster_missing(&c->roster, seconds, line, sizeof line);
-    return nd_fail(ND_ERR_HANG,
-                   "%s (launch.rdzv_timeout_seconds, and time to encode text); start ndlaunch "
-                   "there with --node-rank, the same endpoint and the same key",
-                   line);
 }
 
 /* The most nodes out of those that are here with which a start may go on (launch.min_nodes); 0:
  * none. The last reason why a number does not do is the thread's error then. */
-static int fitting_nodes(const nd_coordinator *c)
+static int fitting_nodes(const coordinator *c)
 {
-    const nd_config *config = c->options.config;
+    const nd_config *config = c->nodes.options.config;
     nd_config fewer;
     int joined = nd_roster_joined(&c->roster);
     int most = joined < c->roster.most_places ? joined : c->roster.most_places;
@@ -236,53 +204,29 @@ static int fitting_nodes(const nd_coordinator *c)
     return 0;
 }
 
-/* Before the first start: all nodes are here, or each place has a node and the spare nodes had
- * their time. */
-static bool is_complete(nd_coordinator *c, int64_t now)
-{
-    int joined = nd_roster_joined(&c->roster);
-    c->enough_ns = joined < c->roster.places ? 0 : c->enough_ns ? c->enough_ns : now;
-    return joined == c->roster.count || (c->enough_ns && now - c->enough_ns > spare_ns);
-}
-
-/* Before the first start, after so many seconds: a node was refused, or this one cannot start. The
- * reason is the thread's error then. */
-static bool is_refused(const nd_coordinator *c, double waited)
-{
-    /* A coordinator that cannot start stays for a while to refuse the members, which would
-     * otherwise wait for it until their deadline. */
-    bool leaves = !c->options.cannot_start || c->refused_count >= c->roster.count - 1 ||
-                  waited > refusing_seconds;
-    bool refused = c->refused != ND_OK && leaves;
-    if (refused) {
-        nd_fail(c->refused, "%s", c->refusal);
-    }
-    return refused;
-}
-
 /* While workers run. */
 
 /* Closes the connection of a node, if it has one: its launcher must be started again. */
-static void part_with(nd_coordinator *c, int index, nd_status status, const char *why)
+static void part_with(coordinator *c, int index, nd_status status, const char *why)
 {
     nd_node *n = &c->roster.nodes[index];
     nd_peer *peer = n->peer;
     n->peer = NULL;
     n->joined = n->waits = false;
     if (peer) {
-        nd_server_refuse(c->server, peer, status, why);
+        nd_server_refuse(server_of(c), peer, status, why);
     }
 }
 
-static void lose_node(nd_coordinator *c, int index, const char *why)
+static void lose_node(coordinator *c, int index, const char *why)
 {
     part_with(c, index, ND_ERR_IO, why);
     nd_node_lose(&c->roster.nodes[index], index, why);
 }
 
-void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
+static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
 {
-    nd_coordinator *c = context;
+    coordinator *c = context;
     if (role != ND_WIRE_NODE || c->roster.nodes[index].peer != peer) {
         return;
     }
@@ -296,10 +240,9 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     }
 }
 
-nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
-                                  const nd_wire_frame *frame)
+static nd_status on_frame(void *context, nd_peer *peer, int index, const nd_wire_frame *frame)
 {
-    nd_coordinator *c = context;
+    coordinator *c = context;
     nd_node *n = &c->roster.nodes[index];
     nd_wire_cursor cursor = nd_wire_body(frame);
     bool joins = (int)frame->type == ND_NODE_JOIN || (int)frame->type == ND_NODE_FAIL;
@@ -349,14 +292,42 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
 }
 
 /* A restart waits until a lost node is back. */
-static bool lacks_nodes(const nd_coordinator *c)
+static bool lacks_nodes(const coordinator *c)
 {
     const nd_roster *r = &c->roster;
     return r->places == r->most_places && nd_roster_joined(r) < r->places;
 }
 
+/* The job ends with this code. */
+static void release(coordinator *c, int code)
+{
+    if (c->state == RELEASED) {
+        return;
+    }
+    uv_timer_stop(&c->restart);
+    wake(c);
+    c->state = RELEASED;
+    c->release_ns = nd_clock_ns();
+    c->code = code;
+    for (int i = 1; i < c->roster.count; i++) {
+        send_frame(c, i, ND_NODE_RELEASE, (uint32_t[]){(uint32_t)code}, 1, c->end.words);
+    }
+}
+
+static void on_restart(uv_timer_t *timer)
+{
+    coordinator *c = timer->data;
+    c->fewer = c->roster.places < c->roster.most_places;
+    c->gathers = true;
+    c->gather_ns = c->noticed_ns = nd_clock_ns();
+    wake(c);
+    if (lacks_nodes(c)) {
+        warn_missing(c, 0);
+    }
+}
+
 /* All workers of this start have ended: shows the first failure and asks the job what follows. */
-static void conclude(nd_coordinator *c)
+static void conclude(coordinator *c)
 {
     nd_nodes_end *end = &c->end;
     *end = (nd_nodes_end){.node = nd_roster_first_failure(&c->roster),
@@ -377,55 +348,31 @@ static void conclude(nd_coordinator *c)
     if (end->node == 0 && c->own.words[0]) { /* this node knows more about its own workers */
         snprintf(told.words, sizeof told.words, "%s", c->own.words);
     }
-    c->options.over(c->options.context, &told);
-}
-
-void nd_coordinator_release(nd_coordinator *c, int code)
-{
-    if (c->state == RELEASED) {
-        return;
-    }
-    wake(c);
-    c->state = RELEASED;
-    c->release_ns = nd_clock_ns();
-    c->code = code;
-    for (int i = 1; i < c->roster.count; i++) {
-        send_frame(c, i, ND_NODE_RELEASE, (uint32_t[]){(uint32_t)code}, 1, c->end.words);
-    }
-}
-
-void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_folder)
-{
-    if (c->state == BETWEEN) {
-        c->fewer = c->roster.places < c->roster.most_places;
-        c->restarts = true;
-        c->next_epoch = epoch;
-        c->gather_ns = c->noticed_ns = nd_clock_ns();
-        snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
-        wake(c);
-        if (lacks_nodes(c)) {
-            warn_missing(c, 0);
-        }
+    double wait_seconds;
+    if (c->nodes.options.restarts(c->nodes.options.context, &told, &wait_seconds)) {
+        uv_timer_start(&c->restart, on_restart, (uint64_t)(wait_seconds * 1e3), 0);
+    } else {
+        release(c, end->code);
     }
 }
 
 /* Nodes are missing, or were refused: the thread's error says why. A node whose own check failed
  * has said so. */
-static void give_up(nd_coordinator *c, int code)
+static void give_up(coordinator *c, int code)
 {
     char why[ND_ERROR_MESSAGE_MAX];
     snprintf(why, sizeof why, "%s", nd_error_last()->message);
-    if (!c->options.cannot_start) {
+    if (!c->nodes.options.cannot_start) {
         nd_log_error("ndlaunch: %s", why);
     }
     for (int i = 1; i < c->roster.count && c->epoch < 0; i++) {
         part_with(c, i, (nd_status)code, why);
     }
-    nd_coordinator_release(c, code);
+    release(c, code);
 }
 
 /* Each place of the start has its node. */
-static void start_workers(nd_coordinator *c)
+static void start_workers(coordinator *c)
 {
     if (c->roster.count > c->roster.places) {
         report_replaced(c);
@@ -436,18 +383,23 @@ static void start_workers(nd_coordinator *c)
                     spares[0] ? spares : "none yet, but one can join at any time");
     }
     c->state = RUNNING;
-    c->stop_sent = c->restarts = c->asked = c->left_behind = false;
+    c->stop_sent = c->gathers = c->asked = c->left_behind = false;
     nd_roster_begin(&c->roster);
-    c->epoch = c->next_epoch;
-    const nd_nodes_start start = {
-        .epoch = c->epoch, .world_size = world_size(c), .run_folder = c->run_folder};
-    c->options.start(c->options.context, &start); /* the store expects the workers */
+    const nd_nodes_start start = {.epoch = ++c->epoch,
+                                  .world_size = world_size(c),
+                                  .run_folder = c->nodes.options.run_folder};
+    if (c->epoch > 0) { /* the store takes only the workers of this start from here on */
+        char run_id[ND_WIRE_TEXT_MAX];
+        nd_restart_run_id(c->nodes.job, c->epoch, run_id, sizeof run_id);
+        nd_server_restart(server_of(c), run_id, (uint32_t)c->epoch, start.world_size);
+    }
+    c->nodes.options.start(c->nodes.options.context, &start);
     send_plans(c);
 }
 
 /* Sets the places of the next start when the job does not wait for further nodes: as many as the
  * nodes that are here can fill. Without such a number they stay as they are. */
-static void fit_places(nd_coordinator *c)
+static void fit_places(coordinator *c)
 {
     nd_config config;
     int before = c->roster.places, places = fitting_nodes(c);
@@ -456,7 +408,7 @@ static void fit_places(nd_coordinator *c)
         return;
     }
     nd_roster_set_places(&c->roster, places);
-    if (nd_config_with_nodes(c->options.config, places, &config) == ND_OK) {
+    if (nd_config_with_nodes(c->nodes.options.config, places, &config) == ND_OK) {
         char mesh[128];
         nd_log_warning("ndlaunch: the job goes on with %d of %d nodes: mesh %s, "
                        "train.gradient_accumulation_steps %lld",
@@ -467,33 +419,45 @@ static void fit_places(nd_coordinator *c)
 }
 
 /* Workers run nowhere: starts them once each place has a node, or gives up. */
-static void gather(nd_coordinator *c, int64_t now)
+static void gather(coordinator *c, int64_t now)
 {
     const bool first = c->epoch < 0;
-    double limit = nd_nodes_limit(c->options.config);
+    const nd_config *config = c->nodes.options.config;
     double waited = (double)(now - c->gather_ns) * 1e-9;
+    int joined = nd_roster_joined(&c->roster);
     if (c->asked) {
-        nd_coordinator_release(c, ND_ERR_PREEMPTED);
+        release(c, ND_ERR_PREEMPTED);
         return;
     }
-    if (!c->restarts) {
+    if (!c->gathers) {
         return;
     }
-    if (first && is_refused(c, waited)) {
-        give_up(c, (int)c->refused);
+    /* A coordinator that cannot start stays for a while to refuse the members, which would
+     * otherwise wait for it until their deadline. */
+    bool leaves = !c->nodes.options.cannot_start || c->refused_count >= c->roster.count - 1 ||
+                  waited > refusing_seconds;
+    if (first && c->refused != ND_OK && leaves) {
+        give_up(c, (int)nd_fail(c->refused, "%s", c->refusal));
         return;
     }
-    bool late = waited > limit && nd_roster_joined(&c->roster) < c->roster.places;
+    bool late = waited > nd_nodes_limit(config) && joined < c->roster.places;
     if (!first && (c->fewer || late)) {
         fit_places(c);
     }
-    if (first && !is_complete(c, now) && c->enough_ns) {
+    c->enough_ns = joined < c->roster.places ? 0 : c->enough_ns ? c->enough_ns : now;
+    if (first && c->enough_ns && joined < c->roster.count && now - c->enough_ns <= spare_ns) {
         return; /* spare nodes may come */
     }
     if (nd_roster_assign(&c->roster)) {
         start_workers(c);
     } else if (late) {
-        nd_status status = fail_missing(c, limit);
+        char line[512];
+        nd_roster_missing(&c->roster, nd_nodes_limit(config), line, sizeof line);
+        nd_status status = nd_fail(ND_ERR_HANG,
+                                   "%s (launch.rdzv_timeout_seconds, and time to encode text); "
+                                   "start ndlaunch there with --node-rank, the same endpoint and "
+                                   "the same key",
+                                   line);
         give_up(c, first ? (int)status : c->end.code);
     } else if (now - c->noticed_ns > (int64_t)NOTICE_MS * 1000000) {
         c->noticed_ns = now;
@@ -501,7 +465,7 @@ static void gather(nd_coordinator *c, int64_t now)
     }
 }
 
-static void watch_nodes(nd_coordinator *c, int64_t now)
+static void watch_nodes(coordinator *c, int64_t now)
 {
     static const char silent[] = "it gave no sign of life for 15 s";
     bool beat = now - c->beat_ns > (int64_t)ND_NODE_BEAT_MS * 1000000;
@@ -525,13 +489,14 @@ static void watch_nodes(nd_coordinator *c, int64_t now)
 }
 
 /* Ends the workers everywhere once one has failed. */
-static void pass_on_failure(nd_coordinator *c, int64_t now)
+static void pass_on_failure(coordinator *c, int64_t now)
 {
-    if (c->stop_sent || !nd_roster_has_failed(&c->roster)) {
+    int first = nd_roster_first_failure(&c->roster);
+    int code = first < 0 ? ND_OK : c->roster.nodes[first].code;
+    if (c->stop_sent || first < 0 || code == ND_ERR_PREEMPTED) { /* a stop is no failure */
         return;
     }
-    int code = c->roster.nodes[nd_roster_first_failure(&c->roster)].code;
-    int patience_ms = c->options.patience_ms(c->options.context, code);
+    int patience_ms = c->nodes.options.patience_ms(c->nodes.options.context, code);
     c->stop_sent = true;
     c->stop_ns = now;
     for (int i = 1; i < c->roster.count; i++) {
@@ -540,12 +505,12 @@ static void pass_on_failure(nd_coordinator *c, int64_t now)
             send_frame(c, i, ND_NODE_STOP, numbers, 2, NULL);
         }
     }
-    c->options.stop(c->options.context, patience_ms);
+    c->nodes.options.stop(c->nodes.options.context, patience_ms);
 }
 
 static void on_pulse(uv_timer_t *timer)
 {
-    nd_coordinator *c = timer->data;
+    coordinator *c = timer->data;
     int64_t now = nd_clock_ns();
     if (c->epoch >= 0) {
         watch_nodes(c, now);
@@ -559,38 +524,132 @@ static void on_pulse(uv_timer_t *timer)
         gather(c, now);
     }
     if (c->state == RELEASED &&
-        (nd_server_members(c->server, ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
-        c->options.finish(c->options.context, c->code);
+        (nd_server_members(server_of(c), ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
+        c->nodes.options.finish(c->nodes.options.context, c->code);
     }
 }
 
-static void wake(nd_coordinator *c)
+static void wake(coordinator *c)
 {
     uv_timer_start(&c->pulse, on_pulse, 0, c->roster.count > 1 ? PULSE_MS : 0);
 }
 
-nd_status nd_coordinator_watch(nd_coordinator *c, nd_server *server)
+static void failed(nd_nodes *nodes, int code)
 {
-    c->server = server;
-    c->restarts = true;
-    c->gather_ns = c->noticed_ns = nd_clock_ns();
-    ND_TRY(ND_UV(uv_timer_init(c->options.loop, &c->pulse)));
-    c->pulse.data = c;
-    wake(c);
-    return ND_OK;
-}
-
-void nd_coordinator_failed(nd_coordinator *c, int code)
-{
+    coordinator *c = (coordinator *)nodes;
     nd_node_fail(&c->roster.nodes[0], code);
     wake(c);
 }
 
-void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char *screen)
+static void ended(nd_nodes *nodes, const nd_nodes_end *end, const char *screen)
 {
+    coordinator *c = (coordinator *)nodes;
     nd_node_end(&c->roster.nodes[0], end->code, end->own, screen, strlen(screen));
     c->asked |= end->asked;
     c->left_behind |= end->left_behind;
     c->own = *end;
     wake(c);
+}
+
+static void asked(nd_nodes *nodes, int number)
+{
+    coordinator *c = (coordinator *)nodes;
+    if (c->state == BETWEEN) {
+        nd_log_warning("ndlaunch: signal %s: the job ends before restart %lld", strsignal(number),
+                       (long long)c->epoch + 1);
+        release(c, ND_ERR_PREEMPTED);
+    }
+}
+
+static void close_store(nd_nodes *nodes)
+{
+    coordinator *c = (coordinator *)nodes;
+    nd_store_server_close(c->store);
+    c->store = NULL;
+}
+
+static void destroy(nd_nodes *nodes)
+{
+    nd_roster_fini(&((coordinator *)nodes)->roster);
+    free(nodes);
+}
+
+static void on_notice(void *context, const char *line)
+{
+    nd_log_info("ndlaunch: %s", line);
+}
+
+/* The store listens at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
+ * reach the store only where the job has a key file. */
+static nd_status find_endpoint(const nd_config *config, nd_address *out)
+{
+    nd_address addresses[ND_ADDRESS_MAX];
+    char host[ND_HOST_MAX] = "127.0.0.1";
+    int port = 0, count = 0;
+    if (config->launch.rdzv_endpoint[0]) {
+        ND_TRY(nd_endpoint_parse(config->launch.rdzv_endpoint, host, &port));
+    }
+    ND_TRY(nd_address_resolve(host, port, addresses, &count));
+    *out = addresses[0];
+    return nd_address_is_loopback(out) || config->launch.rdzv_key_file[0]
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "launch.rdzv_endpoint %s is open to other hosts and needs a key; make one "
+                         "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
+                         "--rdzv-key-file",
+                         config->launch.rdzv_endpoint);
+}
+
+static nd_status open_store(coordinator *c, const uint8_t key[ND_KEY_BYTES])
+{
+    nd_nodes *n = &c->nodes;
+    uint8_t bytes[ND_KEY_BYTES];
+    nd_store_server_options options = {
+        .loop = n->options.loop,
+        .server = {.version = ND_VERSION,
+                   .run_id = n->job,
+                   .world_size = n->options.world_size,
+                   .nnodes = c->roster.count},
+        .hooks = {.context = c, .notice = on_notice, .left = on_left, .node_frame = on_frame},
+    };
+    /* A key file may serve many jobs, so the job's name comes from a random number of its own. */
+    ND_TRY(nd_key_random(bytes));
+    snprintf(n->job, sizeof n->job, "nd-%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
+    ND_TRY(find_endpoint(n->options.config, &options.address));
+    memcpy(options.key, key, ND_KEY_BYTES);
+    nd_status status = nd_store_server_open(&options, &c->store);
+    explicit_bzero(options.key, sizeof options.key);
+    ND_TRY(status);
+    snprintf(n->master_addr, sizeof n->master_addr, "%s", nd_store_server_address(c->store));
+    n->master_port = nd_store_server_port(c->store);
+    return ND_OK;
+}
+
+nd_status nd_coordinator_open(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                              nd_nodes **out)
+{
+    static const nd_nodes_role role = {failed, ended, asked, close_store, destroy};
+    const nd_config *config = options->config;
+    coordinator *c;
+    ND_TRY(ND_ALLOC(1, &c));
+    *out = &c->nodes;
+    c->nodes.role = &role;
+    c->nodes.options = *options;
+    c->epoch = -1;
+    ND_TRY(nd_roster_init((int)config->launch.nnodes, (int)config->launch.spare_nodes,
+                          options->host_name, &c->roster));
+    if (options->cannot_start) {
+        c->refused = (nd_status)options->cannot_start;
+        snprintf(c->refusal, sizeof c->refusal,
+                 "node 0 (%s) failed its start-up check; see its own output for the reason",
+                 options->host_name);
+    }
+    ND_TRY(open_store(c, key));
+    c->gathers = true;
+    c->gather_ns = c->noticed_ns = nd_clock_ns();
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &c->restart)));
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &c->pulse)));
+    c->restart.data = c->pulse.data = c;
+    wake(c);
+    return ND_OK;
 }

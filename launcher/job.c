@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The job on this node: its loop, signals and other nodes, around one attempt after the other. */
+/* The job on this node: its loop, signals and other nodes, around one attempt after the other, each
+ * with an epoch of its own. On node 0 it chooses whether a further one follows. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/supervise.h"
+#include "launcher/launcher.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/shm_folder.h"
-#include "runtime/base/version.h"
+#include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
+
+enum {
+    SIGNAL_BASE = 128, /* code of signal 0 */
+    HANG_MS = 3000,    /* others may be at the same deadline, and name the stuck rank */
+    MESSAGES_MS = 200,
+};
 
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -18,16 +25,18 @@ typedef struct nd_job {
     nd_job_options options;
     uv_loop_t loop;
     char host_name[128];
-    int key_fd;                  /* for workers */
-    nd_store_server *store;      /* NULL on nodes other than 0 */
-    nd_coordinator *coordinator; /* on node 0, else NULL */
-    nd_member *member;           /* on another node, else NULL */
-    nd_job_place place;
-    nd_supervisor *supervisor; /* of the workers of this node */
-    nd_config fewer;           /* of a start with fewer nodes; borrows the configuration's texts */
-    int fewer_fd;              /* the same for the workers; 0: there was none */
-    bool between;              /* a restart is due, but no worker runs yet */
-    uv_timer_t restart_timer;  /* until the next start */
+    int key_fd; /* for workers */
+    nd_nodes *nodes;
+    nd_attempt_options start; /* of the current attempt; the texts of one start are these: */
+    char run_id[96];
+    char run_folder[ND_RUN_FOLDER_MAX]; /* that the first start began, or "" */
+    nd_attempt *attempt;                /* the current one, or the last; without workers at first */
+    nd_attempt *former;                 /* of which the loop may still have handles */
+    nd_status start_failed;             /* the workers of this start could not be started */
+    bool asked;                         /* a signal asked the job to end */
+    int brief;                          /* nd_restart_case */
+    nd_config fewer; /* of a start with fewer nodes; borrows the configuration's texts */
+    int fewer_fd;    /* the same for the workers; 0: there was none */
     uv_signal_t signals[sizeof forwarded / sizeof *forwarded];
     uv_timer_t leave_timer; /* for the other nodes to end after a signal */
     bool under_nohup;       /* HUP was ignored when we started, and stays ignored */
@@ -44,11 +53,19 @@ static void close_watcher(uv_handle_t *handle, void *context)
     }
 }
 
-/* The code of the job is known: a signal that comes while handles are closed, which gives signals
- * back their default effect, no longer changes it. QUIT still ends a process that hangs. */
-static void block_signals(void)
+/* The job is over: closes everything, which ends the loop. Pipes close when their workers end, the
+ * store's handles with the store. */
+static void finish(void *context, int exit_code)
 {
+    nd_job *job = context;
     sigset_t set;
+    if (job->finished) {
+        return;
+    }
+    job->finished = true;
+    job->exit_code = exit_code;
+    /* A signal that comes while handles are closed, which gives signals back their default effect,
+     * no longer changes the code. QUIT still ends a process that hangs. */
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
         if (forwarded[i] != SIGQUIT) {
@@ -56,44 +73,53 @@ static void block_signals(void)
         }
     }
     pthread_sigmask(SIG_BLOCK, &set, NULL);
+    job->nodes->role->close(job->nodes);
+    uv_walk(&job->loop, close_watcher, NULL);
 }
 
-/* The job is over: closes everything, which ends the loop. Pipes close when their workers end, the
- * store's handles with the store. */
-static void finish(void *context, int exit_code)
+/* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */
+static nd_restart_case restart_case(const nd_job *job, int code)
 {
-    nd_job *job = context;
-    if (job->finished) {
-        return;
+    const nd_progress *page = &job->attempt->progress;
+    nd_restart_case c = {.code = code,
+                         .asked = job->asked,
+                         .left_behind = job->attempt->left_behind,
+                         .epoch = job->start.epoch,
+                         .max_restarts = job->options.config->launch.max_restarts,
+                         .brief = job->brief};
+    int64_t stepped_ns = page->job ? nd_progress_stepped_ns(page) : 0;
+    if (stepped_ns != 0) {
+        c.stepped = true;
+        c.began_at = nd_progress_first_step(page);
+        c.durable = nd_progress_durable_step(page);
+        c.done = nd_progress_completed_steps(&page->slots[0]);
+        c.seconds = (double)(nd_clock_ns() - stepped_ns) * 1e-9;
     }
-    job->finished = true;
-    job->exit_code = exit_code;
-    block_signals();
-    nd_store_server_close(job->store);
-    job->store = NULL;
-    uv_walk(&job->loop, close_watcher, NULL);
+    return c;
 }
 
 static void stop_workers(void *context, int milliseconds)
 {
-    nd_attempt_stop(((nd_job *)context)->supervisor->attempt, milliseconds);
+    nd_attempt_stop(((nd_job *)context)->attempt, milliseconds);
 }
 
+/* How long workers may take to end after a failure, so that a restart follows soon: those of a
+ * worker that died of a signal know nothing about it, and others have at most their messages left
+ * to write. */
 static int patience_ms(void *context, int code)
 {
-    return nd_supervisor_patience_ms(((nd_job *)context)->supervisor, code);
+    const nd_restart_case c = restart_case(context, code);
+    return nd_restart_decide(&c).verdict != ND_RESTART_YES ? ND_STOP_MS
+           : code > SIGNAL_BASE                            ? 0
+           : code == ND_ERR_HANG                           ? HANG_MS
+                                                           : MESSAGES_MS;
 }
 
 static void on_workers_failed(void *context, int code)
 {
     nd_job *job = context;
-    if (job->member) {
-        nd_member_failed(job->member, code);
-        stop_workers(job, ND_STOP_MS);
-    } else {
-        nd_coordinator_failed(job->coordinator, code);
-        stop_workers(job, patience_ms(job, code));
-    }
+    job->nodes->role->failed(job->nodes, code);
+    stop_workers(job, patience_ms(job, code)); /* on other nodes nothing is known of a restart */
 }
 
 /* What the workers of a start of this size are to do. */
@@ -115,116 +141,121 @@ static nd_status config_of(nd_job *job, int world_size, const nd_config **config
     return ND_OK;
 }
 
-static void on_restart_timer(uv_timer_t *timer)
-{
-    nd_job *job = timer->data;
-    const nd_supervisor *s = job->supervisor;
-    nd_coordinator_restart(job->coordinator, s->epoch + 1, s->run_folder);
-}
-
-/* Node 0: the workers of this start have ended everywhere. */
-static void on_over(void *context, const nd_nodes_end *end)
+/* Node 0: the workers of this start have ended everywhere. Says what follows, or why nothing does,
+ * and where a run that saves can go on. */
+static bool restarts(void *context, const nd_nodes_end *end, double *wait_seconds)
 {
     nd_job *job = context;
-    double wait_seconds = 0;
-    job->between = nd_supervisor_restarts(job->supervisor, end, &wait_seconds);
-    if (job->between) {
-        uv_timer_start(&job->restart_timer, on_restart_timer, (uint64_t)(wait_seconds * 1e3), 0);
-    } else {
-        nd_coordinator_release(job->coordinator, end->code);
+    const nd_progress *page = &job->attempt->progress;
+    const char *folder = page->job ? nd_progress_run_folder(page) : "";
+    nd_restart_case c = restart_case(job, end->code);
+    c.asked |= end->asked;
+    c.left_behind |= end->left_behind;
+    c.lacks_nodes = end->lacks_nodes;
+    const nd_restart_choice choice = nd_restart_decide(&c);
+    if (choice.verdict == ND_RESTART_YES) {
+        if (folder[0]) {
+            snprintf(job->run_folder, sizeof job->run_folder, "%s", folder);
+        }
+        job->brief = choice.brief;
+        nd_log_warning("ndlaunch: %s; %s", end->words, choice.text);
+        *wait_seconds = choice.wait_seconds;
+        return true;
     }
+    if (choice.text[0]) {
+        nd_log_warning("ndlaunch: the job is not started again: %s", choice.text);
+    }
+    const int64_t durable = page->job ? nd_progress_durable_step(page) : -1;
+    if (end->code != 0 && end->code != ND_ERR_PREEMPTED && durable > 0) {
+        nd_log_info("ndlaunch: the newest checkpoint is that of step %lld; to go on, give the same "
+                    "command with --save-dir %s --resume-from-checkpoint latest",
+                    (long long)durable, folder);
+    }
+    return false;
 }
 
 static void on_workers_ended(void *context)
 {
     nd_job *job = context;
-    const nd_supervisor *s = job->supervisor;
-    char *screen = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&screen, &bytes);
-    nd_nodes_end end = {.asked = s->asked, .left_behind = s->attempt->left_behind};
-    int code = nd_attempt_report(s->attempt, out ? out : stderr);
-    if (out) {
-        fclose(out);
-    }
-    nd_attempt_failure_of(s->attempt, &end.own, end.words, sizeof end.words);
-    end.code = s->start_failed ? (int)s->start_failed : code;
-    const char *text = screen && !s->start_failed ? screen : ""; /* why it failed is told */
-    if (job->member) {
-        nd_member_ended(job->member, &end, text);
-    } else {
-        nd_coordinator_ended(job->coordinator, &end, text);
-    }
+    nd_nodes_end end = {.asked = job->asked, .left_behind = job->attempt->left_behind};
+    char *screen = nd_attempt_report(job->attempt, &end);
+    end.code = job->start_failed ? (int)job->start_failed : end.code;
+    const bool told = !screen || job->start_failed; /* why a start failed is told */
+    job->nodes->role->ended(job->nodes, &end, told ? "" : screen);
     free(screen);
 }
 
 static void on_leave_timer(uv_timer_t *timer)
 {
-    finish(timer->data, 128 + SIGTERM); /* the other nodes' workers did not end */
-}
-
-/* False: the time that workers or nodes have to end already runs. */
-static bool start_grace(nd_job *job)
-{
-    if (job->supervisor->attempt->running > 0) {
-        return nd_attempt_start_grace(job->supervisor->attempt);
-    }
-    if (!uv_is_active((uv_handle_t *)&job->leave_timer)) {
-        uint64_t grace_ms = (uint64_t)(job->options.config->launch.grace_seconds * 1000.0);
-        uv_timer_start(&job->leave_timer, on_leave_timer, grace_ms, 0);
-    }
-    return false;
-}
-
-/* No worker runs on this node: the job is not started again. */
-static void end_between(nd_job *job, int number)
-{
-    if (job->between) {
-        nd_log_warning("ndlaunch: signal %s: the job ends before restart %lld", strsignal(number),
-                       (long long)job->supervisor->epoch + 1);
-        uv_timer_stop(&job->restart_timer);
-        job->between = false;
-        nd_coordinator_release(job->coordinator, ND_ERR_PREEMPTED);
-    } else if (job->member) {
-        nd_member_asked(job->member);
-    }
+    finish(timer->data, SIGNAL_BASE + SIGTERM); /* the other nodes' workers did not end */
 }
 
 static void on_signal(uv_signal_t *handle, int number)
 {
     nd_job *job = handle->data;
+    const bool running = job->attempt->running > 0;
+    const double grace = job->options.config->launch.grace_seconds;
     int64_t now = nd_clock_ns();
     bool again =
         number == SIGINT && job->last_interrupt_ns && now - job->last_interrupt_ns < 1000000000;
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
     job->last_interrupt_ns = number == SIGINT ? now : job->last_interrupt_ns;
-    if (again && job->supervisor->attempt->running == 0) {
-        finish(job, 128 + number); /* only other nodes still have workers */
+    if (again && !running) {
+        finish(job, SIGNAL_BASE + number); /* only other nodes still have workers */
         return;
     }
     if (ends || number == SIGUSR1) {
-        job->supervisor->asked = true;
-        if (job->supervisor->attempt->running == 0) {
-            end_between(job, number);
+        job->asked = true;
+        if (!running) {
+            job->nodes->role->asked(job->nodes, number);
         }
     }
     if (again) {
-        nd_attempt_kill(job->supervisor->attempt, ND_KILLED_INTERRUPT);
-    } else if (number == SIGQUIT) {
-        nd_attempt_signal(job->supervisor->attempt, number); /* workers do not handle it, either */
+        nd_attempt_kill(job->attempt, ND_KILLED_INTERRUPT);
     } else {
-        nd_attempt_forward(job->supervisor->attempt, number);
+        nd_attempt_forward(job->attempt, number);
     }
-    if (ends && !job->finished && start_grace(job)) {
+    if (!ends || job->finished) {
+        return;
+    }
+    if (!running) {
+        if (!uv_is_active((uv_handle_t *)&job->leave_timer)) {
+            uv_timer_start(&job->leave_timer, on_leave_timer, (uint64_t)(grace * 1e3), 0);
+        }
+    } else if (nd_attempt_start_grace(job->attempt)) { /* else that time already runs */
         nd_log_info("ndlaunch: signal %s forwarded; workers have %g s (--grace-seconds) to end "
                     "their step",
-                    strsignal(number), job->options.config->launch.grace_seconds);
+                    strsignal(number), grace);
     }
 }
 
-/* From the first start on. Before it main ends the process at a signal. */
-static nd_status watch_signals(nd_job *job)
+/* The attempts before the current one, as far as the loop has closed all of them. */
+static void free_former(nd_job *job, bool loop_ended)
 {
+    for (nd_attempt **at = &job->former; *at;) {
+        nd_attempt *next = (*at)->next;
+        if (nd_attempt_free(*at, loop_ended)) {
+            *at = next;
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+static nd_status try_start(nd_job *job, const nd_nodes_start *next)
+{
+    nd_attempt_options *o = &job->start;
+    nd_attempt *attempt;
+    ND_TRY(ND_ALLOC(1, &attempt));
+    job->attempt->next = job->former;
+    job->former = job->attempt;
+    job->attempt = attempt;
+    free_former(job, false);
+    o->epoch = next->epoch;
+    o->first_rank = next->first_rank;
+    o->world_size = next->world_size;
+    nd_restart_run_id(job->nodes->job, next->epoch, job->run_id, sizeof job->run_id);
+    /* From the first start on signals are handled here. Before it main ends the process. */
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded && !job->signals[i].data; i++) {
         ND_TRY(ND_UV(uv_signal_init(&job->loop, &job->signals[i])));
         job->signals[i].data = job;
@@ -232,31 +263,27 @@ static nd_status watch_signals(nd_job *job)
             ND_TRY(ND_UV(uv_signal_start(&job->signals[i], on_signal, forwarded[i])));
         }
     }
-    return ND_OK;
+    ND_TRY(config_of(job, next->world_size, &o->config, &o->config_fd));
+    return nd_attempt_start(o, job->attempt);
 }
 
-/* Starts the workers of this node; the store takes only these from here on. */
+/* Starts the workers of this node. A start that fails ends as a failure of its own. */
 static void start_workers(void *context, const nd_nodes_start *start)
 {
     nd_job *job = context;
-    nd_attempt_options *o = &job->supervisor->options;
-    char run_id[ND_WIRE_TEXT_MAX];
-    job->between = false;
-    if (job->store && start->epoch > 0) {
-        nd_restart_run_id(job->place.job, start->epoch, run_id, sizeof run_id);
-        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch,
-                          start->world_size);
+    if (start->run_folder != job->run_folder) {
+        snprintf(job->run_folder, sizeof job->run_folder, "%s", start->run_folder);
     }
-    nd_status status = watch_signals(job);
-    status =
-        status == ND_OK ? config_of(job, start->world_size, &o->config, &o->config_fd) : status;
-    o->world_size = start->world_size;
-    nd_supervisor_start(job->supervisor, start, status);
-}
-
-static void on_notice(void *context, const char *line)
-{
-    nd_log_info("ndlaunch: %s", line);
+    nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
+    job->start_failed = try_start(job, start);
+    if (job->start_failed != ND_OK) {
+        nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)start->epoch,
+                     nd_error_last()->message);
+        nd_attempt_kill(job->attempt, ND_KILLED_GRACE);
+        if (job->attempt->running == 0) {
+            on_workers_ended(job);
+        }
+    }
 }
 
 /* The job's key comes from a file, from standard input for "-", or is made here for "". */
@@ -268,54 +295,8 @@ static nd_status read_key(const char *file, uint8_t key[ND_KEY_BYTES])
     return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
 }
 
-/* The store listens at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
- * reach the store only where the job has a key file. */
-static nd_status find_endpoint(const nd_config *config, nd_address *out)
-{
-    nd_address addresses[ND_ADDRESS_MAX];
-    char host[ND_HOST_MAX] = "127.0.0.1";
-    int port = 0, count = 0;
-    if (config->launch.rdzv_endpoint[0]) {
-        ND_TRY(nd_endpoint_parse(config->launch.rdzv_endpoint, host, &port));
-    }
-    ND_TRY(nd_address_resolve(host, port, addresses, &count));
-    *out = addresses[0];
-    return nd_address_is_loopback(out) || config->launch.rdzv_key_file[0]
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "launch.rdzv_endpoint %s is open to other hosts and needs a key; make one "
-                         "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
-                         "--rdzv-key-file",
-                         config->launch.rdzv_endpoint);
-}
-
-static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
-{
-    const nd_config *config = job->options.config;
-    nd_store_server_options options = {
-        .loop = &job->loop,
-        .server = {.version = ND_VERSION,
-                   .run_id = job->place.job,
-                   .world_size = job->options.world_size,
-                   .nnodes = (int)(config->launch.nnodes + config->launch.spare_nodes)},
-        .hooks = {.context = job->coordinator,
-                  .notice = on_notice,
-                  .left = nd_coordinator_on_left,
-                  .node_frame = nd_coordinator_on_frame},
-    };
-    ND_TRY(find_endpoint(config, &options.address));
-    memcpy(options.key, key, ND_KEY_BYTES);
-    nd_status status = nd_store_server_open(&options, &job->store);
-    explicit_bzero(options.key, sizeof options.key);
-    ND_TRY(status);
-    snprintf(job->place.master_addr, sizeof job->place.master_addr, "%s",
-             nd_store_server_address(job->store));
-    job->place.master_port = nd_store_server_port(job->store);
-    return ND_OK;
-}
-
-/* Opens the store, or joins node 0. */
-static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
+/* Everything but the workers, which start once the nodes have met. The caller wipes the key. */
+static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
     const nd_job_options *o = &job->options;
     const nd_nodes_options options = {
@@ -331,49 +312,35 @@ static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
         .start = start_workers,
         .finish = finish,
         .patience_ms = patience_ms,
-        .over = on_over,
+        .restarts = restarts,
+        .run_folder = job->run_folder,
     };
-    if (o->config->launch.node_rank > 0) {
-        return nd_member_join(&options, key, &job->member, &job->place);
-    }
-    ND_TRY(nd_coordinator_create(&options, &job->coordinator));
-    return open_store(job, key);
-}
-
-/* Everything but the workers, which start once the nodes have met. The caller wipes the key. */
-static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
-{
-    ND_TRY(read_key(job->options.config->launch.rdzv_key_file, key));
+    ND_TRY(read_key(o->config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    /* A key file may serve many jobs, so the job's name comes from a random number of its own. */
-    uint8_t bytes[ND_KEY_BYTES];
-    ND_TRY(nd_key_random(bytes));
-    snprintf(job->place.job, sizeof job->place.job, "nd-%02x%02x%02x%02x", bytes[0], bytes[1],
-             bytes[2], bytes[3]);
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
-    ND_TRY(meet_nodes(job, key));
-    const nd_attempt_options options = {
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
+    job->leave_timer.data = job;
+    ND_TRY(o->config->launch.node_rank > 0 ? nd_member_join(&options, key, &job->nodes)
+                                           : nd_coordinator_open(&options, key, &job->nodes));
+    job->start = (nd_attempt_options){
         .loop = &job->loop,
-        .config = job->options.config,
-        .args = job->options.args,
-        .input = job->options.input,
+        .config = o->config,
+        .args = o->args,
+        .input = o->input,
         .host_name = job->host_name,
-        .slurm_job = job->options.slurm_job,
-        .master_addr = job->place.master_addr,
-        .master_port = job->place.master_port,
-        .local_workers = job->options.local_workers,
+        .run_id = job->run_id,
+        .run_folder = job->run_folder,
+        .slurm_job = o->slurm_job,
+        .master_addr = job->nodes->master_addr,
+        .master_port = job->nodes->master_port,
+        .local_workers = o->local_workers,
         .key_fd = job->key_fd,
         .context = job,
         .failed = on_workers_failed,
         .ended = on_workers_ended,
     };
-    nd_supervisor_init(job->supervisor, &options, job->place.job);
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->restart_timer)));
-    job->leave_timer.data = job->restart_timer.data = job;
-    return job->member ? nd_member_watch(job->member)
-                       : nd_coordinator_watch(job->coordinator, nd_store_server_engine(job->store));
+    return ND_OK;
 }
 
 static void close_handle(uv_handle_t *handle, void *context)
@@ -393,7 +360,9 @@ static nd_status run(nd_job *job, int *exit_code)
         *exit_code = job->exit_code;
     }
     if (job->loop.data) {
-        nd_store_server_close(job->store);
+        if (job->nodes) {
+            job->nodes->role->close(job->nodes);
+        }
         uv_walk(&job->loop, close_handle, NULL);
         uv_run(&job->loop, UV_RUN_DEFAULT);
     }
@@ -405,7 +374,7 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     nd_job *job;
     struct sigaction hangup;
     ND_TRY(ND_ALLOC(1, &job));
-    if (nd_supervisor_create(&job->supervisor) != ND_OK) {
+    if (ND_ALLOC(1, &job->attempt) != ND_OK) {
         free(job);
         return nd_error_last()->status;
     }
@@ -422,9 +391,11 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     if (job->fewer_fd > 0) {
         close(job->fewer_fd);
     }
-    nd_supervisor_destroy(job->supervisor);
-    nd_coordinator_destroy(job->coordinator);
-    nd_member_destroy(job->member);
+    free_former(job, true);
+    (void)nd_attempt_free(job->attempt, true);
+    if (job->nodes) {
+        job->nodes->role->destroy(job->nodes);
+    }
     free(job);
     return status;
 }

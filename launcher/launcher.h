@@ -8,17 +8,14 @@
  *
  * Everything after the start-up check runs in the main thread, on one libuv loop that the job owns.
  * The job owns what outlives its workers: the loop, the store, the other nodes. An attempt owns the
- * workers of one start and the pages that it shares with them; a restart (supervise.h) is a further
- * attempt.
+ * workers of one start and the pages that it shares with them; a restart is a further attempt.
  */
 #include <stdio.h>
 #include <uv.h>
 
+#include "launcher/nodes.h"
 #include "runtime/base/outlet.h"
 #include "runtime/base/printable.h"
-#include "runtime/base/progress.h"
-#include "runtime/config/config.h"
-#include "runtime/rdzv/store_server.h"
 
 /* environment.c: what a program that ndlaunch starts inherits. */
 
@@ -33,22 +30,20 @@ typedef struct nd_variable {
  */
 nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
 
+/* The resolved configuration as an anonymous file that workers inherit. */
+nd_status nd_config_to_fd(const nd_config *config, int *fd);
+
+/* commands.c: what needs no job. */
+
 /* `ndlaunch env`: system, CPU, memory, limits, GPUs, and the variables that libraries and launchers
  * read. Values of variables whose names, or that themselves, look like secrets are left out. */
 void nd_host_report(FILE *out);
 /* The GPUs' models, as the driver's folder (/proc/driver/nvidia) has them, or that there is none.
  */
 void nd_host_put_gpu_models(FILE *out, const char *driver);
-/* The NVIDIA GPUs of this host, by their device files. */
-int nd_host_gpus(void);
-
-/* Writes a first configuration, with comments, as the new file `path`, and says on `said` how it is
- * used. ND_ERR_CANTCREATE: it exists, or cannot be written. */
-nd_status nd_starter_write(FILE *said, const char *path);
-nd_status nd_starter_main(int argc, char **argv); /* argv[0] is "config" */
-
-/* The resolved configuration as an anonymous file that workers inherit. */
-nd_status nd_config_to_fd(const nd_config *config, int *fd);
+/* `ndlaunch config`: writes a first configuration, with comments, as a new file, and says on `said`
+ * how it is used. ND_ERR_CANTCREATE: the file exists, or cannot be written. argv[0] is "config". */
+nd_status nd_starter_main(FILE *said, int argc, char **argv);
 
 /* slurm.c: a step that runs one ndlaunch on each of its nodes gives the number of nodes and which
  * one this is; a node with GPUs gets a worker for each. Files and flags override all of it. */
@@ -62,12 +57,11 @@ typedef struct nd_slurm {
     int gpus;                    /* of this node that the process may use; 0: none or unknown */
 } nd_slurm;
 
-/* Reads Slurm's environment. ND_ERR_CONFIG for a variable that should be a number and is not. */
-nd_status nd_slurm_read(nd_slurm *out);
-/* Before file and flags are read: nnodes and node_rank of the step become the defaults. */
-void nd_slurm_set_defaults(const nd_slurm *slurm, nd_config *config);
+/* Reads Slurm's environment, before file and flags are read: nnodes and node_rank of the step
+ * become the defaults. ND_ERR_CONFIG for a variable that should be a number and is not. */
+nd_status nd_slurm_read(nd_slurm *out, nd_config *config);
 /*
- * After they are read, before nd_config_resolve: one worker per GPU where neither workers nor
+ * After these are read, before nd_config_resolve: one worker per GPU where neither workers nor
  * nproc_per_node is given. ND_ERR_CONFIG when srun started several ndlaunch on a node, or on more
  * nodes than the configuration has.
  */
@@ -149,7 +143,6 @@ typedef struct nd_attempt_options {
     int64_t epoch;           /* number of this start of the job, from 0 */
     const char *run_folder;  /* of the job's first start, or "" */
     const char *slurm_job;   /* its id, or "" */
-    const char *log_folder;  /* for files with the workers' output, or "" */
     const char *master_addr; /* of the store */
     int master_port;
     int local_workers, world_size, first_rank;
@@ -163,7 +156,8 @@ struct nd_attempt {
     nd_attempt *next; /* of a list that the owner may keep */
     nd_attempt_options options;
     nd_progress progress;
-    nd_child *children; /* [local_workers] */
+    char log_folder[4096]; /* for files with the workers' output, below launch.log_dir, or "" */
+    nd_child *children;    /* [local_workers] */
     int running;
     uv_timer_t kill_timer, ready_timer;
     int handles; /* of the loop: open, or not yet closed to the end */
@@ -179,16 +173,15 @@ struct nd_attempt {
 enum { ND_STOP_MS = 3000 }; /* for the others to end after a failure that ends the job */
 
 /*
- * Starts the workers. When it fails, those that did start still run: call nd_attempt_signal with
- * SIGKILL, run the loop to its end, then nd_attempt_fini. The options are copied; what they point
- * to is borrowed until nd_attempt_fini.
+ * Starts the workers. When it fails, those that did start still run: call nd_attempt_kill, and wait
+ * for `ended` if any is `running`. The options are copied; what they point to is borrowed until
+ * nd_attempt_free.
  */
 nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attempt);
 /* Forwards a signal to all workers that run: to each of them once it handles signals, since a
- * program that has just begun would die of it. */
+ * program that has just begun would die of it. SIGQUIT, which they never handle, goes out at once.
+ */
 void nd_attempt_forward(nd_attempt *attempt, int number);
-/* Sends a signal to all workers that run, at once. */
-void nd_attempt_signal(nd_attempt *attempt, int number);
 /* Sends SIGKILL to those that run and records why: they have not failed. */
 void nd_attempt_kill(nd_attempt *attempt, nd_killed why);
 /*
@@ -198,28 +191,61 @@ void nd_attempt_kill(nd_attempt *attempt, nd_killed why);
 void nd_attempt_stop(nd_attempt *attempt, int patience_ms);
 /* Kills workers that have not ended after launch.grace_seconds. False: that time already runs. */
 bool nd_attempt_start_grace(nd_attempt *attempt);
-/* After the last worker has ended: closes what the loop still has of it. Outputs close by
- * themselves when all that was written is read. */
-void nd_attempt_retire(nd_attempt *attempt);
-/* After the loop has closed the handles (`handles` is 0); legal on zeroed storage. */
-void nd_attempt_fini(nd_attempt *attempt);
+/*
+ * After the last worker has ended: closes what the loop still has of it, and frees it. False: the
+ * loop still has handles of it, so ask again later. Outputs close by themselves when all that was
+ * written is read. A zeroed attempt, from the heap, is legal.
+ */
+bool nd_attempt_free(nd_attempt *attempt, bool loop_ended);
 
-/* output.c: each worker's standard output and error. */
+/* report.c: after the last worker has ended: the code of this node in *end, the first failure in a
+ * few words, "rank 1 failed (signal 9, Killed)", or "", and whether it is surely this node's.
+ * Returns the failure screen, owned by the caller; NULL without a failure or the memory for it. */
+char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end);
 
-/* Makes log_dir/run_id before the first worker starts; `folder` stays "" without a log_dir. */
-nd_status nd_output_make_folder(const char *log_dir, const char *run_id, char *folder,
-                                size_t capacity);
-nd_status nd_output_open(nd_output *output, nd_child *child, bool is_error);
-nd_status nd_output_start(nd_output *output);
-void nd_output_close(nd_output *output);
+/*
+ * restart.c: whether a job whose workers failed is started again, and what the user reads about it:
+ * a pure function of exit code, steps and times. Node 0 decides for all nodes.
+ *
+ * A restart needs progress, so that the loop of restarts ends: the first one a completed step, each
+ * further one a checkpoint that is newer than the one from which the failed start went on. So none
+ * follows a restart that failed before its first step.
+ */
 
-/* report.c: prints the failure screen of this node's workers, if one failed; returns the exit code
- * of the node. */
-int nd_attempt_report(const nd_attempt *attempt, FILE *out);
+typedef enum nd_restart {
+    ND_RESTART_YES = 0,
+    ND_RESTART_OFF,         /* launch.max_restarts is 0, or the job ended without a failure */
+    ND_RESTART_ASKED,       /* a signal asked the job to end */
+    ND_RESTART_NOT_WORTH,   /* this exit code would come again */
+    ND_RESTART_NO_STEP,     /* the first start completed no step */
+    ND_RESTART_NO_START,    /* the last restart completed no step */
+    ND_RESTART_NO_PROGRESS, /* no newer checkpoint since the last restart */
+    ND_RESTART_ALL_USED,
+    ND_RESTART_LEFT_BEHIND, /* a killed worker did not end */
+} nd_restart;
 
-/* The first failure in a few words, "rank 1 failed (signal 9, Killed)", or "" without one. *own: it
- * is surely this node's, whatever its code. */
-void nd_attempt_failure_of(const nd_attempt *attempt, bool *own, char *words, size_t capacity);
+typedef struct nd_restart_case {
+    int code;         /* of the failure: a worker's exit code or 128 + its signal */
+    bool asked;       /* ndlaunch received a signal that ends the job */
+    bool left_behind; /* a killed worker did not end, on whatever node */
+    bool lacks_nodes; /* a restart waits until a lost node is back */
+    int64_t epoch, max_restarts;
+    bool stepped;     /* this start completed a step */
+    int64_t began_at; /* steps that were done when this start's loop began */
+    int64_t durable;  /* step of the newest durable checkpoint, -1: none */
+    int64_t done;     /* steps that are done now */
+    double seconds;   /* from this start's first completed step to the failure */
+    int brief;        /* how many starts before this one failed soon, in a row */
+} nd_restart_case;
+
+typedef struct nd_restart_choice {
+    nd_restart verdict;
+    double wait_seconds; /* before the next start */
+    int brief;           /* for the next case */
+    char text[192];      /* what follows and what it costs, or why none does; "": nothing to say */
+} nd_restart_choice;
+
+nd_restart_choice nd_restart_decide(const nd_restart_case *c);
 
 /* job.c: the job on this node, from the store to the last handle. */
 

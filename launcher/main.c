@@ -81,36 +81,21 @@ typedef struct worker_command {
     char **check;          /* what checks it: "check", the command, its flags */
 } worker_command;
 
-/* Model and data of a run. A command with flags of its own names its files there. */
-static nd_status check_run(const nd_config *config)
-{
-    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
-    return nd_config_check_data_paths(config);
-}
-
 /* Everything that can be checked before a worker starts. *exit_code is that of a check that has
  * printed its own error. */
 static nd_status check(const nd_config *config, const worker_command *command, char *program,
                        nd_preflight *preflight, int *exit_code)
 {
     ND_TRY(check_min_nodes(config));
-    ND_TRY(command->command ? ND_OK : check_run(config));
+    if (!command->command) { /* a command with flags of its own names its files there */
+        ND_TRY(
+            nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
+        ND_TRY(nd_config_check_data_paths(config));
+    }
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
     ND_TRY(nd_config_to_fd(config, &preflight->config_fd));
     return nd_preflight_run(preflight, exit_code);
-}
-
-/* The other nodes would otherwise wait for this one until their deadline. */
-static void report_failed_check(nd_job_options *job, int code)
-{
-    nd_error reason = *nd_error_last();
-    int ignored;
-    job->cannot_start = code;
-    (void)nd_job_run(job, &ignored);
-    if (reason.status != ND_OK) { /* else the check has printed it */
-        nd_fail(reason.status, "%s", reason.message);
-    }
 }
 
 static nd_status launch(const nd_config *config, const nd_slurm *slurm,
@@ -133,8 +118,13 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     command->args[0] = command->check[0] = program;
     nd_status status = check(config, command, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
-        if (config->launch.nnodes > 1) {
-            report_failed_check(&job, status != ND_OK ? (int)status : *exit_code);
+        if (config->launch.nnodes >
+            1) { /* the others would wait for this one until their deadline */
+            nd_error reason = *nd_error_last();
+            int ignored;
+            job.cannot_start = status != ND_OK ? (int)status : *exit_code;
+            (void)nd_job_run(&job, &ignored);
+            nd_error_restore(&reason);
         }
         return status;
     }
@@ -173,38 +163,14 @@ static nd_status print_version(void)
     return print_of_worker(args, "version");
 }
 
-/* It needs no configuration. */
-static nd_status print_env(int argc)
-{
-    if (argc != 2) {
-        return nd_fail(ND_ERR_CONFIG, "ndlaunch env takes no further argument");
-    }
-    nd_host_report(stdout);
-    return print_version();
-}
-
-/* The help of a command is the worker program's. */
-static nd_status print_command_help(nd_command_id command)
-{
-    char worker[PATH_CAPACITY],
-        *args[] = {worker, (char *)nd_command_name(command), "--help", NULL};
-    ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
-    return print_of_worker(args, "help");
-}
-
-/* Neither a flag nor a file. */
-static bool is_name(const char *word)
-{
-    return word[0] != '-' && !strpbrk(word, "./");
-}
-
 /* The command lines of workers and of their check: they get the words as they are, and read those
  * that are no settings. *count and *words become the command with what is behind it. */
 static nd_status read_command(worker_command *out, int *count, char ***words)
 {
-    out->command = nd_command_find(ND_NDLAUNCH, (*words)[1]);
-    if (!out->command && is_name((*words)[1])) {
-        ND_TRY(nd_command_check_name(ND_NDLAUNCH, (*words)[1]));
+    const char *word = (*words)[1];
+    out->command = nd_command_find(ND_NDLAUNCH, word);
+    if (!out->command && word[0] != '-' && !strpbrk(word, "./")) { /* neither a flag nor a file */
+        ND_TRY(nd_command_check_name(ND_NDLAUNCH, word));
     }
     *count -= out->command != ND_COMMAND_NONE;
     *words += out->command != ND_COMMAND_NONE;
@@ -223,12 +189,14 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
     nd_slurm slurm;
-    ND_TRY(nd_slurm_read(&slurm));
     nd_status status = nd_config_init(&config);
-    nd_slurm_set_defaults(&slurm, &config);
+    status = status == ND_OK ? nd_slurm_read(&slurm, &config) : status;
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
     if (status == ND_OK && cli.help && command->command && !cli.help_topic[0]) {
-        status = print_command_help(command->command);
+        const char *name = nd_command_name(command->command); /* whose help is the worker's */
+        char worker[PATH_CAPACITY], *args[] = {worker, (char *)name, "--help", NULL};
+        status = nd_preflight_find_worker(worker, sizeof worker);
+        status = status == ND_OK ? print_of_worker(args, "help") : status;
     } else if (status == ND_OK && cli.help) {
         status = nd_config_help(stdout, ND_NDLAUNCH, cli.help_topic);
     } else if (status == ND_OK && cli.version) {
@@ -252,17 +220,7 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     return status;
 }
 
-/* "--make-key FILE" or "--make-key=FILE", which stands alone; NULL when it is not there. */
-static const char *make_key_flag(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--make-key", 10) == 0 || strncmp(argv[i], "--make_key", 10) == 0) {
-            return argv[i];
-        }
-    }
-    return NULL;
-}
-
+/* "--make-key FILE" or "--make-key=FILE", which stands alone. */
 static nd_status make_key(const char *flag, int argc, char **argv)
 {
     const char *file = flag[10] == '=' && argc == 2                ? flag + 11
@@ -274,12 +232,6 @@ static nd_status make_key(const char *flag, int argc, char **argv)
                        "--make-key job.key`; then start each node with --rdzv-key-file job.key");
     }
     return nd_key_make_file(file);
-}
-
-static int usage(void)
-{
-    nd_program_print_usage(ND_NDLAUNCH);
-    return (int)ND_ERR_CONFIG;
 }
 
 /* Before the first worker there is nothing to end but this process and the check that it started,
@@ -321,15 +273,23 @@ int main(int argc, char **argv)
     nd_signals_unblock();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
     if (argc == 1) {
-        return usage();
+        nd_program_print_usage(ND_NDLAUNCH);
+        return (int)ND_ERR_CONFIG;
     }
-    const char *key_flag = make_key_flag(argc, argv);
-    if (key_flag) {
-        status = make_key(key_flag, argc, argv);
+    int key = 1;
+    while (key < argc && strncmp(argv[key], "--make-key", 10) != 0 &&
+           strncmp(argv[key], "--make_key", 10) != 0) {
+        key++;
+    }
+    if (key < argc) {
+        status = make_key(argv[key], argc, argv);
+    } else if (strcmp(argv[1], "env") == 0 && argc > 2) {
+        status = nd_fail(ND_ERR_CONFIG, "ndlaunch env takes no further argument");
     } else if (strcmp(argv[1], "env") == 0) {
-        status = print_env(argc);
+        nd_host_report(stdout);
+        status = print_version();
     } else if (strcmp(argv[1], "config") == 0) {
-        status = nd_starter_main(argc - 1, argv + 1);
+        status = nd_starter_main(stdout, argc - 1, argv + 1);
     } else {
         worker_command command = {0};
         status = read_command(&command, &argc, &argv);

@@ -20,11 +20,9 @@ static const double failed_check_seconds = 30; /* for node 0 to be reached after
 /* For node 0 to end the job after it said stop, beside the time for it to gather nodes again. */
 static const double release_seconds = 120;
 
-struct nd_member {
-    nd_nodes_options options;
+typedef struct member {
+    nd_nodes nodes; /* whose address and port are node 0's */
     nd_channel *channel;
-    char node_0[128];
-    int port;
     uv_poll_t poll;
     uv_timer_t pulse;
     int64_t heard_ns, beat_ns;
@@ -36,9 +34,9 @@ struct nd_member {
     bool ended;         /* our workers have, or there were none yet */
     bool over;          /* released, or node 0 is lost */
     int code;
-};
+} member;
 
-static nd_status send_frame(nd_member *m, int type, const uint32_t *numbers, int count,
+static nd_status send_frame(member *m, int type, const uint32_t *numbers, int count,
                             const char *text)
 {
     nd_wire_buffer out = {0};
@@ -59,9 +57,10 @@ static void read_text(nd_wire_cursor *cursor, char *out, size_t capacity)
     snprintf(out, capacity, "%.*s", text ? (int)bytes : 0, text ? (const char *)text : "");
 }
 
-static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_place *place)
+static nd_status join(member *m, const uint8_t key[ND_KEY_BYTES])
 {
-    const nd_nodes_options *o = &m->options;
+    nd_nodes *n = &m->nodes;
+    const nd_nodes_options *o = &n->options;
     char host[ND_HOST_MAX];
     double limit = nd_nodes_limit(o->config);
     if (o->cannot_start && limit > failed_check_seconds) {
@@ -70,17 +69,15 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_plac
     /* Node 0 gives up at its own deadline and names the missing nodes; wait a little longer. */
     m->join_by = nd_clock_ns() + (int64_t)((2 * limit + 5) * 1e9);
     int world;
-    ND_TRY(nd_endpoint_parse(o->config->launch.rdzv_endpoint, host, &m->port));
-    ND_TRY(nd_channel_open(host, m->port, key, limit, &m->channel));
-    snprintf(m->node_0, sizeof m->node_0, "%s", nd_channel_peer(m->channel));
-    snprintf(place->master_addr, sizeof place->master_addr, "%s", m->node_0);
-    place->master_port = m->port;
+    ND_TRY(nd_endpoint_parse(o->config->launch.rdzv_endpoint, host, &n->master_port));
+    ND_TRY(nd_channel_open(host, n->master_port, key, limit, &m->channel));
+    snprintf(n->master_addr, sizeof n->master_addr, "%s", nd_channel_peer(m->channel));
     nd_hello hello = {.version = ND_VERSION,
                       .run_id = "",
                       .host = o->host_name,
                       .role = ND_WIRE_NODE,
                       .index = (int)o->config->launch.node_rank};
-    ND_TRY(nd_channel_hello(m->channel, &hello, m->join_by, place->job, sizeof place->job, &world));
+    ND_TRY(nd_channel_hello(m->channel, &hello, m->join_by, n->job, sizeof n->job, &world));
     if (o->cannot_start) {
         /* Node 0 learns the code of this node's failed check, and refuses the node. */
         const uint32_t numbers[] = {(uint32_t)o->cannot_start, 0};
@@ -90,61 +87,41 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_plac
         return nd_fail((nd_status)o->cannot_start, "node 0 knows that this node cannot start");
     }
     ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
-    nd_log_info("ndlaunch: joined node 0 (%s port %d) as node %d of %lld", m->node_0, m->port,
-                hello.index, (long long)(o->config->launch.nnodes + o->config->launch.spare_nodes));
+    nd_log_info("ndlaunch: joined node 0 (%s port %d) as node %d of %lld", n->master_addr,
+                n->master_port, hello.index,
+                (long long)(o->config->launch.nnodes + o->config->launch.spare_nodes));
     return ND_OK;
-}
-
-nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
-                         nd_member **out, nd_job_place *place)
-{
-    nd_member *m;
-    ND_TRY(ND_ALLOC(1, &m));
-    m->options = *options;
-    m->epoch = -1;
-    m->ended = true;
-    nd_status status = join(m, key, place);
-    if (status != ND_OK) {
-        nd_member_destroy(m);
-        return status;
-    }
-    *out = m;
-    return ND_OK;
-}
-
-void nd_member_destroy(nd_member *m)
-{
-    if (m) {
-        nd_channel_close(m->channel);
-        free(m);
-    }
 }
 
 /* Finishes the job once node 0 has released this node and its workers have ended. */
-static void leave(nd_member *m)
+static void leave(member *m)
 {
     if (m->over && m->ended) {
-        nd_wire_buffer out = {0};
-        nd_wire_begin(&out, ND_WIRE_BYE);
-        if (nd_wire_end(&out) == ND_OK) {
-            nd_channel_send(m->channel, &out, nd_clock_ns() + send_ns);
-        }
-        nd_wire_buffer_fini(&out);
-        m->options.finish(m->options.context, m->code);
+        (void)send_frame(m, ND_WIRE_BYE, NULL, 0, NULL);
+        m->nodes.options.finish(m->nodes.options.context, m->code);
     }
 }
 
-/* Before this node took part in a start; the thread's error says why it will not. */
-static void end_unstarted(nd_member *m)
+/* Ends this node with the code, its workers too. */
+static void end(member *m, int code)
 {
-    nd_log_error("%s", nd_error_last()->message);
     m->over = true;
-    m->code = (int)nd_error_last()->status;
+    m->code = code;
     uv_poll_stop(&m->poll);
+    if (!m->ended) {
+        m->nodes.options.stop(m->nodes.options.context, ND_STOP_MS);
+    }
     leave(m);
 }
 
-static void lose_node_0(nd_member *m, const char *why)
+/* Before this node took part in a start; the thread's error says why it will not. */
+static void end_unstarted(member *m)
+{
+    nd_log_error("%s", nd_error_last()->message);
+    end(m, (int)nd_error_last()->status);
+}
+
+static void lose_node_0(member *m, const char *why)
 {
     char text[1200];
     if (m->over) {
@@ -152,35 +129,32 @@ static void lose_node_0(nd_member *m, const char *why)
     }
     if (m->epoch < 0) {
         snprintf(text, sizeof text, "%.512s", why);
-        nd_fail(ND_ERR_IO, "node 0 (%s port %d) was lost while this node waited%s: %s", m->node_0,
-                m->port, m->waits ? "" : " for the others to join", text);
+        nd_fail(ND_ERR_IO, "node 0 (%s port %d) was lost while this node waited%s: %s",
+                m->nodes.master_addr, m->nodes.master_port,
+                m->waits ? "" : " for the others to join", text);
         end_unstarted(m);
         return;
     }
-    snprintf(text, sizeof text, "\nndlaunch: node 0 (%s port %d) was lost: %.1000s\n", m->node_0,
-             m->port, why);
+    snprintf(text, sizeof text, "\nndlaunch: node 0 (%s port %d) was lost: %.1000s\n",
+             m->nodes.master_addr, m->nodes.master_port, why);
     nd_log_text(text);
-    m->over = true;
-    m->code = ND_ERR_IO;
-    uv_poll_stop(&m->poll);
-    m->options.stop(m->options.context, ND_STOP_MS);
-    leave(m);
+    end(m, ND_ERR_IO);
 }
 
-static void on_stop(nd_member *m, const nd_wire_frame *frame)
+static void on_stop(member *m, const nd_wire_frame *frame)
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
     int64_t epoch = nd_wire_get_u32(&cursor);
     uint32_t patience_ms = nd_wire_get_u32(&cursor);
     if (nd_wire_finished(&cursor) && epoch == m->epoch) {
         m->stopped_ns = nd_clock_ns();
-        m->options.stop(m->options.context,
-                        patience_ms < ND_STOP_MS ? (int)patience_ms : ND_STOP_MS);
+        m->nodes.options.stop(m->nodes.options.context,
+                              patience_ms < ND_STOP_MS ? (int)patience_ms : ND_STOP_MS);
     }
 }
 
 /* A start of the job. */
-static void on_plan(nd_member *m, const nd_wire_frame *frame)
+static void on_plan(member *m, const nd_wire_frame *frame)
 {
     char run_folder[ND_RUN_FOLDER_MAX];
     nd_wire_cursor cursor = nd_wire_body(frame);
@@ -190,20 +164,21 @@ static void on_plan(nd_member *m, const nd_wire_frame *frame)
     start.epoch = nd_wire_get_u32(&cursor);
     read_text(&cursor, run_folder, sizeof run_folder);
     if (!nd_wire_finished(&cursor) || start.world_size < 1 ||
-        start.world_size > m->options.world_size ||
-        start.world_size % m->options.local_workers != 0 || !m->ended || start.epoch <= m->epoch) {
+        start.world_size > m->nodes.options.world_size ||
+        start.world_size % m->nodes.options.local_workers != 0 || !m->ended ||
+        start.epoch <= m->epoch) {
         lose_node_0(m, "it sent a plan that does not fit this node's state");
         return;
     }
     m->epoch = start.epoch;
     m->ended = m->rests = false;
     m->stopped_ns = 0;
-    m->options.start(m->options.context, &start);
+    m->nodes.options.start(m->nodes.options.context, &start);
 }
 
 /* The job is at work without this node, which stays connected as long as node 0 gives signs of
  * life. */
-static void wait_on(nd_member *m)
+static void wait_on(member *m)
 {
     if (m->epoch < 0 && !m->waits) {
         m->waits = true;
@@ -211,48 +186,22 @@ static void wait_on(nd_member *m)
     }
 }
 
-/* The job goes on without this node, which stays connected. */
-static void on_rest(nd_member *m)
-{
-    wait_on(m);
-    if (m->epoch >= 0 && m->ended && !m->rests) {
-        m->rests = true;
-        m->stopped_ns = 0;
-        nd_log_warning("ndlaunch: the job goes on without this node, which waits without workers");
-    }
-}
-
-static void on_error(nd_member *m, const nd_wire_frame *frame)
-{
-    nd_channel_error(frame);
-    if (m->epoch < 0) {
-        end_unstarted(m);
-    } else {
-        lose_node_0(m, nd_error_last()->message);
-    }
-}
-
-static void on_release(nd_member *m, const nd_wire_frame *frame)
+static void on_release(member *m, const nd_wire_frame *frame)
 {
     char reason[512];
     nd_wire_cursor cursor = nd_wire_body(frame);
-    m->code = (int)nd_wire_get_u32(&cursor);
+    int code = (int)nd_wire_get_u32(&cursor);
     read_text(&cursor, reason, sizeof reason);
     if (reason[0]) {
-        nd_log_warning("ndlaunch: the job ended with code %d%s: %s", m->code,
+        nd_log_warning("ndlaunch: the job ended with code %d%s: %s", code,
                        m->epoch < 0 ? " before this node took part" : "", reason);
     }
-    m->over = true;
-    uv_poll_stop(&m->poll);
-    if (!m->ended) {
-        m->options.stop(m->options.context, ND_STOP_MS);
-    }
-    leave(m);
+    end(m, code);
 }
 
 static void on_readable(uv_poll_t *poll, int uv_status, int events)
 {
-    nd_member *m = poll->data;
+    member *m = poll->data;
     while (!m->over) {
         nd_wire_frame frame;
         if (nd_channel_receive(m->channel, 0, &frame) != ND_OK) {
@@ -270,14 +219,25 @@ static void on_readable(uv_poll_t *poll, int uv_status, int events)
         case ND_NODE_PLAN:
             on_plan(m, &frame);
             break;
-        case ND_NODE_REST:
-            on_rest(m);
+        case ND_NODE_REST: /* the job goes on without this node, which stays connected */
+            wait_on(m);
+            if (m->epoch >= 0 && m->ended && !m->rests) {
+                m->rests = true;
+                m->stopped_ns = 0;
+                nd_log_warning("ndlaunch: the job goes on without this node, which waits without "
+                               "workers");
+            }
             break;
         case ND_NODE_RELEASE:
             on_release(m, &frame);
             break;
         case ND_WIRE_ERROR:
-            on_error(m, &frame);
+            nd_channel_error(&frame);
+            if (m->epoch < 0) {
+                end_unstarted(m);
+            } else {
+                lose_node_0(m, nd_error_last()->message);
+            }
             break;
         default: /* a beat, which node 0 sends once the job has begun */
             wait_on(m);
@@ -288,7 +248,7 @@ static void on_readable(uv_poll_t *poll, int uv_status, int events)
 
 static void on_pulse(uv_timer_t *timer)
 {
-    nd_member *m = timer->data;
+    member *m = timer->data;
     int64_t now = nd_clock_ns();
     if (m->over) {
         return;
@@ -303,8 +263,8 @@ static void on_pulse(uv_timer_t *timer)
     const bool joins = m->epoch < 0 && !m->waits;
     if (joins && now > m->join_by) {
         nd_fail(ND_ERR_HANG,
-                "node 0 (%s port %d) waited for other nodes, and gave no answer in time", m->node_0,
-                m->port);
+                "node 0 (%s port %d) waited for other nodes, and gave no answer in time",
+                m->nodes.master_addr, m->nodes.master_port);
         end_unstarted(m);
         return;
     }
@@ -312,44 +272,24 @@ static void on_pulse(uv_timer_t *timer)
         lose_node_0(m, "it gave no sign of life for 15 s");
         return;
     }
-    double limit = nd_nodes_limit(m->options.config) + release_seconds;
+    double limit = nd_nodes_limit(m->nodes.options.config) + release_seconds;
     if (m->stopped_ns && (double)(now - m->stopped_ns) * 1e-9 > limit) {
         lose_node_0(m, "it neither ended the job nor started it again in time");
     }
 }
 
-nd_status nd_member_watch(nd_member *m)
+static void failed(nd_nodes *nodes, int code)
 {
-    m->heard_ns = m->beat_ns = nd_clock_ns();
-    ND_TRY(ND_UV(uv_timer_init(m->options.loop, &m->pulse)));
-    ND_TRY(ND_UV(uv_poll_init(m->options.loop, &m->poll, nd_channel_fd(m->channel))));
-    m->pulse.data = m->poll.data = m;
-    ND_TRY(ND_UV(uv_timer_start(&m->pulse, on_pulse, PULSE_MS, PULSE_MS)));
-    return ND_UV(uv_poll_start(&m->poll, UV_READABLE, on_readable));
-}
-
-void nd_member_failed(nd_member *m, int code)
-{
+    member *m = (member *)nodes;
     const uint32_t numbers[] = {(uint32_t)code, (uint32_t)m->epoch};
     if (!m->over && send_frame(m, ND_NODE_FAIL, numbers, 2, NULL) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }
 }
 
-void nd_member_asked(nd_member *m)
+static void ended(nd_nodes *nodes, const nd_nodes_end *end, const char *screen)
 {
-    if (m->rests && !m->over) { /* the job does not need this node */
-        m->over = true;
-        m->code = ND_ERR_PREEMPTED;
-        uv_poll_stop(&m->poll);
-        leave(m);
-    } else {
-        nd_member_failed(m, ND_ERR_PREEMPTED);
-    }
-}
-
-void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
-{
+    member *m = (member *)nodes;
     const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked,
                                 end->left_behind, end->own};
     m->ended = true;
@@ -358,4 +298,44 @@ void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
         lose_node_0(m, nd_error_last()->message);
     }
     leave(m);
+}
+
+static void asked(nd_nodes *nodes, int number)
+{
+    member *m = (member *)nodes;
+    if (m->rests && !m->over) { /* the job does not need this node */
+        end(m, ND_ERR_PREEMPTED);
+    } else {
+        failed(nodes, ND_ERR_PREEMPTED);
+    }
+}
+
+static void close_nothing(nd_nodes *nodes)
+{
+}
+
+static void destroy(nd_nodes *nodes)
+{
+    nd_channel_close(((member *)nodes)->channel);
+    free(nodes);
+}
+
+nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                         nd_nodes **out)
+{
+    static const nd_nodes_role role = {failed, ended, asked, close_nothing, destroy};
+    member *m;
+    ND_TRY(ND_ALLOC(1, &m));
+    *out = &m->nodes;
+    m->nodes.role = &role;
+    m->nodes.options = *options;
+    m->epoch = -1;
+    m->ended = true;
+    ND_TRY(join(m, key));
+    m->heard_ns = m->beat_ns = nd_clock_ns();
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &m->pulse)));
+    ND_TRY(ND_UV(uv_poll_init(options->loop, &m->poll, nd_channel_fd(m->channel))));
+    m->pulse.data = m->poll.data = m;
+    ND_TRY(ND_UV(uv_timer_start(&m->pulse, on_pulse, PULSE_MS, PULSE_MS)));
+    return ND_UV(uv_poll_start(&m->poll, UV_READABLE, on_readable));
 }

@@ -10,6 +10,7 @@
  * When the workers of one start have ended everywhere, node 0's job decides whether there is a
  * further start. Both act on the job of their own node through callbacks, on the job's loop.
  */
+#include <stdio.h>
 #include <string.h>
 #include <uv.h>
 
@@ -32,7 +33,7 @@ enum {
     ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
 };
 
-enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
+enum { ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
 
 /* Writes a frame of some numbers and one text, or without a text where that is NULL. */
 static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
@@ -44,6 +45,15 @@ static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *
     }
     if (text) {
         nd_wire_put_blob(out, text, strlen(text));
+    }
+}
+
+/* The run id of a start: the job's name, with ".EPOCH" from the first restart on. */
+static inline void nd_restart_run_id(const char *job, int64_t epoch, char *out, size_t capacity)
+{
+    int used = snprintf(out, capacity, "%s", job);
+    if (epoch > 0) {
+        snprintf(out + used, capacity - (size_t)used, ".%lld", (long long)epoch);
     }
 }
 
@@ -76,7 +86,7 @@ typedef struct nd_nodes_start {
     const char *run_folder;
 } nd_nodes_start;
 
-/* What coordinator and member know of the job of their own node; all borrowed. */
+/* What this node has to do with the others knows this of the job; all borrowed. */
 typedef struct nd_nodes_options {
     uv_loop_t *loop;
     const nd_config *config;
@@ -91,9 +101,11 @@ typedef struct nd_nodes_options {
     void (*finish)(void *context, int code); /* the job is over on all nodes */
     /* Node 0: how long workers may take to end after a failure with this code. */
     int (*patience_ms)(void *context, int code);
-    /* Node 0: all workers of this start have ended. The job answers with nd_coordinator_restart or
-     * nd_coordinator_release, now or later. */
-    void (*over)(void *context, const nd_nodes_end *end);
+    /* Node 0: all workers of this start have ended. True: they are started again after
+     * *wait_seconds, as soon as there are nodes for all places. */
+    bool (*restarts)(void *context, const nd_nodes_end *end, double *wait_seconds);
+    /* Node 0: the folder of the run, in which a restart goes on, or "". */
+    const char *run_folder;
 } nd_nodes_options;
 
 /* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and the time by which one node's
@@ -103,58 +115,46 @@ static inline double nd_nodes_limit(const nd_config *config)
     return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
 }
 
-/* coordinator.c: node 0, also of a job that has no other. */
+/* This node among the others: the coordinator, or a member. */
+typedef struct nd_nodes nd_nodes;
 
-typedef struct nd_coordinator nd_coordinator;
+typedef struct nd_nodes_role {
+    void (*failed)(nd_nodes *nodes, int code); /* the first failure of a worker of this node */
+    /* All workers of this node have ended; `screen` is the failure screen or "". */
+    void (*ended)(nd_nodes *nodes, const nd_nodes_end *end, const char *screen);
+    /* A signal came while no worker of this node ran: node 0 is to end the job, or a member ends
+     * alone if another one has taken its place. */
+    void (*asked)(nd_nodes *nodes, int number);
+    void (*close)(nd_nodes *nodes);   /* ends what it has on the loop beside timers and polls */
+    void (*destroy)(nd_nodes *nodes); /* after the loop has run out */
+} nd_nodes_role;
 
-/* The options are copied. */
-nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator **out);
-/* The store's hooks; the coordinator is their context. Frames arrive once the store is open. */
-nd_status nd_coordinator_on_frame(void *coordinator, nd_peer *peer, int node,
-                                  const nd_wire_frame *frame);
-void nd_coordinator_on_left(void *coordinator, nd_peer *peer, nd_wire_role role, int index,
-                            bool clean);
-/*
- * Gathers the nodes for the first start, for spare nodes a short while only, and watches them from
- * then on; the server is borrowed. Where nodes are missing at the deadline, settings differ, or the
- * check of a node failed, this one's included, it prints that and ends the job with its code.
- */
-nd_status nd_coordinator_watch(nd_coordinator *coordinator, nd_server *server);
-/* The first failure of a worker of this node. */
-void nd_coordinator_failed(nd_coordinator *coordinator, int code);
-/* All workers of this node have ended; `screen` is the failure screen or "". */
-void nd_coordinator_ended(nd_coordinator *coordinator, const nd_nodes_end *end, const char *screen);
-/* After options.over: starts workers again, as soon as there are nodes for all places. If some are
- * still missing after nd_nodes_limit, the job ends with the code of the failure. */
-void nd_coordinator_restart(nd_coordinator *coordinator, int64_t epoch, const char *run_folder);
-/* After options.over, or instead of a restart that has not begun: the job ends with this code. */
-void nd_coordinator_release(nd_coordinator *coordinator, int code);
-/* After the loop has run out; NULL is legal. */
-void nd_coordinator_destroy(nd_coordinator *coordinator);
-
-/* member.c: another node. */
-
-typedef struct nd_member nd_member;
-
-/* The job's name, and where its store is. */
-typedef struct nd_job_place {
+struct nd_nodes {
+    const nd_nodes_role *role;
+    nd_nodes_options options;
+    /* The job's name, and where its store is. */
     char job[64];
     char master_addr[128];
     int master_port;
-} nd_job_place;
+};
 
-/* Connects to node 0 within nd_nodes_limit, and sends it the settings of this node, which it
- * compares. The options are copied. */
+/*
+ * coordinator.c: node 0, also of a job that has no other. Opens the store and gathers the nodes for
+ * the first start, for spare nodes a short while only, and watches them from then on. Where nodes
+ * are missing at the deadline, settings differ, or the check of a node failed, this one's included,
+ * it prints that and ends the job with its code; with that of the failure where a restart lacks
+ * nodes. The options are copied; *out is to be destroyed also after an error.
+ */
+nd_status nd_coordinator_open(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                              nd_nodes **out);
+
+/*
+ * member.c: another node. Connects to node 0 within nd_nodes_limit, and sends it the settings of
+ * this node, which it compares. From then on node 0 says when this node's workers start: at once,
+ * or for a spare or a node that comes back when a start needs it, or that the job ends. The options
+ * are copied; *out is to be destroyed also after an error.
+ */
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
-                         nd_member **out, nd_job_place *place);
-/* From here on node 0 says when this node's workers start: at once, or for a spare or a node that
- * comes back when a start needs it, or that the job ends. */
-nd_status nd_member_watch(nd_member *member);
-void nd_member_failed(nd_member *member, int code);
-void nd_member_ended(nd_member *member, const nd_nodes_end *end, const char *screen);
-/* A signal came while no worker ran: node 0 is to end the job, or this node ends alone if another
- * one has taken its place. */
-void nd_member_asked(nd_member *member);
-void nd_member_destroy(nd_member *member);
+                         nd_nodes **out);
 
 #endif

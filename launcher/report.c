@@ -20,22 +20,12 @@ static bool is_local(const nd_failure_slot *record)
 }
 
 /*
- * What a worker recorded before it was asked to end is its own failure. Later, a lost peer, a
- * deadline and a stop are consequences of that, and another rank's reason is not this one's.
- */
-static bool has_own_reason(const nd_attempt *attempt, const nd_failure_slot *record)
-{
-    int64_t recorded_ns = atomic_load(&record->time_ns);
-    return recorded_ns != 0 &&
-           (is_local(record) || recorded_ns < attempt->stop_ns ||
-            (record->cause == ND_CAUSE_OWN && record->status != ND_ERR_IO &&
-             record->status != ND_ERR_HANG && record->status != ND_ERR_PREEMPTED));
-}
-
-/*
  * A worker that was asked to end because another one failed has not failed, unless it did so by
  * itself: it died of a signal that this process did not send, or had recorded a reason of its own.
  * Such a worker may have failed first although its end was seen later.
+ *
+ * What a worker recorded before it was asked to end is its own failure. Later, a lost peer, a
+ * deadline and a stop are consequences of that, and another rank's reason is not this one's.
  */
 static bool failed(const nd_attempt *attempt, const nd_child *child)
 {
@@ -46,7 +36,11 @@ static bool failed(const nd_attempt *attempt, const nd_child *child)
     if (child->signal != 0) {
         return child->signal != SIGTERM && !(child->signal == SIGKILL && child->kill_sent);
     }
-    return child->exit_code != 0 && has_own_reason(attempt, record);
+    int64_t recorded_ns = atomic_load(&record->time_ns);
+    return child->exit_code != 0 && recorded_ns != 0 &&
+           (is_local(record) || recorded_ns < attempt->stop_ns ||
+            (record->cause == ND_CAUSE_OWN && record->status != ND_ERR_IO &&
+             record->status != ND_ERR_HANG && record->status != ND_ERR_PREEMPTED));
 }
 
 /* When the worker recorded its failure, or else when this process saw its end. */
@@ -172,12 +166,9 @@ static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *f
     print_place(out, attempt, first);
 }
 
-static int print_report(FILE *out, const nd_attempt *attempt)
+/* Returns the code of this node. */
+static int print_report(FILE *out, const nd_attempt *attempt, const nd_child *first)
 {
-    const nd_child *first = first_failure(attempt);
-    if (!first) {
-        return 0;
-    }
     const nd_failure_slot *record = &attempt->progress.failures[first->local_rank];
     int code = first->signal ? 128 + first->signal : (int)first->exit_code;
     if (attempt->options.input && (code == ND_ERR_PREEMPTED || first->killed)) {
@@ -219,37 +210,33 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     return code;
 }
 
-void nd_attempt_failure_of(const nd_attempt *attempt, bool *own, char *words, size_t capacity)
-{
-    const nd_child *first = first_failure(attempt);
-    *own = first && is_local(&attempt->progress.failures[first->local_rank]);
-    words[0] = '\0';
-    if (first && first->signal) {
-        snprintf(words, capacity, "rank %d failed (signal %d, %s)", first->rank, first->signal,
-                 strsignal(first->signal));
-    } else if (first) {
-        snprintf(words, capacity, "rank %d failed (exit code %d, %s)", first->rank,
-                 (int)first->exit_code, nd_status_name((nd_status)first->exit_code));
-    }
-}
-
-/* Lines of workers and names from outside may hold bytes that change a terminal. */
-int nd_attempt_report(const nd_attempt *attempt, FILE *out)
+char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end)
 {
     enum { ESCAPE_MAX = 4 }; /* characters for a byte */
+    const nd_child *first = first_failure(attempt);
     char *text = NULL, *printable = NULL;
     size_t bytes = 0;
-    FILE *raw = open_memstream(&text, &bytes);
-    int code = print_report(raw ? raw : out, attempt);
-    bool kept = raw && fclose(raw) == 0;
-    if (kept && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
-        nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
-        fputs(printable, out);
-    } else if (raw) {
-        fprintf(out, "\nndlaunch: the workers failed with code %d; out of host memory for more\n",
-                code);
+    if (!first) {
+        return NULL;
     }
-    free(printable);
+    end->own = is_local(&attempt->progress.failures[first->local_rank]);
+    if (first->signal) {
+        snprintf(end->words, sizeof end->words, "rank %d failed (signal %d, %s)", first->rank,
+                 first->signal, strsignal(first->signal));
+    } else {
+        snprintf(end->words, sizeof end->words, "rank %d failed (exit code %d, %s)", first->rank,
+                 (int)first->exit_code, nd_status_name((nd_status)first->exit_code));
+    }
+    FILE *out = open_memstream(&text, &bytes);
+    end->code = print_report(out ? out : stderr, attempt, first);
+    /* Lines of workers and names from outside may hold bytes that change a terminal. */
+    if (out && fclose(out) == 0 && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
+        nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
+    } else if (out) {
+        fprintf(stderr,
+                "\nndlaunch: the workers failed with code %d; out of host memory for more\n",
+                end->code);
+    }
     free(text);
-    return code;
+    return printable;
 }

@@ -130,17 +130,6 @@ bool nd_roster_all_over(const nd_roster *roster)
     return true;
 }
 
-bool nd_roster_has_failed(const nd_roster *roster)
-{
-    for (int i = 0; i < roster->count; i++) {
-        const nd_node *n = &roster->nodes[i];
-        if (n->failed_ns != 0 && (n->code != ND_ERR_PREEMPTED || n->lost)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /*
  * A failure with a lower weight explains one with a higher weight, whichever arrived first: a
  * failure on one node makes the others lose peers (74), and a stop at a step boundary (75) explains

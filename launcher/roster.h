@@ -51,9 +51,8 @@ bool nd_roster_assign(nd_roster *roster);
 void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
 /* No node has workers of this start any more. */
 bool nd_roster_all_over(const nd_roster *roster);
-/* Some worker failed, or some node was lost. A stop at a step boundary is no failure. */
-bool nd_roster_has_failed(const nd_roster *roster);
-/* The node with the failure that explains the others; -1: none failed. */
+/* The node with the failure that explains the others, or else one that was stopped at a step
+ * boundary (75); -1: neither. */
 int nd_roster_first_failure(const nd_roster *roster);
 /* "node 1 of 2 nodes is missing after 10 s", without a time when that is 0; with spare nodes also
  * how many of them are needed */

@@ -32,15 +32,6 @@ static void read_text(const char *name, char *out, size_t capacity)
     snprintf(out, capacity, "%s", text ? text : "");
 }
 
-/* srun numbers its steps from 0; the shells of sbatch and salloc have ids at the end of the range,
- * or none. */
-static bool is_step(void)
-{
-    enum { FIRST_SPECIAL_DIGITS = 10 }; /* 4294967290 and above */
-    const char *id = getenv("SLURM_STEP_ID");
-    return id && id[0] && strlen(id) < FIRST_SPECIAL_DIGITS;
-}
-
 /* Slurm narrows CUDA_VISIBLE_DEVICES to what the task may use: "0,1", "GPU-...", or "NoDevFiles"
  * for none. */
 static nd_status read_gpus(int *out)
@@ -56,8 +47,12 @@ static nd_status read_gpus(int *out)
     return ND_OK;
 }
 
-nd_status nd_slurm_read(nd_slurm *out)
+nd_status nd_slurm_read(nd_slurm *out, nd_config *config)
 {
+    /* srun numbers its steps from 0; the shells of sbatch and salloc have ids at the end of the
+     * range, 4294967290 and above, or none. */
+    enum { FIRST_SPECIAL_DIGITS = 10 };
+    const char *step = getenv("SLURM_STEP_ID");
     nd_slurm s = {.nodes = 1, .tasks = 1, .job_nodes = 1};
     read_text("SLURM_JOB_ID", s.job_id, sizeof s.job_id);
     s.in_job = s.job_id[0] != '\0';
@@ -65,23 +60,19 @@ nd_status nd_slurm_read(nd_slurm *out)
         read_text("SLURMD_NODENAME", s.node, sizeof s.node);
         ND_TRY(read_number("SLURM_JOB_NUM_NODES", 1, &s.job_nodes));
         ND_TRY(read_gpus(&s.gpus));
-        s.in_step = is_step();
+        s.in_step = step && step[0] && strlen(step) < FIRST_SPECIAL_DIGITS;
     }
     if (s.in_step) {
         ND_TRY(read_number("SLURM_STEP_NUM_NODES", 1, &s.nodes));
         ND_TRY(read_number("SLURM_STEP_NUM_TASKS", s.nodes, &s.tasks));
         ND_TRY(read_number("SLURM_NODEID", 0, &s.node_rank));
     }
+    if (s.in_step && s.nodes > 1) {
+        config->launch.nnodes = s.nodes;
+        config->launch.node_rank = s.node_rank;
+    }
     *out = s;
     return ND_OK;
-}
-
-void nd_slurm_set_defaults(const nd_slurm *slurm, nd_config *config)
-{
-    if (slurm->in_step && slurm->nodes > 1) {
-        config->launch.nnodes = slurm->nodes;
-        config->launch.node_rank = slurm->node_rank;
-    }
 }
 
 static nd_status check_step(const nd_slurm *slurm, const nd_config *config)

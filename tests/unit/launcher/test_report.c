@@ -37,14 +37,11 @@ static job *make_job(void)
 /* Frees the job. */
 static char *report_of(job *j, int expected)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    cr_assert_not_null(out);
-    int code = nd_attempt_report(&j->attempt, out);
-    fclose(out);
+    nd_nodes_end end = {0};
+    char *text = nd_attempt_report(&j->attempt, &end);
     free(j);
-    cr_expect_eq(code, expected, "%d, not %d: %s", code, expected, text);
+    cr_assert_not_null(text);
+    cr_expect_eq(end.code, expected, "%d, not %d: %s", end.code, expected, text);
     return text;
 }
 
@@ -109,20 +106,23 @@ Test(report, a_lost_peer_is_no_cause)
     free(text);
 }
 
+static void expect_words(const job *j, bool own, const char *words)
+{
+    nd_nodes_end end = {0};
+    free(nd_attempt_report(&j->attempt, &end));
+    cr_expect_eq(end.own, own);
+    cr_expect_eq(strncmp(end.words, words, words[0] ? strlen(words) : 1), 0, "%s", end.words);
+}
+
 /* A node tells whether the first failure is surely its own. */
 Test(report, a_local_failure_is_the_nodes_own)
 {
     job *j = make_job();
-    char words[128];
-    bool own = true;
-    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
-    cr_expect(!own && !words[0]);
+    expect_words(j, false, "");
     record(j, 0, ND_ERR_HANG, ND_CAUSE_OWN, 3);
-    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
-    cr_expect(!own && strncmp(words, "rank 0 failed (exit code 124, ", 30) == 0, "%s", words);
+    expect_words(j, false, "rank 0 failed (exit code 124, ");
     record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 2);
-    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
-    cr_expect(own && strncmp(words, "rank 1 failed (exit code 74, ", 29) == 0, "%s", words);
+    expect_words(j, true, "rank 1 failed (exit code 74, ");
     free(j);
 }
 
@@ -150,30 +150,16 @@ Test(report, control_characters_of_a_worker_are_escaped)
     free(text);
 }
 
-/* Rank 1 of 2 was killed at `place`; what is said of it. */
+/* Rank 1 was killed at `place`; what is said of it. */
 static char *screen_of(const nd_mesh *mesh, const nd_progress_slot *place)
 {
     const nd_config own = {.resolved_mesh = *mesh};
-    nd_attempt *attempt = calloc(1, sizeof *attempt);
-    nd_child *children = calloc(2, sizeof *children);
-    nd_progress_slot slots[2] = {{.rank = 0}, *place};
-    nd_failure_slot failures[2] = {0};
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    cr_assert(attempt && children && out);
-    children[0].attempt = children[1].attempt = attempt;
-    children[0].stopped = true;
-    children[1].rank = children[1].local_rank = 1;
-    children[1].signal = 9;
-    attempt->options = (nd_attempt_options){
-        .config = &own, .host_name = "host", .slurm_job = "", .local_workers = 2, .world_size = 2};
-    attempt->children = children;
-    attempt->progress = (nd_progress){.slots = slots, .failures = failures, .count = 2};
-    cr_expect_eq(nd_attempt_report(attempt, out), 128 + 9);
-    fclose(out);
-    free(children);
-    free(attempt);
+    job *j = make_job();
+    j->attempt.options.config = &own;
+    j->children[0].stopped = j->children[2].stopped = true;
+    j->children[1].signal = 9;
+    j->slots[1] = *place;
+    char *text = report_of(j, 128 + 9);
     cr_assert_not_null(strstr(text, "rank 1 failed first"), "%s", text);
     return text;
 }

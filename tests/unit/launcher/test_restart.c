@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "launcher/supervise.h"
+#include "launcher/launcher.h"
 #include "runtime/base/status.h"
 
 /* Restart 1 of 3 after a kill in the fifth step, with a checkpoint at step 4. */
@@ -18,6 +18,8 @@ static void expect(const nd_restart_case *c, nd_restart verdict)
     nd_restart_choice choice = nd_restart_decide(c);
     cr_expect_eq(choice.verdict, verdict, "code %d, epoch %d: %d, not %d", c->code, (int)c->epoch,
                  choice.verdict, verdict);
+    cr_expect_eq(!choice.text[0], verdict == ND_RESTART_OFF || verdict == ND_RESTART_ASKED,
+                 "what needs a reason, and only that, has one: %s", choice.text);
 }
 
 Test(restart, the_class_of_the_exit_code_decides)
@@ -117,20 +119,25 @@ Test(restart, the_wait_doubles_while_starts_fail_soon)
     cr_expect_eq(nd_restart_decide(&c).wait_seconds, 60);
 }
 
-Test(restart, every_refusal_of_a_failure_has_a_reason)
+/* The job began after `first` steps, has done `done`, and has a checkpoint of `durable`. */
+static void expect_text(int64_t first, int64_t done, int64_t durable, const char *text)
 {
-    for (int v = ND_RESTART_NOT_WORTH; v <= ND_RESTART_LEFT_BEHIND; v++) {
-        cr_expect_not_null(nd_restart_reason((nd_restart)v), "%d", v);
-    }
-    cr_expect_null(nd_restart_reason(ND_RESTART_OFF));
-    cr_expect_null(nd_restart_reason(ND_RESTART_ASKED));
+    nd_restart_case c = plain();
+    c.began_at = first;
+    c.done = done;
+    c.durable = durable;
+    cr_expect_str_eq(nd_restart_decide(&c).text, text);
 }
 
-Test(restart, each_start_has_a_run_id_of_its_own)
+Test(restart, it_says_from_where_it_goes_on_and_what_is_lost)
 {
-    char id[64];
-    nd_restart_run_id("nd-12345678", 0, id, sizeof id);
-    cr_expect_str_eq(id, "nd-12345678");
-    nd_restart_run_id("nd-12345678", 12, id, sizeof id);
-    cr_expect_str_eq(id, "nd-12345678.12");
+    expect_text(0, 46, 40, "restart 1 of 3 follows at once, from step 40; 6 steps are lost");
+    expect_text(0, 41, 40, "restart 1 of 3 follows at once, from step 40; 1 step is lost");
+    /* It died after the save. */
+    expect_text(0, 39, 40, "restart 1 of 3 follows at once, from step 40; 0 steps are lost");
+    expect_text(30, 46, -1, "restart 1 of 3 follows at once, from step 30; 16 steps are lost");
+    expect_text(0, 46, -1, "restart 1 of 3 follows at once, from the beginning; 46 steps are lost");
+    nd_restart_case c = plain();
+    c.lacks_nodes = true;
+    cr_expect_not_null(strstr(nd_restart_decide(&c).text, "follows when enough nodes are back,"));
 }

@@ -44,8 +44,7 @@ static nd_slurm complete(int argc, char **argv)
 {
     nd_slurm slurm;
     nd_cli cli = {.help_topic = ""};
-    assert_ok(nd_slurm_read(&slurm));
-    nd_slurm_set_defaults(&slurm, &config);
+    assert_ok(nd_slurm_read(&slurm, &config));
     assert_ok(nd_config_parse(&config, &cli, argc, argv));
     assert_ok(nd_slurm_complete(&slurm, &config));
     return slurm;
@@ -119,12 +118,11 @@ Test(slurm, contradictions_are_refused)
     nd_slurm slurm;
     set_step();
     setenv("SLURM_STEP_NUM_TASKS", "8", 1);
-    assert_ok(nd_slurm_read(&slurm));
-    nd_slurm_set_defaults(&slurm, &config);
+    assert_ok(nd_slurm_read(&slurm, &config));
     assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
                  "srun started 8 ndlaunch on 2 nodes");
     set_step();
-    assert_ok(nd_slurm_read(&slurm));
+    assert_ok(nd_slurm_read(&slurm, &config));
     config.launch.nnodes = 1; /* as num_machines of a file says */
     assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
                  "srun started ndlaunch on 2 nodes, but launch.nnodes is 1");
@@ -134,8 +132,9 @@ Test(slurm, contradictions_are_refused)
                  "launch.nnodes 2 + launch.spare_nodes 1 are 3; pass --nnodes");
     setenv("SLURM_STEP_NUM_NODES", "3", 1);
     setenv("SLURM_STEP_NUM_TASKS", "3", 1);
-    assert_ok(nd_slurm_read(&slurm));
+    assert_ok(nd_slurm_read(&slurm, &config));
+    config.launch.nnodes = 2;
     assert_ok(nd_slurm_complete(&slurm, &config));
     setenv("SLURM_NODEID", "one", 1);
-    assert_fails(nd_slurm_read(&slurm), ND_ERR_CONFIG, "SLURM_NODEID=one");
+    assert_fails(nd_slurm_read(&slurm, &config), ND_ERR_CONFIG, "SLURM_NODEID=one");
 }

@@ -22,7 +22,8 @@ static char *write_starter(const char *path, nd_status wanted)
     size_t size = 0;
     FILE *out = open_memstream(&said, &size);
     cr_assert_not_null(out);
-    cr_expect_eq(nd_starter_write(out, path), wanted);
+    char *argv[] = {"config", "--config-file", (char *)path};
+    cr_expect_eq(nd_starter_main(out, 3, argv), wanted);
     cr_assert_eq(fclose(out), 0);
     return said;
 }
