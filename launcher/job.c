@@ -87,11 +87,11 @@ static nd_restart_case restart_case(const nd_job *job, int code)
                          .epoch = job->start.epoch,
                          .max_restarts = job->options.config->launch.max_restarts,
                          .brief = job->brief};
-    int64_t stepped_ns = page->job ? nd_progress_stepped_ns(page) : 0;
+    int64_t stepped_ns = page->job ? atomic_load(&page->job->stepped_ns) : 0;
     if (stepped_ns != 0) {
         c.stepped = true;
-        c.began_at = nd_progress_first_step(page);
-        c.durable = nd_progress_durable_step(page);
+        c.began_at = atomic_load(&page->job->first_step);
+        c.durable = atomic_load(&page->job->durable_step);
         c.done = nd_progress_completed_steps(&page->slots[0]);
         c.seconds = (double)(nd_clock_ns() - stepped_ns) * 1e-9;
     }
@@ -165,7 +165,7 @@ static bool restarts(void *context, const nd_nodes_end *end, double *wait_second
     if (choice.text[0]) {
         nd_log_warning("ndlaunch: the job is not started again: %s", choice.text);
     }
-    const int64_t durable = page->job ? nd_progress_durable_step(page) : -1;
+    const int64_t durable = page->job ? atomic_load(&page->job->durable_step) : -1;
     if (end->code != 0 && end->code != ND_ERR_PREEMPTED && durable > 0) {
         nd_log_info("ndlaunch: the newest checkpoint is that of step %lld; to go on, give the same "
                     "command with --save-dir %s --resume-from-checkpoint latest",
@@ -286,15 +286,6 @@ static void start_workers(void *context, const nd_nodes_start *start)
     }
 }
 
-/* The job's key comes from a file, from standard input for "-", or is made here for "". */
-static nd_status read_key(const char *file, uint8_t key[ND_KEY_BYTES])
-{
-    if (strcmp(file, "-") == 0) {
-        return nd_key_read_stdin(key);
-    }
-    return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
-}
-
 /* Everything but the workers, which start once the nodes have met. The caller wipes the key. */
 static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
@@ -315,7 +306,7 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
         .restarts = restarts,
         .run_folder = job->run_folder,
     };
-    ND_TRY(read_key(o->config->launch.rdzv_key_file, key));
+    ND_TRY(nd_key_read(o->config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;

@@ -75,12 +75,6 @@ bool nd_address_is_loopback(const nd_address *address)
     return address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
 }
 
-int nd_address_port(const nd_address *address)
-{
-    /* The port lies at the same place in both families. */
-    return ntohs(((const struct sockaddr_in *)&address->storage)->sin_port);
-}
-
 void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX])
 {
     if (getnameinfo((const struct sockaddr *)&address->storage, address->bytes, out,
@@ -89,16 +83,13 @@ void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX])
     }
 }
 
-static bool is_link_local(const nd_address *address)
-{
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address->storage;
-    return address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
-}
-
 /* Other hosts may reach the address, and it is one of this host. */
 static bool is_usable(const nd_address *address)
 {
-    if (nd_address_is_loopback(address) || is_link_local(address)) {
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address->storage;
+    bool link_local =
+        address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
+    if (nd_address_is_loopback(address) || link_local) {
         return false;
     }
     int fd = socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -24,7 +24,6 @@ nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port)
 nd_status nd_address_resolve(const char *host, int port, nd_address out[ND_ADDRESS_MAX],
                              int *count);
 bool nd_address_is_loopback(const nd_address *address);
-int nd_address_port(const nd_address *address);
 /* "127.0.0.1" or "::1", without the port. */
 void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX]);
 

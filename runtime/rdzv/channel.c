@@ -107,18 +107,6 @@ static nd_status connect_socket(const nd_address *address, int64_t deadline, int
     return ND_OK;
 }
 
-static nd_status shake_hands(nd_channel *channel, int64_t deadline)
-{
-    ND_TRY(push_output(channel, deadline));
-    while (!nd_tls_established(channel->tls)) {
-        bool any;
-        ND_TRY(wait_for(channel->fd, POLLIN, deadline));
-        ND_TRY(pull_input(channel, &any));
-        ND_TRY(push_output(channel, deadline));
-    }
-    return ND_OK;
-}
-
 static nd_status try_address(nd_channel *channel, const nd_address *address, int64_t deadline)
 {
     int64_t soon = nd_clock_ns() + attempt_ns;
@@ -126,7 +114,13 @@ static nd_status try_address(nd_channel *channel, const nd_address *address, int
     /* The session first: a store whose places are taken drops a connection that says nothing. */
     ND_TRY(nd_tls_create(channel->context, &channel->tls));
     nd_status status = connect_socket(address, deadline, &channel->fd);
-    status = status == ND_OK ? shake_hands(channel, deadline) : status;
+    status = status == ND_OK ? push_output(channel, deadline) : status;
+    while (status == ND_OK && !nd_tls_established(channel->tls)) {
+        bool any;
+        status = wait_for(channel->fd, POLLIN, deadline);
+        status = status == ND_OK ? pull_input(channel, &any) : status;
+        status = status == ND_OK ? push_output(channel, deadline) : status;
+    }
     if (status != ND_OK) {
         nd_tls_destroy(channel->tls);
         channel->tls = NULL;
@@ -267,17 +261,19 @@ nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_fram
     }
 }
 
-nd_status nd_channel_own_address(const nd_channel *channel, nd_address *out)
+nd_status nd_channel_network(const nd_channel *channel, nd_address *own, nd_tls_context **client,
+                             nd_tls_context **server)
 {
-    *out = (nd_address){.bytes = sizeof out->storage};
-    return getsockname(channel->fd, (struct sockaddr *)&out->storage, &out->bytes) == 0
-               ? ND_OK
-               : nd_fail_system(errno, "the own address on the way to the store");
-}
-
-nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out)
-{
-    return nd_tls_context_twin(channel->context, server, out);
+    *own = (nd_address){.bytes = sizeof own->storage};
+    if (getsockname(channel->fd, (struct sockaddr *)&own->storage, &own->bytes) != 0) {
+        return nd_fail_system(errno, "the own address on the way to the store");
+    }
+    ND_TRY(nd_tls_context_twin(channel->context, false, client));
+    nd_status status = nd_tls_context_twin(channel->context, true, server);
+    if (status != ND_OK) {
+        nd_tls_context_destroy(*client);
+    }
+    return status;
 }
 
 int nd_channel_fd(const nd_channel *channel)

@@ -30,10 +30,9 @@ nd_status nd_channel_send(nd_channel *channel, const nd_wire_buffer *frames, int
 nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_frame *frame);
 
 int nd_channel_fd(const nd_channel *channel);
-/* The address from which this process reaches the store. */
-nd_status nd_channel_own_address(const nd_channel *channel, nd_address *out);
-/* A context with this channel's key. */
-nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out);
+/* nd_store_network */
+nd_status nd_channel_network(const nd_channel *channel, nd_address *own, nd_tls_context **client,
+                             nd_tls_context **server);
 const char *
 nd_channel_peer(const nd_channel *channel); /* numeric address, for others to connect to */
 

@@ -219,19 +219,14 @@ static nd_status check_alone(void)
     return ND_OK;
 }
 
-void nd_identity_leave(nd_identity *identity, int exit_code)
-{
-    nd_pmix_close(identity->pmix, exit_code);
-    identity->pmix = NULL;
-}
-
 nd_status nd_identity_join(nd_identity *identity)
 {
     if (identity->source == ND_IDENTITY_PMIX) {
         ND_TRY(nd_pmix_open(identity, &identity->pmix));
         nd_status status = check_ranks(identity, "PMIx");
         if (status != ND_OK) {
-            nd_identity_leave(identity, (int)status);
+            nd_pmix_close(identity->pmix, (int)status);
+            identity->pmix = NULL;
         }
         return status;
     }

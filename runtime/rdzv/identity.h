@@ -36,7 +36,8 @@ typedef struct nd_identity {
      * begins a folder of its own. */
     char run_folder[ND_RUN_FOLDER_MAX];
     bool terminal;        /* somebody looks at a terminal: rank 0 may draw a progress bar */
-    struct nd_pmix *pmix; /* after nd_identity_join of a worker that PMIx started, else NULL */
+    struct nd_pmix *pmix; /* after nd_identity_join of a worker that PMIx started, else NULL; to be
+                             closed (pmix.h) */
 } nd_identity;
 
 /*
@@ -49,8 +50,6 @@ nd_status nd_identity_read(nd_identity *out);
  * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
-/* exit_code: the code with which this process ends, also when PMIx does not answer. */
-void nd_identity_leave(nd_identity *identity, int exit_code);
 /* The name of this host in the job: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
 /* This worker's record for ndlaunch; NULL without it, or where the identity could not be read. */

@@ -150,9 +150,15 @@ nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
     return status;
 }
 
-nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES])
+nd_status nd_key_read(const char *name, uint8_t key[ND_KEY_BYTES])
 {
     struct stat st;
+    if (!name[0]) {
+        return nd_key_random(key);
+    }
+    if (strcmp(name, "-") != 0) {
+        return nd_key_read_file(name, key);
+    }
     if (fstat(STDIN_FILENO, &st) == 0 && S_ISREG(st.st_mode)) {
         ND_TRY(check_owner_and_mode("on standard input", &st));
     }
@@ -174,17 +180,6 @@ nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd)
     return ND_OK;
 }
 
-nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
-{
-    if (pread(fd, key, ND_KEY_BYTES, 0) != ND_KEY_BYTES) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "the inherited descriptor %d (ND_KEY_FD) does not hold the job key; start "
-                       "workers with ndlaunch",
-                       fd);
-    }
-    return ND_OK;
-}
-
 static bool on_loopback(const nd_identity *identity)
 {
     nd_address addresses[ND_ADDRESS_MAX];
@@ -201,16 +196,13 @@ static bool on_loopback(const nd_identity *identity)
     return true;
 }
 
-nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
-                             bool *private_file)
+/* Where a private file lies, or *named. */
+static nd_status find_shared_file(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
+                                  const char **named)
 {
-    const char *named = getenv("ND_RDZV_KEY_FILE");
-    *private_file = !named || !named[0];
-    if (!*private_file) {
-        if (snprintf(out, ND_SHARED_KEY_PATH_MAX, "%s", named) >= ND_SHARED_KEY_PATH_MAX) {
-            return nd_fail(ND_ERR_CONFIG, "ND_RDZV_KEY_FILE is longer than %d characters",
-                           ND_SHARED_KEY_PATH_MAX - 1);
-        }
+    const char *variable = getenv("ND_RDZV_KEY_FILE");
+    *named = variable && variable[0] ? variable : NULL;
+    if (*named) {
         return ND_OK;
     }
     if (identity->local_world_size != identity->world_size || !on_loopback(identity)) {
@@ -229,19 +221,26 @@ nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY
     return ND_OK;
 }
 
-nd_status nd_shared_key_publish(const char *path, uint8_t key[ND_KEY_BYTES])
+nd_status nd_shared_key(const nd_identity *identity, uint8_t key[ND_KEY_BYTES],
+                        char private_file[ND_SHARED_KEY_PATH_MAX])
 {
+    const char *named;
     char fresh[ND_SHARED_KEY_PATH_MAX + 32];
-    snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
+    private_file[0] = '\0';
+    ND_TRY(find_shared_file(identity, private_file, &named));
+    if (named || identity->rank > 0) {
+        return nd_key_read_file(named ? named : private_file, key);
+    }
+    snprintf(fresh, sizeof fresh, "%s.%ld", private_file, (long)getpid());
     unlink(fresh);
     ND_TRY(nd_key_make_file(fresh));
-    if (rename(fresh, path) != 0) {
+    if (rename(fresh, private_file) != 0) {
         nd_status status = nd_fail(ND_ERR_CANTCREATE,
                                    "the key file %s cannot be put in place: %s; name a key file in "
                                    "ND_RDZV_KEY_FILE",
-                                   path, strerror(errno));
+                                   private_file, strerror(errno));
         unlink(fresh);
         return status;
     }
-    return nd_key_read_file(path, key);
+    return nd_key_read_file(private_file, key);
 }

@@ -22,27 +22,26 @@ nd_status nd_key_make_file(const char *path);
  */
 nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES]);
 /*
- * The same content from standard input: srun passes it on to its tasks, so that the key is on no
- * disk of their nodes. A regular file must be as above. ND_ERR_CONFIG when it holds no key, or no
- * input arrives within 60 s.
+ * The job's key: from a file; for "-" the same content from standard input, as srun passes it on to
+ * its tasks, so that the key is on no disk of their nodes; for "" a new one. A regular file on
+ * standard input must be as above. ND_ERR_CONFIG when it holds no key, or no input arrives within
+ * 60 s.
  */
-nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES]);
+nd_status nd_key_read(const char *name, uint8_t key[ND_KEY_BYTES]);
 
 /* An anonymous, sealed file that holds the key; *fd is close-on-exec and owned by the caller. */
 nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd);
-nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES]);
 
 enum { ND_SHARED_KEY_PATH_MAX = 512 };
 
 /*
- * The key file of a start without ndlaunch: the file that ND_RDZV_KEY_FILE names, or, when all
- * ranks are on one host and the store listens on loopback, a file that rank 0 writes into
- * $XDG_RUNTIME_DIR or /tmp (*private_file). ND_ERR_CONFIG where several hosts need a key file and
- * none is named.
+ * The key of a start without ndlaunch: from the file that ND_RDZV_KEY_FILE names, or, when all
+ * ranks are on one host and the store listens on loopback, from a file that rank 0 makes in
+ * $XDG_RUNTIME_DIR or /tmp, in place of an earlier job's: private_file, else "". ND_ERR_CONFIG
+ * where several hosts need a key file and none is named, or on another rank while rank 0 has not
+ * made the file.
  */
-nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
-                             bool *private_file);
-/* Rank 0, private file: writes a fresh key and replaces the file of an earlier job. */
-nd_status nd_shared_key_publish(const char *path, uint8_t key[ND_KEY_BYTES]);
+nd_status nd_shared_key(const nd_identity *identity, uint8_t key[ND_KEY_BYTES],
+                        char private_file[ND_SHARED_KEY_PATH_MAX]);
 
 #endif

@@ -8,11 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/log.h"
-#include "runtime/base/math.h"
-#include "runtime/rdzv/address.h"
 #include "runtime/base/call_limit.h"
-#include "runtime/rdzv/key.h"
+#include "runtime/base/math.h"
 
 /* The functions of libpmix that nd_pmix calls. The macros of pmix.h are not used: some of them call
  * the library. */
@@ -321,48 +318,10 @@ void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
     nd_call_limit_end(pmix->limit, call);
 }
 
-typedef struct place {
-    uint8_t key[ND_KEY_BYTES];
-    char address[ND_ADDRESS_TEXT_MAX];
-    int32_t port;
-} place;
-
-/* Rank 0: makes the key and runs the store. */
-static nd_status host_store(nd_identity *id, nd_store_watch watch, place *where,
-                            nd_store_thread **thread)
+nd_status nd_pmix_share(nd_pmix *pmix, const char *name, bool gives, void *bytes, size_t count,
+                        double timeout_seconds)
 {
-    if (!id->master_addr[0]) {
-        ND_TRY(nd_address_choose(id->host, id->nnodes, where->address));
-        snprintf(id->master_addr, sizeof id->master_addr, "%s", where->address);
-    }
-    ND_TRY(nd_key_random(where->key));
-    ND_TRY(nd_store_thread_start(id, where->key, watch, thread));
-    snprintf(where->address, sizeof where->address, "%s",
-             nd_store_server_address(nd_store_thread_server(*thread)));
-    where->port = nd_store_server_port(nd_store_thread_server(*thread));
-    nd_log_debug("rank 0 hosts the store at %s port %d", where->address, where->port);
-    return put(id->pmix, where, sizeof *where);
-}
-
-nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_watch watch, nd_store_thread **thread)
-{
-    nd_pmix *pmix = identity->pmix;
-    const bool hosts = identity->rank == 0;
-    place where = {0};
-    nd_status status = hosts ? host_store(identity, watch, &where, thread) : ND_OK;
-    if (status == ND_OK) {
-        status = fence(pmix, "place of the store", timeout_seconds, ND_ERR_HANG);
-    }
-    if (status == ND_OK && !hosts) {
-        status = take(pmix, &where, sizeof where);
-    }
-    if (status == ND_OK) {
-        memcpy(key, where.key, ND_KEY_BYTES);
-        where.address[sizeof where.address - 1] = '\0';
-        snprintf(identity->master_addr, sizeof identity->master_addr, "%s", where.address);
-        identity->master_port = where.port;
-    }
-    explicit_bzero(&where, sizeof where);
-    return status;
+    ND_TRY(gives ? put(pmix, bytes, count) : ND_OK);
+    ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
+    return gives ? ND_OK : take(pmix, bytes, count);
 }

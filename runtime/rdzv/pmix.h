@@ -14,7 +14,6 @@
 #include <stddef.h>
 
 #include "runtime/rdzv/identity.h"
-#include "runtime/rdzv/store_thread.h"
 
 typedef struct nd_pmix nd_pmix;
 
@@ -37,15 +36,12 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 
 /*
- * Finds the store of workers that PMIx started; every rank calls it. Rank 0 makes the job key, runs
- * the store at an address that the other ranks can reach, and publishes key and address over PMIx
- * (Put, Commit, Fence, Get): neither is in a file, an argument or the environment. Sets
- * identity->master_addr and master_port; an address that is set already (launch.rdzv_endpoint) is
- * where rank 0 listens, else nd_address_choose says where. *thread is owned by the caller on rank 0
- * and NULL elsewhere. ND_ERR_HANG at the deadline, or this process ends with that code 3 s later:
- * some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
+ * Every rank calls it: bytes that rank 0 gives reach the others over PMIx (Put, Commit, Fence,
+ * Get), and are in no file, argument or environment. ND_ERR_HANG at the deadline, or this process
+ * ends with that code 3 s later: some servers know only a deadline of their own (Slurm:
+ * SLURM_PMIX_TIMEOUT, 300 s).
  */
-nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_watch watch, nd_store_thread **thread);
+nd_status nd_pmix_share(nd_pmix *pmix, const char *name, bool gives, void *bytes, size_t count,
+                        double timeout_seconds);
 
 #endif

@@ -20,8 +20,8 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code)
 {
 }
 
-nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_watch watch, nd_store_thread **thread)
+nd_status nd_pmix_share(nd_pmix *pmix, const char *name, bool gives, void *bytes, size_t count,
+                        double timeout_seconds)
 {
     return none();
 }

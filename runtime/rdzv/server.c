@@ -64,6 +64,75 @@ nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now)
     return all->oldest && all->oldest->since <= now - speaking_ns ? all->oldest : NULL;
 }
 
+const char *nd_peer_name(const nd_peer *peer)
+{
+    return peer->name;
+}
+
+const char *nd_peer_host(const nd_peer *peer)
+{
+    return peer->host;
+}
+
+static void drop(nd_server *server, nd_peer *peer)
+{
+    if (!peer->dropped) {
+        peer->dropped = true;
+        server->hooks.drop(peer->transport);
+    }
+}
+
+void nd_server_flush(nd_server *server, nd_peer *peer)
+{
+    if (nd_wire_end(&server->out) == ND_OK) {
+        server->hooks.send(peer->transport, server->out.data, server->out.size);
+    } else {
+        drop(server, peer);
+    }
+    server->out.size = 0;
+    server->out.failed = false;
+}
+
+void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
+                     const char *message)
+{
+    nd_wire_begin(&server->out, ND_WIRE_ERROR);
+    nd_wire_put_u32(&server->out, request);
+    nd_wire_put_u32(&server->out, (uint32_t)status);
+    nd_wire_put_text(&server->out, message);
+    nd_server_flush(server, peer);
+}
+
+void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t count)
+{
+    if (!peer->dropped) {
+        server->hooks.send(peer->transport, frames, count);
+    }
+}
+
+void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const char *message)
+{
+    if (!peer->dropped) {
+        nd_server_error(server, peer, 0, status, message);
+        drop(server, peer);
+    }
+}
+
+void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now)
+{
+    enum { SHOWN = 3 };
+    const int64_t ten_seconds_ns = 10000000000;
+    char line[512];
+    if (server->refused_since == 0 || now - server->refused_since > ten_seconds_ns) {
+        server->refused = 0;
+        server->refused_since = now;
+    }
+    if (server->refused++ < SHOWN) {
+        snprintf(line, sizeof line, "a connection from %s to the store was refused: %s", name, why);
+        server->hooks.notice(server->hooks.context, line);
+    }
+}
+
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
                            nd_server **out)
 {
@@ -92,16 +161,14 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
 
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size)
 {
-    static const char ended[] =
-        "this start of the job has ended; ndlaunch starts all workers again";
     ND_ASSERT(epoch > server->epoch && world_size > 0 && world_size <= server->most_ranks);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
-    nd_server_store_end(server, ended);
+    nd_server_store_end(server);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->member && peer->role == ND_WIRE_WORKER) {
-            nd_server_stop_waiting(server, peer);
-            nd_server_refuse(server, peer, ND_ERR_IO, ended);
+            nd_server_refuse(server, peer, ND_ERR_IO,
+                             "this start of the job has ended; ndlaunch starts all workers again");
         }
     }
     server->world_size = world_size;
@@ -120,13 +187,12 @@ void nd_server_destroy(nd_server *server)
     if (!server) {
         return;
     }
+    nd_server_store_end(server);
     while (server->peers) {
         nd_peer *peer = server->peers;
         server->peers = peer->next;
-        nd_server_stop_waiting(server, peer);
         free_peer(peer);
     }
-    nd_server_store_end(server, "the store has ended");
     nd_wire_buffer_fini(&server->out);
     free(server->places[ND_WIRE_WORKER]);
     free(server->places[ND_WIRE_NODE]);
@@ -138,38 +204,29 @@ int nd_server_members(const nd_server *server, nd_wire_role role)
     return server->members[role];
 }
 
-static int places(const nd_server *server)
-{
-    return nd_strangers_places(server->files, server->world_size, server->nnodes);
-}
-
-bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now)
+/* A stranger's first bytes have come, it was answered, or has bytes that wait unread
+ * (server_state.h). False: it has to leave all the same. */
+static bool take_sign(nd_server *server, nd_peer *peer, int64_t now)
 {
     return !peer->member && !peer->dropped &&
            nd_strangers_sign(&server->strangers, &peer->stranger, now);
 }
 
-/* The one that makes room; NULL: none has been here for long enough. */
-static nd_peer *find_leaving(nd_server *server, int64_t now)
+bool nd_server_has_room(nd_server *server, int64_t now, void **leaving)
 {
     const nd_server_hooks *hooks = &server->hooks;
-    for (;;) {
-        nd_stranger *s = nd_strangers_leaving(&server->strangers, now);
-        nd_peer *peer = s ? s->owner : NULL;
-        if (!peer || !hooks->unread || !hooks->unread(hooks->context, peer) ||
-            !nd_server_sign(server, peer, now)) {
-            return peer;
-        }
-    }
-}
-
-bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving)
-{
+    nd_peer *peer;
     *leaving = NULL;
-    if (server->strangers.count < places(server)) {
+    if (server->strangers.count <
+        nd_strangers_places(server->files, server->world_size, server->nnodes)) {
         return true;
     }
-    nd_peer *peer = *leaving = find_leaving(server, now);
+    do { /* one with unread bytes stays, and another one is looked for */
+        nd_stranger *s = nd_strangers_leaving(&server->strangers, now);
+        peer = s ? s->owner : NULL;
+    } while (peer && hooks->unread && hooks->unread(peer->transport) &&
+             take_sign(server, peer, now));
+    *leaving = peer ? peer->transport : NULL;
     if (peer && !peer->dropped) {
         nd_server_note_refused(server, peer->name,
                                peer->stranger.signs > 0
@@ -230,12 +287,6 @@ static nd_status read_hello(const nd_server *server, const nd_wire_frame *frame,
     return ND_OK;
 }
 
-static bool same_job(const nd_server *server, const char *run_id)
-{
-    const size_t n = strlen(server->job);
-    return strncmp(run_id, server->job, n) == 0 && (run_id[n] == '\0' || run_id[n] == '.');
-}
-
 /* Job, epoch and the place that the peer wants. */
 static nd_status judge_hello(const nd_server *server, const hello *h)
 {
@@ -244,13 +295,14 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
      * has them from its own launcher. */
     bool learns = h->role == ND_WIRE_NODE && !h->run_id[0];
     if (!learns && (h->epoch != server->epoch || strcmp(h->run_id, server->run_id) != 0)) {
+        const size_t n = strlen(server->job);
+        const bool same_job = strncmp(h->run_id, server->job, n) == 0 &&
+                              (h->run_id[n] == '\0' || h->run_id[n] == '.');
         return nd_fail(ND_ERR_CONFIG,
                        "%s %u on %s belongs to start %u of job %s, this store to start %u of job "
                        "%s%s",
                        who, h->index, h->host, h->epoch, h->run_id, server->epoch, server->run_id,
-                       same_job(server, h->run_id)
-                           ? ""
-                           : "; others are refused, so give each job a port of its own");
+                       same_job ? "" : "; others are refused, so give each job a port of its own");
     }
     if (h->role == ND_WIRE_NODE && (h->index == 0 || h->index >= (uint32_t)server->nnodes)) {
         return nd_fail(ND_ERR_CONFIG,
@@ -303,7 +355,7 @@ static nd_status take_frame(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
     if (frame->type == ND_WIRE_BYE) {
         peer->goodbye = true;
-        nd_server_drop(server, peer);
+        drop(server, peer);
         return ND_OK;
     }
     if (peer->role == ND_WIRE_WORKER) {
@@ -319,6 +371,10 @@ static nd_status take_frame(nd_server *server, nd_peer *peer, const nd_wire_fram
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
                        int64_t now)
 {
+    if (count == 0) {
+        (void)take_sign(server, peer, now);
+        return;
+    }
     nd_status status = peer->dropped ? ND_OK : nd_wire_feed(&peer->parser, bytes, count);
     while (status == ND_OK && !peer->dropped) {
         nd_wire_frame frame;
@@ -340,14 +396,9 @@ void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size
 
 void nd_server_gone(nd_server *server, nd_peer *peer)
 {
-    nd_server_stop_waiting(server, peer);
+    *(peer->previous ? &peer->previous->next : &server->peers) = peer->next;
     if (peer->next) {
         peer->next->previous = peer->previous;
-    }
-    if (peer->previous) {
-        peer->previous->next = peer->next;
-    } else {
-        server->peers = peer->next;
     }
     if (!peer->member) {
         nd_strangers_remove(&server->strangers, &peer->stranger);
@@ -355,8 +406,8 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
         server->members[peer->role]--;
         if (peer->role == ND_WIRE_NODE) {
             server->places[ND_WIRE_NODE][peer->index] = ND_SERVER_PLACE_NEVER;
-        } else if (peer->epoch == server->epoch) {
-            nd_server_worker_left(server, peer, peer->goodbye);
+        } else {
+            nd_server_worker_left(server, peer);
         }
         if (server->hooks.left) {
             server->hooks.left(server->hooks.context, peer, peer->role, peer->index, peer->goodbye);
@@ -377,7 +428,7 @@ static void drop_late(nd_server *server, int64_t now)
         snprintf(why, sizeof why, "it did not identify itself within %.3g s",
                  (double)server->hello_ns * 1e-9);
         nd_server_note_refused(server, peer->name, why, now);
-        nd_server_drop(server, peer);
+        drop(server, peer);
     }
 }
 

@@ -20,13 +20,13 @@ typedef struct nd_peer nd_peer;
 
 typedef struct nd_server_hooks {
     void *context;
-    /* Plaintext frames for the peer; the bytes are borrowed for the call. */
-    void (*send)(void *context, nd_peer *peer, const void *bytes, size_t count);
+    /* Plaintext frames for the peer of this transport; the bytes are borrowed for the call. */
+    void (*send)(void *transport, const void *bytes, size_t count);
     /* Close the connection after what was sent. The peer is freed when the host calls
      * nd_server_gone. */
-    void (*drop)(void *context, nd_peer *peer);
+    void (*drop)(void *transport);
     /* Bytes of this stranger have arrived that the engine was not given yet. May be NULL. */
-    bool (*unread)(void *context, nd_peer *peer);
+    bool (*unread)(void *transport);
     /* A line for the user: which ranks are missing, which connection was refused. */
     void (*notice)(void *context, const char *line);
     /* A worker or node left; clean: it said goodbye. May be NULL. */
@@ -56,19 +56,19 @@ void nd_server_destroy(nd_server *server); /* frees the peers that are left, wit
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size);
 
 /*
- * True when one more stranger may come in. Else *leaving is the one that makes room: the host
- * closes its connection, and asks again. NULL: all have come or spoken only now, so ask later.
+ * True when one more stranger may come in. Else *leaving is the transport of the one that makes
+ * room: the host closes its connection, and asks again. NULL: all have come or spoken only now, so
+ * ask later.
  */
-bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
+bool nd_server_has_room(nd_server *server, int64_t now, void **leaving);
 
 /* A new connection; `transport` is the host's pointer, and `name` (address) is copied, for
  * messages. */
 nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
                             nd_peer **out);
-/* A stranger's first bytes have come, it was answered, or has bytes that wait unread
- * (server_state.h). False: it has to leave all the same. */
-bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now);
-/* Bytes of the peer; the engine drops the peer itself where they are wrong. */
+/* Bytes of the peer; the engine drops the peer itself where they are wrong. None: only the
+ * channel's own bytes have come, or were answered, which is a sign of a stranger (server_state.h).
+ */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
                        int64_t now);
 /* What was sent to the peer has left: the next part of a long answer may follow. */
@@ -87,7 +87,6 @@ void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const 
  * seconds. */
 void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
 
-void *nd_peer_transport(const nd_peer *peer);
 const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */
 const char *nd_peer_host(const nd_peer *peer); /* from its hello */
 int nd_server_members(const nd_server *server, nd_wire_role role); /* connected now */

@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine: server_peer.c (what a peer is sent), server_store.c (values,
- * exchanges, requests), server.c (peers, strangers, hello, deadlines).
+ * The parts of the engine: server_store.c (values, exchanges, requests), server.c (peers,
+ * strangers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
 
@@ -127,23 +127,19 @@ bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
 /* The one that makes room; NULL: none has been here for long enough. */
 nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now);
 
-/* server_peer.c */
-void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
 void nd_server_flush(nd_server *server, nd_peer *peer);
 void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
                      const char *message);
 
 /* server_store.c */
-void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
 void nd_server_exchange_tick(nd_server *server, int64_t now);
 /* One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
-/* A worker left: requests that wait for it end with an error. */
-void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
-/* Ends all exchanges, whose peers get the sentence as an error, and removes all values; more may
- * follow. */
-void nd_server_store_end(nd_server *server, const char *why);
+/* A worker left: its own request ends, and others that wait for it end with an error. */
+void nd_server_worker_left(nd_server *server, nd_peer *peer);
+/* Ends all waits, without an answer, and removes all values; more may follow. */
+void nd_server_store_end(nd_server *server);
 
 #endif

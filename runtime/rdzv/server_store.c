@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zstd.h>
 
 #include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_state.h"
@@ -29,7 +30,7 @@ static void unlink_exchange(nd_server *server, nd_exchange *exchange)
     }
 }
 
-void nd_server_stop_waiting(nd_server *server, nd_peer *peer)
+static void stop_waiting(nd_server *server, nd_peer *peer)
 {
     nd_exchange *exchange = peer->exchange;
     peer->wait = ND_WAIT_NONE;
@@ -51,7 +52,7 @@ static void break_exchange(nd_server *server, nd_exchange *exchange, nd_status s
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->exchange == exchange) {
             uint32_t request = peer->request;
-            nd_server_stop_waiting(server, peer);
+            stop_waiting(server, peer);
             nd_server_error(server, peer, request, status, message);
         }
     }
@@ -114,18 +115,24 @@ void nd_server_drained(nd_server *server, nd_peer *peer)
     }
 }
 
-/* All have come. The result of many ranks, of which each gets all, grows with their square: it is
- * packed once. */
+/* All have come. The result of many ranks, of which each gets all, grows with their square, and
+ * names the same hosts and digests thousands of times: it is packed once, for all. */
 static void finish_exchange(nd_server *server, nd_exchange *exchange)
 {
-    uint8_t *packed;
-    if (!nd_pack(exchange->data, (size_t)server->world_size * exchange->bytes, &packed,
-                 &exchange->size)) {
+    enum { LEVEL = 1 }; /* the store's only thread packs, half a gigabyte in a second */
+    const size_t bytes = (size_t)server->world_size * exchange->bytes;
+    const size_t room = ZSTD_compressBound(bytes);
+    uint8_t *packed = malloc(room);
+    size_t used = packed ? ZSTD_compress(packed, room, exchange->data, bytes, LEVEL) : 0;
+    if (!packed || ZSTD_isError(used)) { /* of its own memory */
+        free(packed);
         break_exchange(server, exchange, ND_ERR_RESOURCE, "the store has no memory for a result");
         return;
     }
+    uint8_t *trimmed = realloc(packed, used);
     free(exchange->data);
-    exchange->data = packed;
+    exchange->data = trimmed ? trimmed : packed;
+    exchange->size = used;
     unlink_exchange(server, exchange);
     exchange->users++;
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
@@ -191,20 +198,6 @@ static nd_status take_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor 
         check_left(server, exchange);
     }
     return ND_OK;
-}
-
-/* A peer that waits for the one that left gets an error. */
-static void leave_exchanges(nd_server *server, const nd_peer *gone, bool clean)
-{
-    char message[768];
-    for (nd_exchange *e = server->exchanges, *next; e; e = next) {
-        next = e->next;
-        if (!clean || !e->here[gone->index]) {
-            snprintf(message, sizeof message, "%.280s %s while others waited at '%.200s'",
-                     gone->name, clean ? "left the job" : "was lost", e->name);
-            break_exchange(server, e, ND_ERR_IO, message);
-        }
-    }
 }
 
 static bool is_missing(const void *exchange, int rank)
@@ -359,7 +352,7 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
         peer->exchange->here[peer->index] = false;
         peer->exchange->arrived--;
     }
-    nd_server_stop_waiting(server, peer);
+    stop_waiting(server, peer);
     switch (frame->type) {
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);
@@ -372,13 +365,25 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
 }
 
-void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
+void nd_server_worker_left(nd_server *server, nd_peer *gone)
 {
+    const bool clean = gone->goodbye;
     char message[768];
+    stop_waiting(server, gone);
+    if (gone->epoch != server->epoch) {
+        return;
+    }
     server->places[ND_WIRE_WORKER][gone->index] =
         clean ? ND_SERVER_PLACE_LEFT : ND_SERVER_PLACE_LOST;
     server->left++;
-    leave_exchanges(server, gone, clean);
+    for (nd_exchange *e = server->exchanges, *next; e; e = next) {
+        next = e->next;
+        if (!clean || !e->here[gone->index]) {
+            snprintf(message, sizeof message, "%.280s %s while others waited at '%.200s'",
+                     gone->name, clean ? "left the job" : "was lost", e->name);
+            break_exchange(server, e, ND_ERR_IO, message);
+        }
+    }
     for (nd_peer *peer = clean ? NULL : server->peers; peer; peer = peer->next) {
         if (peer->wait == ND_WAIT_KEY) {
             snprintf(message, sizeof message,
@@ -390,10 +395,10 @@ void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
     }
 }
 
-void nd_server_store_end(nd_server *server, const char *why)
+void nd_server_store_end(nd_server *server)
 {
-    while (server->exchanges) {
-        break_exchange(server, server->exchanges, ND_ERR_IO, why);
+    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
+        stop_waiting(server, peer);
     }
     while (server->values) {
         nd_value *value = server->values;

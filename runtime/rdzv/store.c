@@ -8,14 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <zstd.h>
+#include <zstd_errors.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/pmix.h"
-#include "runtime/rdzv/store_thread.h"
+#include "runtime/rdzv/store_server.h"
+#include "runtime/rdzv/uv.h"
 
 struct nd_store {
     nd_gate gate; /* closed: a request is open, and its thread uses what follows until its answer */
@@ -24,7 +28,7 @@ struct nd_store {
     uint32_t request;
     nd_wire_buffer out;
     nd_channel *channel;
-    nd_store_thread *thread;               /* rank 0 of a start without ndlaunch */
+    struct store_thread *thread;           /* rank 0 of a start without ndlaunch */
     char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
     nd_thread watcher;                     /* of the connection to rank 0 */
     nd_monitor watched;
@@ -47,21 +51,16 @@ static nd_status send_request(nd_store *store, int64_t deadline)
     return status;
 }
 
-/* The answer to a request whose caller has given up. */
-static bool is_late(const nd_store *store, const nd_wire_frame *frame)
-{
-    nd_wire_cursor cursor = nd_wire_body(frame);
-    uint32_t request = nd_wire_get_u32(&cursor);
-    return frame->type != ND_WIRE_NONE && request != 0 && request < store->request;
-}
-
 /* The next answer to the open request, of the type that it must have. */
 static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, nd_wire_frame *frame,
                          nd_wire_cursor *cursor)
 {
-    do {
+    uint32_t request;
+    do { /* an answer to an earlier request is for a caller that has given up */
         ND_TRY(nd_channel_receive(store->channel, deadline, frame));
-    } while (is_late(store, frame));
+        *cursor = nd_wire_body(frame);
+        request = nd_wire_get_u32(cursor);
+    } while (frame->type != ND_WIRE_NONE && request != 0 && request < store->request);
     if (frame->type == ND_WIRE_NONE) {
         return nd_fail(ND_ERR_HANG, "the store has not answered request %u in time",
                        store->request);
@@ -69,8 +68,6 @@ static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, n
     if (frame->type == ND_WIRE_ERROR) {
         return nd_channel_error(frame);
     }
-    *cursor = nd_wire_body(frame);
-    uint32_t request = nd_wire_get_u32(cursor);
     if (frame->type != type || request != store->request) {
         return nd_fail(ND_ERR_IO, "the store answered request %u with a message of type %d",
                        store->request, (int)frame->type);
@@ -134,6 +131,19 @@ static nd_status take_slice(result *r, const char *name, nd_wire_cursor *cursor)
     return ND_OK;
 }
 
+/* Nothing is written beyond `count` bytes. */
+static nd_status unpack(const result *r, void *out, size_t count)
+{
+    size_t got = ZSTD_decompress(out, count, r->bytes, r->size);
+    if (ZSTD_isError(got) && ZSTD_getErrorCode(got) == ZSTD_error_memory_allocation) {
+        return nd_fail_memory("the result of an exchange");
+    }
+    if (ZSTD_isError(got) || got != count) {
+        return nd_fail(ND_ERR_IO, "the store sent a damaged result of an exchange");
+    }
+    return ND_OK;
+}
+
 static nd_status exchange(nd_store *store, const char *name, const void *send, void *recv,
                           size_t bytes)
 {
@@ -153,7 +163,7 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
         status = status == ND_OK ? take_slice(&r, name, &cursor) : status;
     } while (status == ND_OK && r.got < r.size);
     if (status == ND_OK) {
-        status = nd_unpack(r.bytes, r.size, recv, (size_t)store->world_size * bytes);
+        status = unpack(&r, recv, (size_t)store->world_size * bytes);
     }
     free(r.bytes);
     return status;
@@ -254,6 +264,143 @@ nd_status nd_store_check(nd_store *store, double seconds)
     return status;
 }
 
+/* Rank 0. */
+
+/*
+ * The store inside a worker: rank 0 of a start without ndlaunch runs store_server.h in a thread of
+ * its own. The thread uses only its loop; the caller's thread only starts and stops it.
+ */
+typedef struct store_thread {
+    nd_thread native;
+    nd_monitor monitor; /* of the thread's end alone */
+    uv_loop_t loop;
+    uv_timer_t tick;
+    nd_store_server *server;
+    _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
+    nd_store_watch watch;
+    char left_text[2 * ND_WIRE_TEXT_MAX]; /* for `lost`, or "" */
+} store_thread;
+
+static void notice(void *context, const char *line)
+{
+    nd_log_warning("%s", line);
+}
+
+static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
+{
+    store_thread *thread = context;
+    bool closing = atomic_load(&thread->leave_by) != 0;
+    if (role == ND_WIRE_WORKER && index > 0 && !clean && !closing && !thread->left_text[0]) {
+        snprintf(thread->left_text, sizeof thread->left_text,
+                 "%s was lost: it ended without a goodbye", nd_peer_name(peer));
+    }
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    store_thread *thread = timer->data;
+    int64_t leave_by = atomic_load(&thread->leave_by);
+    if (thread->watch.lost && leave_by == 0 && thread->left_text[0]) {
+        /* A tick later than the loss: other ranks have their answers about it by now. */
+        thread->watch.lost(thread->watch.context, thread->left_text);
+        thread->left_text[0] = '\0';
+    }
+    bool empty = nd_server_members(nd_store_server_engine(thread->server), ND_WIRE_WORKER) == 0;
+    if (leave_by != 0 && (empty || nd_clock_ns() >= leave_by)) {
+        nd_store_server_close(thread->server);
+        uv_close((uv_handle_t *)timer, NULL);
+    }
+}
+
+static void run_loop(void *argument)
+{
+    store_thread *thread = argument;
+    uv_run(&thread->loop, UV_RUN_DEFAULT);
+}
+
+/* The first of the name's addresses that can be bound. */
+static nd_status open_server(store_thread *thread, const nd_identity *identity, const uint8_t *key)
+{
+    nd_store_server_options options = {
+        .loop = &thread->loop,
+        .server = {.version = ND_VERSION,
+                   .run_id = identity->run_id,
+                   .epoch = (uint32_t)identity->restart_epoch,
+                   .world_size = identity->world_size,
+                   .nnodes = 1},
+        .hooks = {.context = thread, .notice = notice, .left = on_left},
+    };
+    nd_address addresses[ND_ADDRESS_MAX];
+    int count;
+    ND_TRY(nd_address_resolve(identity->master_addr, identity->master_port, addresses, &count));
+    memcpy(options.key, key, ND_KEY_BYTES);
+    nd_status status = ND_OK;
+    for (int i = 0; i < count; i++) {
+        options.address = addresses[i];
+        status = nd_store_server_open(&options, &thread->server);
+        if (status == ND_OK) {
+            break;
+        }
+        uv_run(&thread->loop, UV_RUN_NOWAIT); /* frees what the failed attempt opened */
+    }
+    explicit_bzero(options.key, sizeof options.key);
+    return status;
+}
+
+/* Listens at the identity's master address and port, which it sets to what the others connect to;
+ * port 0: the system chooses. The watch, which is copied, hears of every rank but rank 0, which is
+ * this process; of losses that come together it hears of the first. */
+static nd_status start_thread(nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
+                              nd_store_watch watch, store_thread **out)
+{
+    store_thread *thread;
+    ND_TRY(ND_ALLOC(1, &thread));
+    thread->watch = watch;
+    thread->monitor = (nd_monitor)ND_MONITOR_INIT;
+    nd_status status = ND_UV(uv_loop_init(&thread->loop));
+    if (status != ND_OK) {
+        free(thread);
+        return status;
+    }
+    ND_TRY_OUT(open_server(thread, identity, key));
+    snprintf(identity->master_addr, sizeof identity->master_addr, "%s",
+             nd_store_server_address(thread->server));
+    identity->master_port = nd_store_server_port(thread->server);
+    ND_TRY_OUT(ND_UV(uv_timer_init(&thread->loop, &thread->tick)));
+    thread->tick.data = thread;
+    ND_TRY_OUT(ND_UV(uv_timer_start(&thread->tick, on_tick, 20, 20)));
+    status =
+        nd_thread_start(&thread->native, &thread->monitor, "the store's thread", run_loop, thread);
+out:
+    if (status != ND_OK) {
+        nd_store_server_close(thread->server);
+        if (thread->tick.data) {
+            uv_close((uv_handle_t *)&thread->tick, NULL);
+        }
+        uv_run(&thread->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&thread->loop);
+        free(thread);
+        return status;
+    }
+    *out = thread;
+    return ND_OK;
+}
+
+/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
+ * NULL is legal. */
+static void stop_thread(store_thread *thread, double timeout_seconds)
+{
+    if (thread) {
+        atomic_store(&thread->leave_by, nd_clock_ns() + (int64_t)(timeout_seconds * 1e9) + 1);
+        nd_thread_join(&thread->native, INFINITY);
+        nd_monitor_fini(&thread->monitor);
+        uv_loop_close(&thread->loop);
+        free(thread);
+    }
+}
+
+/* Connections. */
+
 static nd_status connect_store(nd_store *store, const nd_identity *identity,
                                const uint8_t key[ND_KEY_BYTES])
 {
@@ -294,33 +441,76 @@ static void watch_rank_0(void *context)
     }
 }
 
+/* The key, which rank 0 makes, and where its store is, for workers that PMIx started. */
+typedef struct place {
+    uint8_t key[ND_KEY_BYTES];
+    char address[ND_ADDRESS_TEXT_MAX];
+    int32_t port;
+} place;
+
+/* An address that is set already (launch.rdzv_endpoint) is where rank 0 listens. */
+static nd_status host_for_pmix(nd_store *store, nd_identity *id, place *where)
+{
+    if (!id->master_addr[0]) {
+        ND_TRY(nd_address_choose(id->host, id->nnodes, where->address));
+        snprintf(id->master_addr, sizeof id->master_addr, "%s", where->address);
+    }
+    ND_TRY(nd_key_random(where->key));
+    ND_TRY(start_thread(id, where->key, store->watch, &store->thread));
+    snprintf(where->address, sizeof where->address, "%.*s", ND_ADDRESS_TEXT_MAX - 1,
+             id->master_addr); /* which is numeric now */
+    where->port = id->master_port;
+    nd_log_debug("rank 0 hosts the store at %s port %d", where->address, where->port);
+    return ND_OK;
+}
+
+static nd_status find_store_of_pmix(nd_store *store, nd_identity *id, uint8_t key[ND_KEY_BYTES])
+{
+    place where = {0};
+    nd_status status = id->rank == 0 ? host_for_pmix(store, id, &where) : ND_OK;
+    if (status == ND_OK) {
+        status = nd_pmix_share(id->pmix, "place of the store", id->rank == 0, &where, sizeof where,
+                               store->timeout_seconds);
+    }
+    if (status == ND_OK) {
+        memcpy(key, where.key, ND_KEY_BYTES);
+        where.address[sizeof where.address - 1] = '\0';
+        snprintf(id->master_addr, sizeof id->master_addr, "%s", where.address);
+        id->master_port = where.port;
+    }
+    explicit_bzero(&where, sizeof where);
+    return status;
+}
+
 /* The key of the job and, where a rank hosts the store, its place, on rank 0 with the store itself.
  * *again: what is wrong may be right soon. */
 static nd_status find_store(nd_store *store, nd_identity *id, uint8_t key[ND_KEY_BYTES],
                             bool *again)
 {
-    char path[ND_SHARED_KEY_PATH_MAX];
-    bool private_file;
+    char private_file[ND_SHARED_KEY_PATH_MAX];
     *again = false;
     if (id->source == ND_IDENTITY_PMIX) {
-        return nd_pmix_meet(id, store->timeout_seconds, key, store->watch, &store->thread);
+        return find_store_of_pmix(store, id, key);
     }
     if (id->source == ND_IDENTITY_NDLAUNCH) {
-        return id->key_fd >= 0
-                   ? nd_key_read_fd(id->key_fd, key)
-                   : nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing; start workers with ndlaunch");
+        return id->key_fd < 0
+                   ? nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing; start workers with ndlaunch")
+               : pread(id->key_fd, key, ND_KEY_BYTES, 0) == ND_KEY_BYTES
+                   ? ND_OK
+                   : nd_fail(ND_ERR_CONFIG,
+                             "the inherited descriptor %d (ND_KEY_FD) does not hold the job key; "
+                             "start workers with ndlaunch",
+                             id->key_fd);
     }
-    ND_TRY(nd_shared_key_path(id, path, &private_file));
+    nd_status status = nd_shared_key(id, key, private_file);
     if (id->rank > 0) {
         /* A private file may be missing, or a former job's, until rank 0 has replaced it. */
-        *again = private_file;
-        return nd_key_read_file(path, key);
+        *again = private_file[0] != '\0';
+        return status;
     }
-    ND_TRY(private_file ? nd_shared_key_publish(path, key) : nd_key_read_file(path, key));
-    if (private_file) {
-        snprintf(store->key_path, sizeof store->key_path, "%s", path);
-    }
-    return nd_store_thread_start(id, key, store->watch, &store->thread);
+    ND_TRY(status);
+    snprintf(store->key_path, sizeof store->key_path, "%s", private_file);
+    return start_thread(id, key, store->watch, &store->thread);
 }
 
 static nd_status open_store(nd_store *store, const nd_identity *identity)
@@ -368,7 +558,7 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds,
     store->hosted = identity->source != ND_IDENTITY_NDLAUNCH;
     nd_status status = open_store(store, identity);
     if (status != ND_OK) {
-        nd_store_abandon(store);
+        nd_store_close(store, true);
         return status;
     }
     *out = store;
@@ -380,42 +570,34 @@ void nd_store_set_timeout(nd_store *store, double timeout_seconds)
     store->timeout_seconds = timeout_seconds;
 }
 
-static void close_store(nd_store *store, bool goodbye)
+void nd_store_close(nd_store *store, bool failed)
 {
     if (!store) {
         return;
     }
+    const bool goodbye = store->channel && (!failed || !store->hosted);
     if (store->watcher.started) {
         atomic_store(&store->watcher.stop, true);
         shutdown(nd_channel_fd(store->channel), SHUT_RD); /* which wakes it */
         nd_thread_join(&store->watcher, INFINITY);
     }
-    if (store->channel && goodbye) {
+    if (goodbye) {
         nd_wire_begin(&store->out, ND_WIRE_BYE);
         send_request(store, nd_clock_ns() + margin_ns);
     }
     nd_channel_close(store->channel);
-    nd_store_thread_stop(store->thread, goodbye ? store->timeout_seconds : 0);
+    stop_thread(store->thread, goodbye ? store->timeout_seconds : 0);
     if (store->key_path[0]) {
         unlink(store->key_path);
     }
     nd_wire_buffer_fini(&store->out);
-    nd_gate_fini(&store->gate);
+    nd_monitor_fini(&store->gate.monitor);
     nd_monitor_fini(&store->watched);
     free(store);
 }
 
-void nd_store_close(nd_store *store)
+nd_status nd_store_network(const nd_store *store, nd_address *own, nd_tls_context **client,
+                           nd_tls_context **server)
 {
-    close_store(store, true);
-}
-
-void nd_store_abandon(nd_store *store)
-{
-    close_store(store, store && store->channel && !store->hosted);
-}
-
-const nd_channel *nd_store_channel(const nd_store *store)
-{
-    return store->channel;
+    return nd_channel_network(store->channel, own, client, server);
 }

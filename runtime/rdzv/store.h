@@ -39,9 +39,10 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds,
                         const nd_store_watch *watch, nd_store **out);
 /* Sets the time limit of each later call. */
 void nd_store_set_timeout(nd_store *store, double timeout_seconds);
-void nd_store_close(nd_store *store); /* sends a goodbye; NULL is legal */
-/* The same after a failure of this rank: sends no goodbye and waits for no other rank. */
-void nd_store_abandon(nd_store *store);
+/* Says goodbye, and on rank 0 waits for the other ranks. After a failure of this rank it waits for
+ * nobody, and where rank 0 hosts the store, whose ranks then hear that this one was lost, it says
+ * no goodbye. NULL is legal. */
+void nd_store_close(nd_store *store, bool failed);
 
 /* Sets the key unless it exists. */
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
@@ -60,8 +61,9 @@ nd_status nd_store_barrier(nd_store *store, const char *name);
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes);
 
-/* The connection itself, for those between ranks: they use the address from which this process
- * reaches the store, and the job's key. Not in a world of one. */
-const nd_channel *nd_store_channel(const nd_store *store);
+/* For connections between ranks: the address from which this process reaches the store, and
+ * contexts with the job's key. Not in a world of one. */
+nd_status nd_store_network(const nd_store *store, nd_address *own, nd_tls_context **client,
+                           nd_tls_context **server);
 
 #endif

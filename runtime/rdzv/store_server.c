@@ -2,6 +2,7 @@
 #include "runtime/rdzv/store_server.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,6 +53,12 @@ typedef struct outgoing {
     connection *connection;
     char bytes[];
 } outgoing;
+
+static int port_of(const nd_address *address)
+{
+    /* The port lies at the same place in both families. */
+    return ntohs(((const struct sockaddr_in *)&address->storage)->sin_port);
+}
 
 static void release(nd_store_server *store)
 {
@@ -133,25 +140,21 @@ static bool flush(connection *c)
     return true;
 }
 
-static void send_to_peer(void *context, nd_peer *peer, const void *bytes, size_t count)
+static void send_to_peer(void *transport, const void *bytes, size_t count)
 {
-    connection *c = nd_peer_transport(peer);
+    connection *c = transport;
     if (c->tls && nd_tls_established(c->tls) && nd_tls_write(c->tls, bytes, count) == ND_OK) {
         flush(c);
     }
 }
 
-static void drop_connection(connection *c)
+static void drop_connection(void *transport)
 {
+    connection *c = transport;
     if (!c->dropping) {
         c->dropping = true;
         c->dropping_since = nd_clock_ns();
     }
-}
-
-static void drop_peer(void *context, nd_peer *peer)
-{
-    drop_connection(nd_peer_transport(peer));
 }
 
 static void on_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
@@ -171,7 +174,7 @@ static nd_status receive(connection *c, const char *bytes, size_t count)
     nd_status status = nd_tls_input(c->tls, bytes, count);
     bool answered = flush(c) && status == ND_OK; /* handshake, or an alert */
     if (first || answered) {
-        nd_server_sign(store->server, c->peer, nd_clock_ns());
+        nd_server_receive(store->server, c->peer, NULL, 0, nd_clock_ns());
     }
     while (status == ND_OK && !c->dropping) {
         size_t plain;
@@ -236,7 +239,7 @@ static nd_status open_connection(nd_store_server *store, int fd, const nd_addres
     }
     uv_tcp_nodelay(&c->tcp, 1);
     nd_address_text(from, address);
-    snprintf(name, sizeof name, "%s port %d", address, nd_address_port(from));
+    snprintf(name, sizeof name, "%s port %d", address, port_of(from));
     ND_TRY_OUT(nd_server_connect(store->server, c, name, nd_clock_ns(), &c->peer));
     ND_TRY_OUT(ND_UV(uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read)));
 out:
@@ -253,39 +256,13 @@ enum {
     BATCH = 64      /* connections that are accepted before those that are there are served */
 };
 
-static bool has_unread(void *context, nd_peer *peer)
+static bool has_unread(void *transport)
 {
-    connection *c = nd_peer_transport(peer);
+    connection *c = transport;
     uv_os_fd_t fd;
     char byte;
     return uv_fileno((uv_handle_t *)&c->tcp, &fd) == 0 &&
            recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-}
-
-/* False: no stranger may be dropped yet. */
-static bool make_room(nd_store_server *store)
-{
-    nd_peer *leaving;
-    while (!nd_server_has_room(store->server, nd_clock_ns(), &leaving)) {
-        if (!leaving) {
-            return false;
-        }
-        close_connection(nd_peer_transport(leaving));
-    }
-    return true;
-}
-
-static void tell_full(nd_store_server *store, int code)
-{
-    if (!store->told_full) {
-        char line[256];
-        store->told_full = true;
-        snprintf(line, sizeof line,
-                 "no further connection can be accepted: %s%s; the store refuses workers and nodes "
-                 "that are not connected yet",
-                 strerror(code), code == EMFILE ? " (ulimit -n)" : "");
-        store->hooks.notice(store->hooks.context, line);
-    }
 }
 
 static void on_again(uv_timer_t *timer)
@@ -314,39 +291,44 @@ static void watch_listener(nd_store_server *store, bool wait)
     }
 }
 
-static bool connection_waits(const nd_store_server *store)
-{
-    struct pollfd p = {.fd = store->listen_fd, .events = POLLIN};
-    return poll(&p, 1, 0) > 0;
-}
-
 /* False: nothing more can be accepted for now; *wait: though connections are there. Room is made
  * only for a connection that waits: none is dropped for one that does not come. */
 static bool accept_one(nd_store_server *store, bool *wait)
 {
+    struct pollfd p = {.fd = store->listen_fd, .events = POLLIN};
     nd_address from = {.bytes = sizeof from.storage};
-    *wait = false;
-    if (!connection_waits(store)) {
+    void *leaving;
+    if (poll(&p, 1, 0) <= 0) {
         return false;
     }
-    *wait = !make_room(store);
-    if (*wait) {
-        return false;
+    while (!nd_server_has_room(store->server, nd_clock_ns(), &leaving)) {
+        if (!leaving) {
+            *wait = true;
+            return false;
+        }
+        close_connection(leaving);
     }
     int fd = accept4(store->listen_fd, (struct sockaddr *)&from.storage, &from.bytes,
                      SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int code = errno;
     if (fd >= 0) {
         if (open_connection(store, fd, &from) != ND_OK) {
             store->hooks.notice(store->hooks.context, nd_error_last()->message);
         }
         return true;
     }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        tell_full(store, errno);
-        *wait = true;
-        return false;
+    *wait = code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
+    if (*wait && !store->told_full) {
+        char line[256];
+        store->told_full = true;
+        snprintf(line, sizeof line,
+                 "no further connection can be accepted: %s%s; the store refuses workers and nodes "
+                 "that are not connected yet",
+                 strerror(code), code == EMFILE ? " (ulimit -n)" : "");
+        store->hooks.notice(store->hooks.context, line);
     }
-    return errno != EAGAIN && errno != EWOULDBLOCK; /* others concern one connection that is gone */
+    /* Others concern one connection that is gone. */
+    return !*wait && code != EAGAIN && code != EWOULDBLOCK;
 }
 
 static void accept_some(nd_store_server *store)
@@ -381,7 +363,7 @@ static nd_status fail_listen(const nd_store_server *store, const nd_address *add
 {
     if (code == EADDRINUSE) {
         return nd_fail(ND_ERR_IO, "port %d of %s is in use by another program; choose another port",
-                       nd_address_port(address), store->address);
+                       port_of(address), store->address);
     }
     if (code == EADDRNOTAVAIL) {
         return nd_fail(ND_ERR_CONFIG,
@@ -390,7 +372,7 @@ static nd_status fail_listen(const nd_store_server *store, const nd_address *add
                        store->address);
     }
     return nd_fail(ND_ERR_IO, "the store cannot listen at %s port %d: %s", store->address,
-                   nd_address_port(address), strerror(code));
+                   port_of(address), strerror(code));
 }
 
 static nd_status bind_listener(nd_store_server *store, const nd_address *address)
@@ -406,7 +388,7 @@ static nd_status bind_listener(nd_store_server *store, const nd_address *address
         getsockname(fd, (struct sockaddr *)&bound.storage, &bound.bytes) != 0) {
         return fail_listen(store, address, errno);
     }
-    store->port = nd_address_port(&bound);
+    store->port = port_of(&bound);
     return ND_OK;
 }
 
@@ -430,27 +412,20 @@ static nd_status start_listening(nd_store_server *store, const nd_address *addre
     return ND_UV(uv_timer_start(&store->tick, on_tick, TICK_MS, TICK_MS));
 }
 
-/* The limit of this process's open files as it is now. */
-static int64_t files_allowed(void)
-{
-    struct rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > INT32_MAX
-               ? INT32_MAX
-               : (int64_t)limit.rlim_cur;
-}
-
 nd_status nd_store_server_open(const nd_store_server_options *options, nd_store_server **out)
 {
     nd_store_server *store;
     nd_server_options server = options->server;
-    server.files = files_allowed();
+    struct rlimit limit; /* of this process's open files as it is now */
+    const bool limited = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur <= INT32_MAX;
+    server.files = limited ? (int64_t)limit.rlim_cur : INT32_MAX;
     ND_TRY(ND_ALLOC(1, &store));
     store->listen_fd = -1;
     store->loop = options->loop;
     store->hooks = options->hooks;
     nd_server_hooks hooks = options->hooks;
     hooks.send = send_to_peer;
-    hooks.drop = drop_peer;
+    hooks.drop = drop_connection;
     hooks.unread = has_unread;
     nd_status status = nd_tls_context_create(true, options->key, &store->tls);
     if (status == ND_OK) {

@@ -4,7 +4,7 @@
 /*
  * The store on a socket: one listening address, TLS per connection, the engine of server.h behind
  * it, on the caller's libuv loop. ndlaunch runs it on its own loop; rank 0 of a torchrun-like start
- * runs it in a thread (store_thread.h).
+ * runs it in a thread (store.c).
  */
 #include <uv.h>
 

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <zstd.h>
-#include <zstd_errors.h>
 
 /* The first buffer of a parser. What the store answers in a small job fits into a worker's, however
  * it arrives. A store with many peers has smaller ones. */
@@ -210,36 +208,5 @@ nd_status nd_wire_next(nd_wire_parser *parser, nd_wire_frame *frame)
                              .body = at + ND_WIRE_HEADER + 1,
                              .bytes = length - 1};
     parser->begin += ND_WIRE_HEADER + length;
-    return ND_OK;
-}
-
-/* Packed results. */
-
-enum { LEVEL = 1 }; /* the store's only thread packs, half a gigabyte in a second */
-
-bool nd_pack(const uint8_t *bytes, size_t count, uint8_t **out, size_t *packed)
-{
-    size_t room = ZSTD_compressBound(count);
-    uint8_t *data = malloc(room);
-    size_t used = data ? ZSTD_compress(data, room, bytes, count, LEVEL) : 0;
-    if (!data || ZSTD_isError(used)) { /* of its own memory */
-        free(data);
-        return false;
-    }
-    uint8_t *trimmed = realloc(data, used);
-    *out = trimmed ? trimmed : data;
-    *packed = used;
-    return true;
-}
-
-nd_status nd_unpack(const uint8_t *packed, size_t packed_bytes, void *out, size_t count)
-{
-    size_t got = ZSTD_decompress(out, count, packed, packed_bytes);
-    if (ZSTD_isError(got) && ZSTD_getErrorCode(got) == ZSTD_error_memory_allocation) {
-        return nd_fail_memory("the result of an exchange");
-    }
-    if (ZSTD_isError(got) || got != count) {
-        return nd_fail(ND_ERR_IO, "the store sent a damaged result of an exchange");
-    }
     return ND_OK;
 }

@@ -38,7 +38,7 @@ typedef enum nd_wire_type {
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
     ND_WIRE_DONE,         /* u32 request; the key is set */
     ND_WIRE_VALUE,        /* u32 request, blob value */
-    ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 size, blob part of the packed result */
+    ND_WIRE_SLICE, /* u32 request, u64 offset, u64 size, blob part of the result, packed by zstd */
     /* between launchers, bodies in launcher/nodes.h */
     ND_WIRE_NODE_FIRST = 64,
     ND_WIRE_NODE_LAST = 95,
@@ -105,14 +105,5 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count);
 /* The next whole frame, valid until the next feed. ND_ERR_IO for a length of 0 or beyond the
  * limit. */
 nd_status nd_wire_next(nd_wire_parser *parser, nd_wire_frame *frame);
-
-/* Packing, by zstd, of what an exchange gives to every rank: thousands of ranks send names of the
- * same hosts and digests of the same settings. The store packs the result once for all. */
-
-/* *out is new memory with *packed bytes. False: memory ran out. */
-bool nd_pack(const uint8_t *bytes, size_t count, uint8_t **out, size_t *packed);
-
-/* ND_ERR_IO unless the packed bytes are `count` bytes. Nothing is written beyond these. */
-nd_status nd_unpack(const uint8_t *packed, size_t packed_bytes, void *out, size_t count);
 
 #endif

@@ -14,16 +14,16 @@ typedef struct member {
     bool dropped;
 } member;
 
-static void on_send(void *context, nd_peer *peer, const void *bytes, size_t count)
+static void on_send(void *transport, const void *bytes, size_t count)
 {
-    member *m = nd_peer_transport(peer);
+    member *m = transport;
     nd_status status = nd_wire_feed(&m->answers, bytes, count);
     ND_ASSERT(status == ND_OK);
 }
 
-static void on_drop(void *context, nd_peer *peer)
+static void on_drop(void *transport)
 {
-    ((member *)nd_peer_transport(peer))->dropped = true;
+    ((member *)transport)->dropped = true;
 }
 
 static void on_notice(void *context, const char *line)

@@ -79,14 +79,14 @@ static void write_progress(const nd_identity *id, nd_progress *page, char what, 
     }
     switch (what) {
     case 'B':
-        nd_progress_set_first_step(page, number);
+        atomic_store(&page->job->first_step, number);
         break;
     case 'T':
         nd_progress_set_phase(&page->slots[0], ND_PHASE_EVAL, number);
         nd_progress_set_stepped(page);
         break;
     case 'D':
-        nd_progress_set_durable_step(page, number);
+        atomic_store(&page->job->durable_step, number);
         break;
     default:
         break;
@@ -237,13 +237,13 @@ int main(int argc, char **argv)
     status = status == ND_OK ? nd_store_barrier(store, "all here") : status;
     if (status != ND_OK) {
         fprintf(stderr, "%s\n", nd_error_last()->message);
-        nd_store_close(store);
+        nd_store_close(store, false);
         return (int)status;
     }
     printf("ready %d pid %ld\n", id.rank, (long)getpid());
     int number = chosen ? atoi(chosen) : 1;
     int code = what && strcmp(what, "plan") == 0 ? follow_plan(&id, store, number)
                                                  : act(&id, store, what ? what : "done", number);
-    nd_store_close(store);
+    nd_store_close(store, false);
     return code;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/device/gpu_choice.h"
-#include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/pmix.h"
 
 int main(void)
 {
@@ -28,6 +28,6 @@ int main(void)
     printf("rank %d of %d, local %d of %d, node %d of %d (%s): GPUs %s, ordinal %d\n", id.rank,
            id.world_size, id.local_rank, id.local_world_size, id.node_rank, id.nnodes, id.host,
            visible ? visible : "none", ordinal);
-    nd_identity_leave(&id, 0);
+    nd_pmix_close(id.pmix, 0);
     return 0;
 }

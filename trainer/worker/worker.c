@@ -150,14 +150,7 @@ static nd_status store_exchange(void *context, const void *send, void *recv, siz
 static nd_status store_network(void *context, nd_comm_network *out)
 {
     nd_comm_network network = {0};
-    const nd_channel *channel = nd_store_channel(context);
-    ND_TRY(nd_channel_own_address(channel, &network.address));
-    ND_TRY(nd_channel_tls(channel, false, &network.client));
-    nd_status status = nd_channel_tls(channel, true, &network.server);
-    if (status != ND_OK) {
-        nd_tls_context_destroy(network.client);
-        return status;
-    }
+    ND_TRY(nd_store_network(context, &network.address, &network.client, &network.server));
     *out = network;
     return ND_OK;
 }
@@ -314,7 +307,7 @@ static bool report_end(nd_worker *worker, nd_status status)
 _Noreturn void nd_worker_end(nd_worker *worker, nd_status status)
 {
     report_end(worker, status);
-    nd_identity_leave(&worker->identity, (int)status);
+    nd_pmix_close(worker->identity.pmix, (int)status);
     _exit((int)status); /* what exit() runs could wait for the same call */
 }
 
@@ -328,17 +321,14 @@ int nd_worker_close(nd_worker *worker, nd_status status)
     }
     nd_device_close(worker->device);
     nd_peers_fini(&worker->peers);
-    if (failed) {
-        nd_store_abandon(worker->store);
-    } else {
-        nd_store_close(worker->store);
-    }
+    nd_store_close(worker->store, failed);
     if (!failed && worker->identity.pmix && worker->met) {
         /* All end together: some settings of Slurm kill the step at the first task whose code is
          * not 0. */
         nd_pmix_end(worker->identity.pmix, END_SECONDS, (int)status);
     }
-    nd_identity_leave(&worker->identity, (int)status);
+    nd_pmix_close(worker->identity.pmix, (int)status);
+    worker->identity.pmix = NULL;
     nd_progress_close(&worker->progress);
     worker->identity.page = (nd_progress){0};
     return (int)status;

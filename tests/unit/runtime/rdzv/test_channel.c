@@ -1,38 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A member's end of the connection, against a store in a thread of this process. */
+/* A member's end of the connection, against a store of rank 0, in a thread of this process. */
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
-#include "runtime/rdzv/store_thread.h"
 #include "runtime/rdzv/key.h"
+#include "runtime/rdzv/store.h"
 #include "tests/support/port.h"
 #include "tests/support/tempdir.h"
 
+static tempdir dir;
 static nd_identity id;
-static nd_store_thread *store_thread;
+static nd_store *store;
 static nd_channel *channel;
 static uint8_t key[ND_KEY_BYTES];
 
 static void setup(void)
 {
+    tempdir_make(&dir);
     id = (nd_identity){.source = ND_IDENTITY_ENVIRONMENT,
-                       .world_size = 2,
-                       .local_world_size = 2,
+                       .world_size = 3,
+                       .local_world_size = 3,
                        .nnodes = 1,
                        .master_addr = "127.0.0.1",
                        .master_port = port_reserve(),
                        .run_id = "job"};
-    assert_ok(nd_key_random(key));
-    assert_ok(nd_store_thread_start(&id, key, (nd_store_watch){0}, &store_thread));
+    assert_ok(nd_key_make_file(tempdir_file(&dir, "key")));
+    assert_ok(nd_key_read_file(dir.name, key));
+    setenv("ND_RDZV_KEY_FILE", dir.name, 1);
+    assert_ok(nd_store_open(&id, 20, NULL, &store));
 }
 
 static void teardown(void)
 {
     nd_channel_close(channel);
-    nd_store_thread_stop(store_thread, 0);
+    nd_store_close(store, true);
+    tempdir_remove(&dir);
 }
 
 TestSuite(channel, .init = setup, .fini = teardown, .timeout = 120);
@@ -53,7 +58,7 @@ static nd_status say_hello(const char *version, int index)
     int world = 0;
     ND_TRY(nd_channel_hello(channel, &hello, soon(), run_id, sizeof run_id, &world));
     cr_assert_str_eq(run_id, "job");
-    cr_assert_eq(world, 2);
+    cr_assert_eq(world, 3);
     return ND_OK;
 }
 
@@ -108,7 +113,7 @@ Test(channel, a_deadline_in_the_past_takes_what_is_there)
 {
     nd_wire_frame frame = {.type = ND_WIRE_DONE};
     open_channel();
-    assert_ok(say_hello(ND_VERSION, 0));
+    assert_ok(say_hello(ND_VERSION, 1));
     assert_ok(nd_channel_receive(channel, 0, &frame));
     cr_assert_eq(frame.type, ND_WIRE_NONE);
 }
@@ -117,7 +122,7 @@ Test(channel, a_silent_store_is_a_deadline)
 {
     nd_wire_frame frame;
     open_channel();
-    assert_ok(say_hello(ND_VERSION, 0));
+    assert_ok(say_hello(ND_VERSION, 1));
     assert_fails(nd_channel_receive(channel, nd_clock_ns() + 50000000, &frame), ND_ERR_HANG,
                  "no answer from the store");
 }
@@ -131,25 +136,25 @@ Test(channel, another_key_is_refused)
                  "refuses this member");
     channel = NULL;
     open_channel(); /* and the store still serves who has the key */
-    assert_ok(say_hello(ND_VERSION, 0));
+    assert_ok(say_hello(ND_VERSION, 1));
 }
 
 Test(channel, a_refused_hello_has_the_stores_sentence)
 {
     open_channel();
-    assert_fails(say_hello("9.9.9", 0), ND_ERR_CONFIG, "9.9.9");
+    assert_fails(say_hello("9.9.9", 1), ND_ERR_CONFIG, "9.9.9");
     nd_channel_close(channel);
     open_channel();
-    assert_fails(say_hello(ND_VERSION, 2), ND_ERR_CONFIG, "rank 2");
+    assert_fails(say_hello(ND_VERSION, 3), ND_ERR_CONFIG, "rank 3");
 }
 
 Test(channel, a_store_that_ends_is_a_lost_connection)
 {
     nd_wire_frame frame;
     open_channel();
-    assert_ok(say_hello(ND_VERSION, 0));
-    nd_store_thread_stop(store_thread, 0);
-    store_thread = NULL;
+    assert_ok(say_hello(ND_VERSION, 1));
+    nd_store_close(store, true);
+    store = NULL;
     assert_fails(nd_channel_receive(channel, soon(), &frame), ND_ERR_IO, "store");
 }
 

@@ -239,7 +239,7 @@ Test(key, standard_input_gives_the_key_as_a_file_does)
     size_t count = fread(text, 1, sizeof text, f);
     fclose(f);
     give_stdin(text, count);
-    assert_ok(nd_key_read_stdin(from_stdin));
+    assert_ok(nd_key_read("-", from_stdin));
     cr_assert_arr_eq(from_file, from_stdin, ND_KEY_BYTES);
 }
 
@@ -249,11 +249,11 @@ Test(key, standard_input_without_a_key_is_refused)
     char many[200];
     memset(many, 'a', sizeof many);
     give_stdin("", 0);
-    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "and gave 0 bytes");
+    assert_fails(nd_key_read("-", key), ND_ERR_CONFIG, "and gave 0 bytes");
     give_stdin("not a key", 9);
-    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "and gave 9 bytes");
+    assert_fails(nd_key_read("-", key), ND_ERR_CONFIG, "and gave 9 bytes");
     give_stdin(many, sizeof many);
-    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "or more");
+    assert_fails(nd_key_read("-", key), ND_ERR_CONFIG, "or more");
 }
 
 Test(key, a_readable_file_on_standard_input_is_refused)
@@ -263,5 +263,5 @@ Test(key, a_readable_file_on_standard_input_is_refused)
     assert_ok(nd_key_make_file(path));
     cr_assert_eq(chmod(path, 0644), 0);
     cr_assert_not_null(freopen(path, "r", stdin));
-    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "mode 0644");
+    assert_fails(nd_key_read("-", key), ND_ERR_CONFIG, "mode 0644");
 }

@@ -107,7 +107,7 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
     assert_ok(nd_store_set(store, "key", "value", 6));
     assert_ok(nd_store_get(store, "key", value, &bytes));
     cr_expect_str_eq(value, "value");
-    nd_store_abandon(store);
+    nd_store_close(store, true);
     end_rank_0(host, said);
 }
 
@@ -121,7 +121,7 @@ Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
     nd_store_set_timeout(store, 0.2);
     assert_fails(nd_store_get(store, "missing", value, &bytes), ND_ERR_HANG,
                  "nobody set the key 'missing' within 0.2 s");
-    nd_store_abandon(store);
+    nd_store_close(store, true);
     end_rank_0(host, said);
 }
 
@@ -130,7 +130,7 @@ Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
     int said, port = port_reserve();
     char text[200];
     pid_t host = start_rank_0(port, &said);
-    nd_store_abandon(open_rank_1(port, NULL));
+    nd_store_close(open_rank_1(port, NULL), true);
     ssize_t n = read(said, text, sizeof text - 1);
     text[n > 0 ? n : 0] = '\0';
     cr_expect_str_eq(text, "rank 1 (here) was lost: it ended without a goodbye");
@@ -148,5 +148,5 @@ Test(store, the_others_hear_of_the_end_of_rank_0)
     ssize_t n = read(ends[0], text, sizeof text - 1);
     text[n > 0 ? n : 0] = '\0';
     cr_expect_not_null(strstr(text, "rank 0, which hosts the store, was lost"), "%s", text);
-    nd_store_abandon(store);
+    nd_store_close(store, true);
 }

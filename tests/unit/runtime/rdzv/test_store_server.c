@@ -280,7 +280,7 @@ static void *ask(void *context)
     }
     a->after = store ? nd_store_check(store, ASKING_SECONDS) : ND_OK;
     snprintf(a->why, sizeof a->why, "%s", nd_error_last()->message);
-    nd_store_abandon(store);
+    nd_store_close(store, true);
     close(id.key_fd);
     atomic_store(&a->stage, 3);
     return NULL;
@@ -320,5 +320,5 @@ Test(store_check, a_job_of_one_asks_nobody)
     assert_ok(nd_store_barrier(store, "start"));
     assert_ok(nd_store_exchange(store, "places", "value", value, 6));
     cr_expect_str_eq(value, "value");
-    nd_store_close(store);
+    nd_store_close(store, false);
 }

@@ -80,13 +80,13 @@ static nd_status run_rank(const rank_thread *t)
     if (status == ND_OK) {
         status = talk(store, t->rank);
         if (t->lose && t->rank == LOST) {
-            nd_store_abandon(store);
+            nd_store_close(store, true);
         } else {
             /* Rank 0 leaves when it knows of the loss. */
             for (int i = 0; t->lose && t->rank == 0 && i < SECONDS * 100 && !lost_ranks; i++) {
                 usleep(10000);
             }
-            nd_store_close(store);
+            nd_store_close(store, false);
         }
     }
     nd_call_limit_end(t->limit, call);
