@@ -161,7 +161,7 @@ static void close_output(nd_output *output)
         return;
     }
     char rest[ND_SHOWN_HELD];
-    (void)give(output, rest, nd_shown_end(&output->shown, rest));
+    (void)give(output, rest, nd_shown_filter(&output->shown, NULL, 0, rest));
     if (output->used > 0) {
         emit_line(output);
     }

@@ -143,12 +143,7 @@ size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *o
         shown->held[shown->count++] = bytes[i];
         used += release(shown, false, out + used);
     }
-    return used;
-}
-
-size_t nd_shown_end(nd_shown *shown, char *out)
-{
-    return release(shown, true, out);
+    return bytes ? used : release(shown, true, out);
 }
 
 /* Standard output. */
@@ -185,7 +180,7 @@ static void end(void)
 {
     char rest[ND_SHOWN_HELD];
     fflush(stdout);
-    (void)write_all(rest, nd_shown_end(&standard_output, rest));
+    (void)write_all(rest, nd_shown_filter(&standard_output, NULL, 0, rest));
 }
 
 void nd_shown_guard_terminal(void)

@@ -38,10 +38,9 @@ typedef struct nd_shown {
     char held[4];   /* bytes that may begin a character or sequence whose rest has not come */
     int count;
 } nd_shown;
-/* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. */
+/* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. NULL
+ * and 0: no further byte comes, and what is held is written. */
 size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out);
-/* Writes what is held when no further byte comes: at most ND_SHOWN_HELD. */
-size_t nd_shown_end(nd_shown *shown, char *out);
 
 /* Once, at the start of a program: where standard output is a terminal, all that is printed with
  * stdio passes the filter, as text only. A file and a pipe get the bytes as they are. */

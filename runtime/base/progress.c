@@ -28,7 +28,7 @@ static size_t page_bytes(int count)
            (size_t)count * (sizeof(nd_progress_slot) + sizeof(nd_failure_slot));
 }
 
-static nd_status map_page(int fd, int count, nd_progress *out)
+static nd_status map_page(int fd, int count, bool begins, nd_progress *out)
 {
     size_t bytes = page_bytes(count);
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
@@ -40,14 +40,11 @@ static nd_status map_page(int fd, int count, nd_progress *out)
     void *slots = job + 1, *failures = (nd_progress_slot *)slots + count;
     *out =
         (nd_progress){.job = job, .slots = slots, .failures = failures, .count = count, .fd = fd};
+    if (begins) { /* no other process uses the page yet */
+        atomic_store(&job->first_step, -1);
+        atomic_store(&job->durable_step, -1);
+    }
     return ND_OK;
-}
-
-/* Called while no other process uses the page yet. */
-static void begin_job(nd_progress_job *job)
-{
-    atomic_store(&job->first_step, -1);
-    atomic_store(&job->durable_step, -1);
 }
 
 nd_status nd_progress_create(int count, nd_progress *out)
@@ -60,12 +57,11 @@ nd_status nd_progress_create(int count, nd_progress *out)
         }
         return status;
     }
-    nd_status status = map_page(fd, count, out);
+    nd_status status = map_page(fd, count, true, out);
     if (status != ND_OK) {
         close(fd);
         return status;
     }
-    begin_job(out->job);
     for (int i = 0; i < count; i++) {
         atomic_store(&out->slots[i].rank, -1);
     }
@@ -80,11 +76,7 @@ nd_status nd_progress_open(int fd, int count, nd_progress *out)
                        "the inherited progress page (descriptor %d) is not one of %d slots", fd,
                        count);
     }
-    ND_TRY(map_page(fd, count, out));
-    if (fd < 0) {
-        begin_job(out->job);
-    }
-    return ND_OK;
+    return map_page(fd, count, fd < 0, out);
 }
 
 void nd_progress_close(nd_progress *progress)
@@ -122,35 +114,10 @@ const char *nd_progress_run_folder(const nd_progress *progress)
     return atomic_load_explicit(&job->has_folder, memory_order_acquire) ? job->run_folder : "";
 }
 
-void nd_progress_set_first_step(nd_progress *progress, int64_t step)
-{
-    atomic_store_explicit(&progress->job->first_step, step, memory_order_release);
-}
-
-int64_t nd_progress_first_step(const nd_progress *progress)
-{
-    return atomic_load_explicit(&progress->job->first_step, memory_order_acquire);
-}
-
-void nd_progress_set_durable_step(nd_progress *progress, int64_t step)
-{
-    atomic_store_explicit(&progress->job->durable_step, step, memory_order_release);
-}
-
-int64_t nd_progress_durable_step(const nd_progress *progress)
-{
-    return atomic_load_explicit(&progress->job->durable_step, memory_order_acquire);
-}
-
 void nd_progress_set_stepped(nd_progress *progress)
 {
     int64_t none = 0;
     atomic_compare_exchange_strong(&progress->job->stepped_ns, &none, nd_clock_ns());
-}
-
-int64_t nd_progress_stepped_ns(const nd_progress *progress)
-{
-    return atomic_load_explicit(&progress->job->stepped_ns, memory_order_acquire);
 }
 
 int64_t nd_progress_completed_steps(const nd_progress_slot *slot)

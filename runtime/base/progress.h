@@ -62,13 +62,16 @@ typedef struct nd_failure_slot {
 
 enum { ND_RUN_FOLDER_MAX = 4096 }; /* bytes of a run folder's path, with its NUL */
 
-/* The job's part; the functions below write and read it. */
+/* The job's part. */
 typedef struct nd_progress_job {
-    _Atomic int64_t first_step;   /* -1: not known yet */
-    _Atomic int64_t durable_step; /* -1: no checkpoint */
-    _Atomic int64_t stepped_ns;   /* CLOCK_MONOTONIC; 0: no step of this start is done */
-    _Atomic int32_t has_folder;   /* the path is complete */
-    char run_folder[ND_RUN_FOLDER_MAX];
+    /* Steps that were done when this start's loop began, which is 0 or the step of the checkpoint
+     * that was loaded; -1: not known yet. */
+    _Atomic int64_t first_step;
+    /* Of the newest checkpoint that is durable, be it the one that was loaded; -1: none. */
+    _Atomic int64_t durable_step;
+    _Atomic int64_t stepped_ns;         /* CLOCK_MONOTONIC; 0: no step of this start is done */
+    _Atomic int32_t has_folder;         /* the path is complete */
+    char run_folder[ND_RUN_FOLDER_MAX]; /* nd_progress_set_run_folder */
     char pad[36];
 } nd_progress_job;
 
@@ -97,17 +100,8 @@ void nd_progress_close(nd_progress *progress);
 nd_status nd_progress_set_run_folder(nd_progress *progress, const char *path);
 /* "" until it is set. Points into the page. */
 const char *nd_progress_run_folder(const nd_progress *progress);
-/* Rank 0, before its loop: the steps that were done when this start's loop begins, which is 0 or
- * the step of the checkpoint that was loaded. */
-void nd_progress_set_first_step(nd_progress *progress, int64_t step);
-int64_t nd_progress_first_step(const nd_progress *progress);
-/* Rank 0, each time that a checkpoint has become durable, and for the one that was loaded: its
- * step. From any thread. */
-void nd_progress_set_durable_step(nd_progress *progress, int64_t step);
-int64_t nd_progress_durable_step(const nd_progress *progress);
 /* Rank 0: a step of this start is done. A second call changes nothing. */
 void nd_progress_set_stepped(nd_progress *progress);
-int64_t nd_progress_stepped_ns(const nd_progress *progress); /* 0: none is done */
 /* The steps of the run that this worker has completed, as its slot tells; 0 while it starts. */
 int64_t nd_progress_completed_steps(const nd_progress_slot *slot);
 

@@ -23,12 +23,6 @@ nd_rng_block nd_rng_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_l
     return (nd_rng_block){{c0, c1, c2, c3}};
 }
 
-uint64_t nd_rng_u64(uint64_t seed, uint64_t stream, uint64_t index)
-{
-    nd_rng_block b = nd_rng_philox(seed, stream, index);
-    return (uint64_t)b.w[1] << 32 | b.w[0];
-}
-
 float nd_rng_normal(uint64_t seed, uint64_t stream, uint64_t index)
 {
     nd_rng_block b = nd_rng_philox(seed, stream, index);
@@ -44,9 +38,7 @@ static uint64_t feistel(uint64_t seed, uint64_t stream, int half_bits, uint64_t 
     uint64_t mask = ((uint64_t)1 << half_bits) - 1;
     uint64_t left = x >> half_bits, right = x & mask;
     for (uint64_t round = 0; round < 4; round++) {
-        nd_rng_block b = nd_rng_philox(seed, stream, right << 2 | round);
-        uint64_t f = ((uint64_t)b.w[1] << 32 | b.w[0]) & mask;
-        uint64_t next = left ^ f;
+        uint64_t next = left ^ (nd_rng_u64(seed, stream, right << 2 | round) & mask);
         left = right;
         right = next;
     }

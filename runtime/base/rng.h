@@ -18,7 +18,11 @@ typedef struct nd_rng_block {
 nd_rng_block nd_rng_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo);
 
 /* Uniform 64-bit word number `index` of stream `stream`. */
-uint64_t nd_rng_u64(uint64_t seed, uint64_t stream, uint64_t index);
+static inline uint64_t nd_rng_u64(uint64_t seed, uint64_t stream, uint64_t index)
+{
+    const nd_rng_block b = nd_rng_philox(seed, stream, index);
+    return (uint64_t)b.w[1] << 32 | b.w[0];
+}
 
 /*
  * A draw of mean 0, variance 1, close to normal and cut at 4.9 deviations: the sum of eight 16-bit

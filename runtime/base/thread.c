@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <signal.h>
 
-#include "runtime/base/clock.h"
-
 void nd_monitor_fini(nd_monitor *monitor)
 {
     pthread_cond_destroy(&monitor->changed);
@@ -33,11 +31,6 @@ bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns)
     const struct timespec until = {ns / 1000000000, ns % 1000000000};
     return pthread_cond_clockwait(&monitor->changed, &monitor->mutex, CLOCK_MONOTONIC, &until) !=
            ETIMEDOUT;
-}
-
-void nd_gate_fini(nd_gate *gate)
-{
-    nd_monitor_fini(&gate->monitor);
 }
 
 bool nd_gate_enter(nd_gate *gate, int64_t deadline_ns)
@@ -92,16 +85,6 @@ nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *wh
     }
     thread->started = code == 0;
     return code == 0 ? ND_OK : nd_fail_system(code, "%s", what);
-}
-
-void nd_thread_beat(nd_thread *thread)
-{
-    atomic_store(&thread->beat, nd_clock_ns());
-}
-
-double nd_thread_silence(const nd_thread *thread)
-{
-    return (double)(nd_clock_ns() - atomic_load(&thread->beat)) * 1e-9;
 }
 
 bool nd_thread_join(nd_thread *thread, double seconds)

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 
 /* A lock and one condition, "something under the lock has changed". Waits can end without a change,
@@ -38,15 +39,14 @@ bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns);
 
 /* A lock that may be held for long, and that is waited for with a deadline. */
 typedef struct nd_gate {
-    nd_monitor monitor;
-    bool closed; /* a thread has entered and not left */
+    nd_monitor monitor; /* to be destroyed with nd_monitor_fini */
+    bool closed;        /* a thread has entered and not left */
 } nd_gate;
 #define ND_GATE_INIT                                                                               \
     {                                                                                              \
         .monitor = ND_MONITOR_INIT                                                                 \
     }
 
-void nd_gate_fini(nd_gate *gate);
 /* False: the thread that has entered had not left by the deadline, which may lie in the past. */
 bool nd_gate_enter(nd_gate *gate, int64_t deadline_ns);
 void nd_gate_leave(nd_gate *gate);
@@ -73,8 +73,15 @@ typedef struct nd_thread {
  */
 nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *what,
                           void (*run)(void *context), void *context);
-void nd_thread_beat(nd_thread *thread);
-double nd_thread_silence(const nd_thread *thread); /* seconds since the last beat */
+static inline void nd_thread_beat(nd_thread *thread)
+{
+    atomic_store(&thread->beat, nd_clock_ns());
+}
+/* Seconds since the last beat. */
+static inline double nd_thread_silence(const nd_thread *thread)
+{
+    return (double)(nd_clock_ns() - atomic_load(&thread->beat)) * 1e-9;
+}
 /*
  * Without the lock: sets `stop`, wakes the thread and waits until it has ended; INFINITY waits
  * without a deadline. False: it has not ended within these seconds, and is abandoned: the caller

@@ -58,7 +58,7 @@ static nd_status before_commit(void *context)
 static void tell_durable_step(void *context, int64_t step)
 {
     const nd_run *s = context;
-    nd_progress_set_durable_step(&s->worker->progress, step);
+    atomic_store(&s->worker->progress.job->durable_step, step);
 }
 
 static nd_status open_saver(nd_run *s)
@@ -72,9 +72,9 @@ static nd_status open_saver(nd_run *s)
         /* What ndlaunch needs for the start after this one, if it makes one. */
         nd_progress *progress = &s->worker->progress;
         ND_TRY(nd_progress_set_run_folder(progress, s->place.path));
-        nd_progress_set_first_step(progress, s->trainer->position.step);
+        atomic_store(&progress->job->first_step, s->trainer->position.step);
         if (s->resume.found && s->resume.continues) {
-            nd_progress_set_durable_step(progress, s->resume.step);
+            atomic_store(&progress->job->durable_step, s->resume.step);
         }
         ND_TRY(nd_resume_identity(config, s->inputs, &s->identity));
         ND_TRY(nd_config_each(config, add_config, s));
@@ -432,7 +432,7 @@ nd_status nd_run_rewind(nd_run *s)
     const double begin = nd_clock_seconds();
     ND_TRY(load_checkpoint(s, &restored, &saved));
     if (s->dir && nd_resume_is_own(&s->resume)) {
-        nd_progress_set_durable_step(&s->worker->progress, s->resume.step);
+        atomic_store(&s->worker->progress.job->durable_step, s->resume.step);
     }
     position->samples_ahead = seen - position->step * samples;
     s->held_step = position->step;

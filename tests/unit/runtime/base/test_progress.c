@@ -8,9 +8,14 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/progress.h"
 
+/* Also of a worker that is killed: what rank 0 leaves for the next start. */
 Test(progress, what_a_worker_writes_its_launcher_reads)
 {
     nd_progress page;
+    char longest[ND_RUN_FOLDER_MAX];
+    memset(longest, 'a', sizeof longest - 1);
+    longest[0] = '/';
+    longest[sizeof longest - 1] = '\0';
     cr_assert_eq(nd_progress_create(4, &page), ND_OK);
     cr_assert_eq(page.count, 4);
     for (int i = 0; i < 4; i++) {
@@ -18,27 +23,41 @@ Test(progress, what_a_worker_writes_its_launcher_reads)
         cr_assert_eq(atomic_load(&page.slots[i].phase), ND_PHASE_START);
         cr_assert_eq(atomic_load(&page.slots[i].sequence), 0);
     }
+    cr_assert_str_eq(nd_progress_run_folder(&page), "");
+    cr_assert_eq(atomic_load(&page.job->first_step), -1);
+    cr_assert_eq(atomic_load(&page.job->durable_step), -1);
+    cr_assert_eq(atomic_load(&page.job->stepped_ns), 0);
     pid_t child = fork();
     cr_assert_geq(child, 0);
     if (child == 0) {
         nd_progress own;
-        if (nd_progress_open(dup(page.fd), 4, &own) != ND_OK) {
+        if (nd_progress_open(dup(page.fd), 4, &own) != ND_OK ||
+            nd_progress_set_run_folder(&own, longest) != ND_OK) {
             _exit(1);
         }
         atomic_store(&own.slots[2].rank, 2);
         atomic_store(&own.slots[2].bytes, (int64_t)5 << 40);
         nd_progress_set_phase(&own.slots[2], ND_PHASE_BACKWARD, 17);
-        nd_progress_close(&own);
-        _exit(0);
+        atomic_store(&own.job->first_step, 12);
+        atomic_store(&own.job->durable_step, 16);
+        nd_progress_set_stepped(&own);
+        kill(getpid(), SIGKILL);
     }
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert_eq(status, 0);
+    cr_assert(WIFSIGNALED(status));
     cr_assert_eq(atomic_load(&page.slots[2].rank), 2);
     cr_assert_eq(atomic_load(&page.slots[2].phase), ND_PHASE_BACKWARD);
     cr_assert_eq(atomic_load(&page.slots[2].step), 17);
     cr_assert_eq(atomic_load(&page.slots[2].bytes), (int64_t)5 << 40);
     cr_assert_eq(atomic_load(&page.slots[1].rank), -1);
+    cr_assert_str_eq(nd_progress_run_folder(&page), longest);
+    cr_assert_eq(atomic_load(&page.job->first_step), 12);
+    cr_assert_eq(atomic_load(&page.job->durable_step), 16);
+    int64_t first = atomic_load(&page.job->stepped_ns);
+    cr_assert(first > 0 && first <= nd_clock_ns());
+    nd_progress_set_stepped(&page); /* the first call counts */
+    cr_assert_eq(atomic_load(&page.job->stepped_ns), first);
     nd_progress_close(&page);
     cr_assert_null(page.slots);
     nd_progress_close(&page); /* twice is legal */
@@ -77,45 +96,6 @@ Test(progress, every_phase_has_a_name_of_its_own)
     cr_assert_str_eq(nd_phase_name((nd_phase)-1), "unknown");
 }
 
-/* The run folder, steps and moments that rank 0 leaves for the next start. */
-Test(progress, the_jobs_part_survives_the_worker_that_wrote_it)
-{
-    nd_progress page;
-    char longest[ND_RUN_FOLDER_MAX];
-    memset(longest, 'a', sizeof longest - 1);
-    longest[0] = '/';
-    longest[sizeof longest - 1] = '\0';
-    cr_assert_eq(nd_progress_create(2, &page), ND_OK);
-    cr_assert_str_eq(nd_progress_run_folder(&page), "");
-    cr_assert_eq(nd_progress_first_step(&page), -1);
-    cr_assert_eq(nd_progress_durable_step(&page), -1);
-    cr_assert_eq(nd_progress_stepped_ns(&page), 0);
-    pid_t child = fork();
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        nd_progress own;
-        if (nd_progress_open(dup(page.fd), 2, &own) != ND_OK ||
-            nd_progress_set_run_folder(&own, longest) != ND_OK) {
-            _exit(1);
-        }
-        nd_progress_set_first_step(&own, 12);
-        nd_progress_set_durable_step(&own, 16);
-        nd_progress_set_stepped(&own);
-        kill(getpid(), SIGKILL);
-    }
-    int status = 0;
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFSIGNALED(status));
-    cr_assert_str_eq(nd_progress_run_folder(&page), longest);
-    cr_assert_eq(nd_progress_first_step(&page), 12);
-    cr_assert_eq(nd_progress_durable_step(&page), 16);
-    int64_t first = nd_progress_stepped_ns(&page);
-    cr_assert(first > 0 && first <= nd_clock_ns());
-    nd_progress_set_stepped(&page); /* the first call counts */
-    cr_assert_eq(nd_progress_stepped_ns(&page), first);
-    nd_progress_close(&page);
-}
-
 Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
 {
     nd_progress page;
@@ -130,7 +110,7 @@ Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
     cr_assert_eq(nd_progress_set_run_folder(&page, "/runs/a"), ND_OK);
     cr_assert_eq(nd_progress_set_run_folder(&page, "/runs/b"), ND_OK);
     cr_assert_str_eq(nd_progress_run_folder(&page), "/runs/a");
-    cr_assert_eq(nd_progress_durable_step(&page), -1);
+    cr_assert_eq(atomic_load(&page.job->durable_step), -1);
     nd_progress_close(&page);
 }
 

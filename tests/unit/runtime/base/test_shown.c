@@ -16,7 +16,7 @@ static void shown_as(const char *bytes, const char *expected)
             size_t part = count - at < piece ? count - at : piece;
             used += nd_shown_filter(&shown, bytes + at, part, out + used);
         }
-        used += nd_shown_end(&shown, out + used);
+        used += nd_shown_filter(&shown, NULL, 0, out + used);
         out[used] = '\0';
         cr_assert_str_eq(out, expected, "in pieces of %zu: %s", piece, out);
     }
@@ -82,7 +82,7 @@ Test(shown, of_text_only_line_ends_and_tabs_pass)
     const char bytes[] = "a\tb\r\033[Kc\033[31m\n\xc3";
     char out[sizeof bytes * ND_SHOWN_GROWTH + ND_SHOWN_HELD];
     size_t used = nd_shown_filter(&shown, bytes, sizeof bytes - 1, out);
-    used += nd_shown_end(&shown, out + used);
+    used += nd_shown_filter(&shown, NULL, 0, out + used);
     out[used] = '\0';
     cr_assert_str_eq(out, "a\tb\\x0d\\x1b[Kc\\x1b[31m\n\\xc3");
 }

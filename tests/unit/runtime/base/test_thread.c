@@ -134,7 +134,7 @@ Test(thread, gate)
     nd_gate_leave(&gate);
     cr_expect(nd_thread_join(&other, INFINITY), "a thread that waits enters when the other leaves");
     cr_expect(nd_gate_enter(&gate, 0));
-    nd_gate_fini(&gate);
+    nd_monitor_fini(&gate.monitor);
     nd_monitor_fini(&monitor);
 }
 

@@ -202,8 +202,9 @@ out:
         write_forward('P');
     }
     if (w->progress.job) {
-        fprintf(here.seen, "ndlaunch %lld %lld\n", (long long)nd_progress_first_step(&w->progress),
-                (long long)nd_progress_durable_step(&w->progress));
+        fprintf(here.seen, "ndlaunch %lld %lld\n",
+                (long long)atomic_load(&w->progress.job->first_step),
+                (long long)atomic_load(&w->progress.job->durable_step));
     }
     nd_inputs_close(&inputs);
     return status;
