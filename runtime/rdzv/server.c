@@ -74,35 +74,6 @@ const char *nd_peer_host(const nd_peer *peer)
     return peer->host;
 }
 
-static void drop(nd_server *server, nd_peer *peer)
-{
-    if (!peer->dropped) {
-        peer->dropped = true;
-        server->hooks.drop(peer->transport);
-    }
-}
-
-void nd_server_flush(nd_server *server, nd_peer *peer)
-{
-    if (nd_wire_end(&server->out) == ND_OK) {
-        server->hooks.send(peer->transport, server->out.data, server->out.size);
-    } else {
-        drop(server, peer);
-    }
-    server->out.size = 0;
-    server->out.failed = false;
-}
-
-void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
-                     const char *message)
-{
-    nd_wire_begin(&server->out, ND_WIRE_ERROR);
-    nd_wire_put_u32(&server->out, request);
-    nd_wire_put_u32(&server->out, (uint32_t)status);
-    nd_wire_put_text(&server->out, message);
-    nd_server_flush(server, peer);
-}
-
 void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t count)
 {
     if (!peer->dropped) {
@@ -114,7 +85,7 @@ void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const 
 {
     if (!peer->dropped) {
         nd_server_error(server, peer, 0, status, message);
-        drop(server, peer);
+        nd_server_drop(server, peer);
     }
 }
 
@@ -355,7 +326,7 @@ static nd_status take_frame(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
     if (frame->type == ND_WIRE_BYE) {
         peer->goodbye = true;
-        drop(server, peer);
+        nd_server_drop(server, peer);
         return ND_OK;
     }
     if (peer->role == ND_WIRE_WORKER) {
@@ -428,7 +399,7 @@ static void drop_late(nd_server *server, int64_t now)
         snprintf(why, sizeof why, "it did not identify itself within %.3g s",
                  (double)server->hello_ns * 1e-9);
         nd_server_note_refused(server, peer->name, why, now);
-        drop(server, peer);
+        nd_server_drop(server, peer);
     }
 }
 

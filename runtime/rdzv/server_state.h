@@ -127,10 +127,37 @@ bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
 /* The one that makes room; NULL: none has been here for long enough. */
 nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now);
 
+/* What a peer is sent, and its end. */
+
+static inline void nd_server_drop(nd_server *server, nd_peer *peer)
+{
+    if (!peer->dropped) {
+        peer->dropped = true;
+        server->hooks.drop(peer->transport);
+    }
+}
+
 /* Ends the frame in server->out, sends it, empties the buffer. */
-void nd_server_flush(nd_server *server, nd_peer *peer);
-void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
-                     const char *message);
+static inline void nd_server_flush(nd_server *server, nd_peer *peer)
+{
+    if (nd_wire_end(&server->out) == ND_OK) {
+        server->hooks.send(peer->transport, server->out.data, server->out.size);
+    } else {
+        nd_server_drop(server, peer);
+    }
+    server->out.size = 0;
+    server->out.failed = false;
+}
+
+static inline void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request,
+                                   nd_status status, const char *message)
+{
+    nd_wire_begin(&server->out, ND_WIRE_ERROR);
+    nd_wire_put_u32(&server->out, request);
+    nd_wire_put_u32(&server->out, (uint32_t)status);
+    nd_wire_put_text(&server->out, message);
+    nd_server_flush(server, peer);
+}
 
 /* server_store.c */
 void nd_server_exchange_tick(nd_server *server, int64_t now);
