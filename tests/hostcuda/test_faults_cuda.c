@@ -47,7 +47,7 @@ static void assert_said_after(const launched *l, const char *words, const char *
 static void start_training(launched *l, const char *options)
 {
     start(l, options);
-    launched_until(l, "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(l, "\nstep ", 2);
 }
 
 /* All that wait say which rank they wait for, and that its process is stopped. The deadline is far
@@ -59,8 +59,7 @@ static void train_and_stop_rank_5(launched *l)
     pid_t stopped = launched_child(l, 5);
     kill(stopped, SIGSTOP);
     snprintf(process, sizeof process, "(process %d is stopped by a signal", (int)stopped);
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 124, "%d: %s", code, launched_read(l));
+    launched_expect(l, 124);
     assert_says(l, process, ", operation ");
     assert_said_after(l, "rank 5 ", "it said: rank ");
     assert_said_after(l, process, "it said: rank "); /* also where it is in no group of theirs */
@@ -71,8 +70,7 @@ static void train_and_delete_the_file_of_rank_0(launched *l)
 {
     start_training(l, ""); /* the deadline is 600 s */
     cr_assert_eq(unlink(tempdir_file(&dir, "run/metrics.jsonl")), 0);
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 73, "%d: %s", code, launched_read(l));
+    launched_expect(l, 73);
     assert_says(l, "rank 0 failed first", "metrics.jsonl was deleted");
 }
 
@@ -88,8 +86,7 @@ Test(faults_cuda, a_killed_rank_is_named_by_its_signal)
     launched l;
     start_training(&l, "");
     kill(launched_child(&l, 5), SIGKILL);
-    int code = launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 128 + SIGKILL, "%d: %s", code, launched_read(&l));
+    launched_expect(&l, 128 + SIGKILL);
     assert_says(&l, "rank 5 failed first");
 }
 

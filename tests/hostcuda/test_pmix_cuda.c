@@ -54,11 +54,11 @@ Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
     char code[8] = "";
     setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
     start();
-    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(&ranks[0], "\nstep ", 2);
     cr_assert_eq(unlink(tempdir_file(&dir, "run/metrics.jsonl")), 0);
     int ended = launched_wait(&ranks[0], LAUNCHED_SECONDS);
     cr_assert_eq(ended, 128 + SIGKILL, "%d: %s", ended, launched_read(&ranks[0]));
-    launched_until(&ranks[0], "metrics.jsonl was deleted", 1, LAUNCHED_SECONDS);
+    launched_until(&ranks[0], "metrics.jsonl was deleted", 1);
     cr_assert_null(strstr(ranks[0].text, "ncclCommAbort"), "%s", ranks[0].text);
     FILE *f = fopen(tempdir_file(&dir, "aborted.0"), "r");
     cr_assert_not_null(f);
@@ -74,9 +74,8 @@ Test(pmix_cuda, tasks_that_see_one_gpu_each_are_warned)
 {
     setenv("ND_DOUBLE_DEVICES", "1", 1);
     start();
-    launched_until(&ranks[0], "each of 2 workers of this host sees one GPU alone", 1,
-                   LAUNCHED_SECONDS);
-    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(&ranks[0], "each of 2 workers of this host sees one GPU alone", 1);
+    launched_until(&ranks[0], "\nstep ", 2);
     launched_end(&ranks[0], SIGTERM, 75);
     launched_wait(&ranks[1], LAUNCHED_SECONDS);
     cr_assert_not_null(strstr(launched_read(&ranks[0]), "srun --gpus-per-node=2"), "%s",

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/launch/crowd.h"
 
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
@@ -13,18 +12,12 @@
 #include <unistd.h>
 
 #include "runtime/base/process.h"
+#include "tests/support/port.h"
 
 /* -1: refused, as long as nobody listens. */
 static int connect_once(int port, bool speaks)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                             .sin_port = htons((uint16_t)port)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
-        close(fd);
-        return -1;
-    }
+    int fd = port_connect(port);
     if (fd >= 0 && speaks) {
         send(fd, "\x16", 1, MSG_NOSIGNAL); /* the first byte of a handshake */
     }

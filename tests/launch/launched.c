@@ -33,11 +33,22 @@ int launched_shell(const char *format, ...)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-void launched_use_test_worker(void)
+const char *launched_program(const char *name)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/tests/launch/launch_test_worker", launched_build_root());
-    setenv("ND_WORKER", path, 1);
+    static char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", launched_build_root(), name);
+    return path;
+}
+
+void launched_use_test_worker(const char *what, const char *rank)
+{
+    setenv("ND_WORKER", launched_program("tests/launch/launch_test_worker"), 1);
+    if (what) {
+        setenv("ND_TEST", what, 1);
+    }
+    if (rank) {
+        setenv("ND_TEST_RANK", rank, 1);
+    }
 }
 
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv)
@@ -126,9 +137,9 @@ static bool has_ended(const launched *l)
 }
 
 /* What it wrote may come a little after its end, where another process passes it on. */
-void launched_until(launched *l, const char *words, int count, double seconds)
+void launched_until(launched *l, const char *words, int count)
 {
-    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    int64_t deadline = nd_clock_ns() + (int64_t)LAUNCHED_SECONDS * 1000000000;
     for (bool ended = false;;) {
         if (!ended && has_ended(l)) {
             ended = true;
@@ -140,8 +151,8 @@ void launched_until(launched *l, const char *words, int count, double seconds)
         }
         if (nd_clock_ns() > deadline) {
             kill(l->pid, SIGKILL);
-            cr_assert_fail("\"%s\" came %d times, not %d, %s %g s:\n%s", words, seen, count,
-                           ended ? "until it ended, and of" : "within", seconds, l->text);
+            cr_assert_fail("\"%s\" came %d times, not %d, %s %d s:\n%s", words, seen, count,
+                           ended ? "until it ended, and of" : "within", LAUNCHED_SECONDS, l->text);
         }
         usleep(POLL_US);
     }
@@ -151,12 +162,11 @@ pid_t launched_worker(launched *l, int rank)
 {
     char words[32];
     snprintf(words, sizeof words, "ready %d pid ", rank);
-    launched_until(l, words, 1, LAUNCHED_SECONDS);
+    launched_until(l, words, 1);
     return (pid_t)atol(strstr(l->text, words) + strlen(words));
 }
 
-/* Whether the environment of the process has the entry. */
-static bool has_entry(int pid, const char *wanted)
+bool launched_has_entry(int pid, const char *wanted)
 {
     char path[64], *entry = NULL;
     size_t capacity = 0;
@@ -183,7 +193,7 @@ static pid_t find_child(const launched *l, int rank)
     cr_assert_not_null(f);
     pid_t found = 0;
     for (int pid; fscanf(f, "%d", &pid) == 1;) {
-        found = has_entry(pid, wanted) ? pid : found;
+        found = launched_has_entry(pid, wanted) ? pid : found;
     }
     fclose(f);
     return found;
@@ -246,6 +256,13 @@ static void expect_within(launched *l, double seconds, int code)
 void launched_expect(launched *l, int code)
 {
     expect_within(l, LAUNCHED_SECONDS, code);
+}
+
+void launched_expect_all(launched *all, int count, int code)
+{
+    for (int i = 0; i < count; i++) {
+        launched_expect(&all[i], code);
+    }
 }
 
 void launched_end(launched *l, int number, int code)

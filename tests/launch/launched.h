@@ -26,8 +26,11 @@ typedef struct launched {
 const char *launched_build_root(void);
 /* A shell command; its exit code, or 128 + signal. */
 int launched_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Sets ND_WORKER to the test worker. */
-void launched_use_test_worker(void);
+/* The path of a program in that folder, until the next call. */
+const char *launched_program(const char *name);
+/* Sets ND_WORKER to the test worker, and what it does (ND_TEST), which rank does it (ND_TEST_RANK):
+ * NULL leaves these as they are. */
+void launched_use_test_worker(const char *what, const char *rank);
 
 /* Starts argv[0] (up to NULL) with standard output and error in dir/<name>. */
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
@@ -35,6 +38,7 @@ void launched_start(launched *l, const tempdir *dir, const char *name, const cha
 int launched_wait(launched *l, double seconds);
 /* Waits for the end, which has this code, and reads the output. */
 void launched_expect(launched *l, int code);
+void launched_expect_all(launched *all, int count, int code);
 /* Sends a signal and waits for the end, which has this code. */
 void launched_end(launched *l, int number, int code);
 /* The output so far has all of `facts`, texts ended by NULL. */
@@ -48,9 +52,11 @@ const char *launched_read(launched *l);
 /* How often the output holds the words. */
 int launched_count(launched *l, const char *words);
 /* Waits until the output holds the words `count` times. */
-void launched_until(launched *l, const char *words, int count, double seconds);
+void launched_until(launched *l, const char *words, int count);
 /* The pid in the line "ready <rank> pid <pid>" of the test worker. */
 pid_t launched_worker(launched *l, int rank);
+/* Whether the environment of the process has the entry, "RANK=1". */
+bool launched_has_entry(int pid, const char *entry);
 /* The pid of the worker with this rank, any program, among the children of ndlaunch. */
 pid_t launched_child(const launched *l, int rank);
 /* The same, for which it waits. The check before the start has rank 0 too. */

@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/port.h"
+
 enum { PAIRS_MAX = 64 };
 
 typedef struct pair {
@@ -20,13 +22,6 @@ typedef struct pair {
     int number;
     bool stalled, harmed;
 } pair;
-
-static struct sockaddr_in loopback(int port)
-{
-    return (struct sockaddr_in){.sin_family = AF_INET,
-                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                                .sin_port = htons((uint16_t)port)};
-}
 
 static void close_pair(pair *p, bool reset)
 {
@@ -90,11 +85,10 @@ static void pass(pair *p, int from, const proxy_rule *rule)
 
 static void accept_pair(int listener, pair *pairs, int *number, int target)
 {
-    const struct sockaddr_in to = loopback(target);
     int client = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    int store = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int store = port_connect(target);
     for (int i = 0; client >= 0 && store >= 0 && i < PAIRS_MAX; i++) {
-        if (pairs[i].fds[0] < 0 && connect(store, (const struct sockaddr *)&to, sizeof to) == 0) {
+        if (pairs[i].fds[0] < 0) {
             pairs[i] = (pair){.fds = {client, store}, .number = (*number)++};
             return;
         }
@@ -134,7 +128,9 @@ static void run(const proxy_rule *rule, int listener, int target)
 pid_t proxy_start(const proxy_rule *rule, int port, int target)
 {
     const int on = 1;
-    const struct sockaddr_in at = loopback(port);
+    const struct sockaddr_in at = {.sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                   .sin_port = htons((uint16_t)port)};
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     cr_assert(listener >= 0 &&
                   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&

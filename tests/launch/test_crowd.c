@@ -18,20 +18,13 @@
 enum { TRIES = 3 };
 
 static tempdir dir;
-static char key_file[128];
+static tiny_nodes job;
 
 static void setup(void)
 {
-    launched l;
-    char program[PATH_MAX];
     tiny_write_inputs(&dir);
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    launched_expect(&l, 0);
-    launched_use_test_worker();
-    setenv("ND_TEST", "self", 1);
-    setenv("ND_TEST_RANK", "0", 1);
+    tiny_nodes_meet(&job, &dir); /* for the key */
+    launched_use_test_worker("self", "0");
 }
 
 TEMPDIR_SUITE(crowd, setup);
@@ -47,7 +40,7 @@ static void start_node(launched *l, int node, const char *endpoint, int files)
              launched_build_root());
     tiny_add(&a, (const char *[]){"/bin/sh", "-c", command, "sh", "--num-processes", "4",
                                   "--dp-shard-size", "-1", "--nnodes", "2", "--node-rank", rank,
-                                  "--rdzv-endpoint", endpoint, "--rdzv-key-file", key_file,
+                                  "--rdzv-endpoint", endpoint, "--rdzv-key-file", job.key_file,
                                   "--rdzv-timeout-seconds", "100", NULL});
     tiny_add(&a, tiny_flags(&dir, name));
     launched_start(l, &dir, name, a.list);

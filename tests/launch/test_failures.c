@@ -21,9 +21,7 @@ TEMPDIR_SUITE(failures, setup, .timeout = 280);
 
 static void start_test_worker(launched *l, const char *what, const char *rank, int workers)
 {
-    launched_use_test_worker();
-    setenv("ND_TEST", what, 1);
-    setenv("ND_TEST_RANK", rank, 1);
+    launched_use_test_worker(what, rank);
     tiny_ndlaunch(l, &dir, "out", workers, NULL);
 }
 
@@ -131,7 +129,7 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
 {
     launched l;
     start_test_worker(&l, "check stays", "0", 2);
-    launched_until(&l, "check pid ", 1, LAUNCHED_SECONDS);
+    launched_until(&l, "check pid ", 1);
     pid_t check = (pid_t)atol(strstr(l.text, "check pid ") + 10);
     launched_end(&l, SIGKILL, 128 + SIGKILL);
     cr_assert(launched_gone(check));
@@ -142,8 +140,7 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
 Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 {
     launched l;
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "out", 2, NULL);
     pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
     for (int rank = 0; rank < 2; rank++) {
         kill(workers[rank], SIGSTOP);
@@ -160,13 +157,10 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {
     launched l;
-    tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "6", NULL});
-    launched_until(&l, "\nstep ", 3, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "out", 2, (const char *[]){"--comm-timeout-seconds", "6", NULL});
     pid_t stopped = launched_child(&l, 1);
     kill(stopped, SIGSTOP);
-    int code = launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 124, "%d: %s", code, launched_read(&l));
+    launched_expect(&l, 124);
     assert_says(&l, "rank 0 failed first");
     const char *said = strstr(l.text, "it said: ");
     cr_assert_not_null(said, "%s", l.text);
@@ -192,8 +186,7 @@ Test(failures, a_fault_signal_that_is_sent_to_a_worker_ends_the_job)
         char name[32];
         int number = numbers[i / 2], rank = i % 2;
         snprintf(name, sizeof name, "fault-%d", i);
-        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", "1000000", NULL});
-        launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+        tiny_train(&l, &dir, name, 2, NULL);
         kill(launched_child(&l, rank), number);
         int code = launched_wait(&l, 30);
         cr_expect_eq(code, 128 + number, "signal %d to rank %d: %d: %s", number, rank, code,
@@ -206,8 +199,7 @@ Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
 {
     launched l;
     unsetenv("ND_WORKER");
-    tiny_ndlaunch(&l, &dir, "killed", 2, (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "killed", 2, NULL);
     pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* >/dev/null", (int)workers[i]),

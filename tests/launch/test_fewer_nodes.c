@@ -23,16 +23,12 @@ TEMPDIR_SUITE(fewer_nodes, setup, .timeout = 280);
 static void start_nodes(launched *nodes, int count, const char *const *further)
 {
     job.nodes = job.workers = count;
-    for (int i = 0; i < count; i++) {
-        tiny_nodes_start(&nodes[i], &job, i, 0, further);
-    }
+    tiny_nodes_start_all(nodes, &job, further);
 }
 
 static void use_plan(const char *plan, const char *rank)
 {
-    launched_use_test_worker();
-    setenv("ND_TEST", "plan", 1);
-    setenv("ND_TEST_RANK", rank, 1);
+    launched_use_test_worker("plan", rank);
     setenv("ND_TEST_PLAN", plan, 1);
 }
 
@@ -44,7 +40,7 @@ Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
     use_plan("B0T46D40;B50T54X0", "9");
     start_nodes(nodes, NODES, NULL);
     for (int i = 0; i < NODES; i++) {
-        launched_until(&nodes[i], "of epoch 0 waits", 1, LAUNCHED_SECONDS);
+        launched_until(&nodes[i], "of epoch 0 waits", 1);
     }
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[0], 0);
@@ -60,15 +56,15 @@ Test(fewer_nodes, a_lost_node_is_waited_for_and_may_come_later)
     launched nodes[2], back;
     use_plan("B0T46D40;B40T54D50;B50T64D60X0", "9");
     start_nodes(nodes, 2, NULL);
-    launched_until(&nodes[0], "of epoch 0 waits", 1, LAUNCHED_SECONDS);
-    launched_until(&nodes[1], "of epoch 0 waits", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "of epoch 0 waits", 1);
+    launched_until(&nodes[1], "of epoch 0 waits", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
-    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
-    launched_until(&nodes[0], "of epoch 1 waits", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
+    launched_until(&nodes[0], "of epoch 1 waits", 1);
     assert_says(&nodes[0], "the job goes on with 1 of 2 nodes: mesh ",
                 "train.gradient_accumulation_steps 2\n");
     tiny_nodes_start(&back, &job, 1, 1, NULL);
-    launched_until(&nodes[0], ") joined and is a spare", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], ") joined and is a spare", 1);
     kill(launched_child(&nodes[0], 0), SIGKILL);
     launched_expect(&back, 0);
     assert_ends(&nodes[0], 0, "the job goes on with 2 of 2 nodes: mesh ");
@@ -78,7 +74,7 @@ Test(fewer_nodes, a_lost_node_is_waited_for_and_may_come_later)
 static void until_further_checkpoint(launched *node)
 {
     int before = launched_count(node, "checkpoint of step ");
-    launched_until(node, "checkpoint of step ", before + 2, LAUNCHED_SECONDS);
+    launched_until(node, "checkpoint of step ", before + 2);
 }
 
 /* Real training: the samples of each step stay the same, and the checkpoint fits the new mesh. */
@@ -92,7 +88,7 @@ Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
                                  out, NULL});
     until_further_checkpoint(&nodes[0]);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
-    launched_until(&nodes[0], "the job goes on with 1 of 2 nodes: mesh ", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "the job goes on with 1 of 2 nodes: mesh ", 1);
     until_further_checkpoint(&nodes[0]);
     assert_says(&nodes[0], "resume: train.gradient_accumulation_steps was 1 and is 2");
     launched_end(&nodes[0], SIGTERM, 75);

@@ -5,7 +5,6 @@
  * key disturbs the job. Whatever a member or the network does, each ndlaunch ends soon with a
  * documented code and a sentence. Jobs that wait for a deadline run at the same time.
  */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -27,59 +26,40 @@ enum { CALL_SECONDS = 60, RECORD_MAX = 8192 }; /* of one call of an attacker */
 
 static const char PATIENT[] = "100"; /* the time to join where nothing is to be waited for */
 static tempdir dir;
-static char key_file[128];
+static tiny_nodes job = {.nodes = 2, .workers = 4};
 static uint8_t key[ND_KEY_BYTES];
 static int port;
 
 static void setup(void)
 {
-    launched l;
-    char program[PATH_MAX];
     tiny_write_inputs(&dir);
-    port = port_reserve();
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    launched_expect(&l, 0);
-    assert_ok(nd_key_read_file(key_file, key));
-    launched_use_test_worker();
-    setenv("ND_TEST", "self", 1);
+    tiny_nodes_meet(&job, &dir);
+    port = atoi(strchr(job.endpoint, ':') + 1);
+    assert_ok(nd_key_read_file(job.key_file, key));
+    launched_use_test_worker("self", NULL);
 }
 
 TEMPDIR_SUITE(hostile, setup);
 
 static void start_node(launched *l, int node, int at, const char *seconds)
 {
-    char name[32], rank[16], endpoint[32];
     static int starts;
-    snprintf(name, sizeof name, "node%d-%d", node, starts++);
-    snprintf(rank, sizeof rank, "%d", node);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", at);
-    tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
-                                  "--rdzv-key-file", key_file, "--rdzv-timeout-seconds", seconds,
-                                  NULL});
-    tiny_ndlaunch(l, &dir, name, 4, a.list);
+    snprintf(job.endpoint, sizeof job.endpoint, "127.0.0.1:%d", at);
+    tiny_nodes_start(l, &job, node, starts++,
+                     (const char *[]){"--rdzv-timeout-seconds", seconds, NULL});
 }
 
 static int dial(void)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                             .sin_port = htons((uint16_t)port)};
     const struct timeval patience = {.tv_sec = CALL_SECONDS};
-    for (int i = 0; i < CALL_SECONDS * 100; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        cr_assert_geq(fd, 0, "%s", strerror(errno));
-        if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) {
-            setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-            return fd;
-        }
-        close(fd);
+    int fd = port_connect(port);
+    for (int i = 0; fd < 0 && i < CALL_SECONDS * 100; i++) {
         usleep(10000);
+        fd = port_connect(port);
     }
-    cr_assert_fail("nobody listens");
-    return -1;
+    cr_assert_geq(fd, 0, "nobody listens");
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    return fd;
 }
 
 static void hang_up(int fd, bool reset)
@@ -331,7 +311,7 @@ typedef struct misdeed {
 static void misbehave(const attacked *node, const misdeed *deed)
 {
     nd_channel *channel;
-    char job[ND_WIRE_TEXT_MAX];
+    char joined[ND_WIRE_TEXT_MAX];
     int world;
     nd_wire_buffer out = {.data = (uint8_t *)deed->frames, .size = deed->count};
     int64_t deadline = nd_clock_ns() + (int64_t)CALL_SECONDS * 1000000000;
@@ -341,7 +321,7 @@ static void misbehave(const attacked *node, const misdeed *deed)
                             .role = ND_WIRE_NODE,
                             .index = 1};
     assert_ok(nd_channel_open("127.0.0.1", node->port, key, CALL_SECONDS, &channel));
-    assert_ok(nd_channel_hello(channel, &hello, deadline, job, sizeof job, &world));
+    assert_ok(nd_channel_hello(channel, &hello, deadline, joined, sizeof joined, &world));
     if (deed->count > 0) {
         assert_ok(nd_channel_send(channel, &out, deadline));
     }

@@ -18,6 +18,7 @@ enum { PORTS_MAX = 16 };
 #define PATTERN "written by a stranger"
 
 static tempdir dir;
+static tiny_nodes job;
 static char spaces[2][32];
 
 static void remove_spaces(void)
@@ -63,6 +64,7 @@ static void setup(void)
 {
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
+    tiny_nodes_meet(&job, &dir); /* for the key */
 }
 
 static void teardown(void)
@@ -86,13 +88,6 @@ enum { SHARED = true, ALONE = false };
 /* Two nodes with two workers each. ALONE: each has its own IPC namespace, too. */
 static void start_nodes(launched nodes[2], bool ipc, const char *run, const char *steps)
 {
-    launched l;
-    char program[PATH_MAX], key[128];
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    snprintf(key, sizeof key, "%s/key", dir.path);
-    launched_shell("rm -f %s", key);
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
-    launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {
         char name[32], rank[16];
         tiny_arguments a = {0};
@@ -103,35 +98,14 @@ static void start_nodes(launched nodes[2], bool ipc, const char *run, const char
         if (ipc == ALONE) {
             tiny_add(&a, (const char *[]){"unshare", "--ipc", NULL});
         }
-        tiny_add(&a, (const char *[]){program,
-                                      "--nnodes",
-                                      "2",
-                                      "--node-rank",
-                                      rank,
-                                      "--rdzv-endpoint",
-                                      "10.99.0.1:29500",
-                                      "--rdzv-key-file",
-                                      key,
-                                      "--rdzv-timeout-seconds",
-                                      "30",
-                                      "--num-processes",
-                                      "4",
-                                      "--dp-shard-size",
-                                      "4",
-                                      "--num-steps",
-                                      steps,
-                                      "--set",
-                                      "log.interval=1",
-                                      NULL});
+        tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--nnodes", "2", "--node-rank",
+                                      rank, "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-key-file",
+                                      job.key_file, NULL});
+        tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "30", "--num-processes", "4",
+                                      "--dp-shard-size", "4", "--num-steps", steps, "--set",
+                                      "log.interval=1", NULL});
         tiny_add(&a, tiny_flags(&dir, run));
         launched_start(&nodes[i], &dir, name, a.list);
-    }
-}
-
-static void end_nodes(launched nodes[2])
-{
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 0);
     }
 }
 
@@ -140,7 +114,7 @@ Test(netns, two_nodes_train_over_a_network)
     launched nodes[2];
     need_spaces(false);
     start_nodes(nodes, ALONE, "job", "3");
-    end_nodes(nodes);
+    launched_expect_all(nodes, 2, 0);
     assert_says(&nodes[0], "step 3/3");
 }
 
@@ -172,13 +146,13 @@ Test(netns, two_networks_of_one_system_are_two_hosts)
     launched nodes[2];
     need_spaces(false);
     start_nodes(nodes, SHARED, "job", "100");
-    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "\nstep ", 2);
     for (int rank = 0; rank < 4; rank++) {
         int ports[PORTS_MAX];
         cr_expect_eq(find_ports(rank / 2, launched_child(&nodes[rank / 2], rank), ports), 1,
                      "rank %d", rank);
     }
-    end_nodes(nodes);
+    launched_expect_all(nodes, 2, 0);
 }
 
 /* UCX's message of TCP that writes into the memory of the process, and others. */
@@ -263,17 +237,15 @@ static bool was_written(pid_t pid, uint64_t at)
  * and changes no loss. */
 Test(netns, strangers_change_nothing)
 {
-    static char before[1 << 19], after[1 << 19];
     launched nodes[2];
     pid_t workers[4], attackers[4 * PORTS_MAX];
     uint64_t memory[4];
     int begun = 0, attacked = 0;
     need_spaces(false);
     start_nodes(nodes, ALONE, "quiet", "1200");
-    end_nodes(nodes);
-    tiny_metrics(&dir, "quiet", before, sizeof before);
+    launched_expect_all(nodes, 2, 0);
     start_nodes(nodes, ALONE, "attacked", "1200");
-    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "\nstep ", 2);
     for (int rank = 0; rank < 4; rank++) { /* all at once, while the run lasts */
         workers[rank] = launched_child(&nodes[rank / 2], rank);
         memory[rank] = memory_of(workers[rank]);
@@ -289,10 +261,9 @@ Test(netns, strangers_change_nothing)
     for (int rank = 0; rank < 4; rank++) {
         cr_expect(!was_written(workers[rank], memory[rank]), "rank %d", rank);
     }
-    end_nodes(nodes);
+    launched_expect_all(nodes, 2, 0);
     cr_assert_eq(attacked, 4, "%d ports of 4 workers were reached", attacked);
-    tiny_metrics(&dir, "attacked", after, sizeof after);
-    cr_assert_str_eq(before, after);
+    tiny_expect_same(&dir, "quiet", "attacked", 1200);
 }
 
 /* One rank in each space, which PMIx started. Nobody names an address: rank 0 finds the one that
@@ -300,8 +271,7 @@ Test(netns, strangers_change_nothing)
 static void meet_over_pmix(const char *const hosts[2])
 {
     launched ranks[2];
-    char program[PATH_MAX], folder[PATH_MAX];
-    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
+    char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s/tests/launch/fake_pmix", launched_build_root());
     if (access(folder, F_OK) != 0) {
         teardown();
@@ -319,16 +289,15 @@ static void meet_over_pmix(const char *const hosts[2])
         snprintf(name, sizeof name, "rank%d", i);
         setenv("PMIX_RANK", i == 0 ? "0" : "1", 1);
         setenv("SLURMD_NODENAME", hosts[i], 1);
-        tiny_add(&a, (const char *[]){
-                         "/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip", "netns",
-                         "exec", spaces[i], program, "train", "--dp-shard-size", "2", "--num-steps",
-                         "3", "--rdzv-timeout-seconds", "30", "--set", "log.level=debug", NULL});
+        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
+                                      "netns", "exec", spaces[i], launched_program("ndtrain"),
+                                      "train", "--dp-shard-size", "2", "--num-steps", "3",
+                                      "--rdzv-timeout-seconds", "30", "--set", "log.level=debug",
+                                      NULL});
         tiny_add(&a, tiny_flags(&dir, "ranks"));
         launched_start(&ranks[i], &dir, name, a.list);
     }
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&ranks[i], 0);
-    }
+    launched_expect_all(ranks, 2, 0);
     assert_says(&ranks[0], "step 3/3", "rank 0 hosts the store at 10.99.0.1 port ");
 }
 

@@ -15,8 +15,7 @@ static void setup(void)
 {
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
-    launched_use_test_worker();
-    setenv("ND_TEST", "plan", 1);
+    launched_use_test_worker("plan", NULL);
 }
 
 TEMPDIR_SUITE(node_restarts, setup, .timeout = 280);
@@ -25,9 +24,7 @@ static void start_nodes(launched nodes[2], const char *plan, const char *rank)
 {
     setenv("ND_TEST_PLAN", plan, 1);
     setenv("ND_TEST_RANK", rank, 1);
-    for (int i = 0; i < 2; i++) {
-        tiny_nodes_start(&nodes[i], &job, i, 0, NULL);
-    }
+    tiny_nodes_start_all(nodes, &job, NULL);
 }
 
 Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
@@ -56,9 +53,7 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
                 ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
     kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
     kill(nodes[1].pid, SIGTERM);
-    for (int n = 0; n < 2; n++) {
-        launched_expect(&nodes[n], 75);
-    }
+    launched_expect_all(nodes, 2, 75);
 }
 
 Test(node_restarts, a_node_whose_launcher_died_comes_back)
@@ -68,7 +63,7 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     pid_t former = launched_worker(&nodes[1], 3);
     launched_end(&nodes[1], SIGKILL, 137);
-    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     cr_assert(launched_gone(former));
     tiny_nodes_start(&back, &job, 1, 1, NULL);
     launched_expect(&back, 0);
@@ -87,8 +82,8 @@ Test(node_restarts, a_node_leaves_and_comes_back_twice)
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
     tiny_nodes_start(&back[0], &job, 1, 1, NULL);
-    launched_until(&back[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
-    launched_until(&nodes[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
+    launched_until(&back[0], "of epoch 1 waits", 2);
+    launched_until(&nodes[0], "of epoch 1 waits", 2);
     launched_end(&back[0], SIGKILL, 137);
     tiny_nodes_start(&back[1], &job, 1, 2, NULL);
     launched_expect(&back[1], 0);
@@ -117,7 +112,7 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
-    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
     assert_ends(&changed, 2, "optimizer.lr is '");
     tiny_nodes_start(&changed, &job, 1, 2,
@@ -132,10 +127,7 @@ Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
 {
     launched nodes[2];
     setenv("ND_TEST_PLAN", "B0T46D40", 1);
-    for (int i = 0; i < 2; i++) {
-        tiny_nodes_start(&nodes[i], &job, i, 0,
-                         (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
-    }
+    tiny_nodes_start_all(nodes, &job, (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
     assert_ends(&nodes[0], 74, "node 1 of 2 nodes is missing after 6 s");
@@ -147,7 +139,7 @@ Test(node_restarts, a_signal_ends_the_wait_for_a_node)
     start_nodes(nodes, "B0T46D40", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
-    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     launched_end(&nodes[0], SIGTERM, 75);
 }
 
@@ -156,11 +148,9 @@ Test(node_restarts, a_signal_to_another_node_ends_the_wait)
 {
     launched nodes[2];
     start_nodes(nodes, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "3");
-    launched_until(&nodes[0], "follows in 2 s", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "follows in 2 s", 1);
     kill(nodes[1].pid, SIGTERM);
-    for (int n = 0; n < 2; n++) {
-        launched_expect(&nodes[n], 75);
-    }
+    launched_expect_all(nodes, 2, 75);
     cr_assert_null(strstr(nodes[0].text, "epoch 3"), "%s", nodes[0].text);
 }
 
@@ -184,11 +174,11 @@ Test(node_restarts, a_frozen_launcher_is_replaced)
     start_nodes(nodes, "B0T46D40;B40T44", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     kill(nodes[1].pid, SIGSTOP);
-    launched_until(&nodes[0], "no sign of life for 15 s", 1, LAUNCHED_SECONDS);
-    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "no sign of life for 15 s", 1);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     sleep(3); /* for the connection to close */
     tiny_nodes_start(&back, &job, 1, 1, NULL);
-    launched_until(&back, "of epoch 1 waits", 2, LAUNCHED_SECONDS);
+    launched_until(&back, "of epoch 1 waits", 2);
     launched_end(&nodes[1], SIGCONT, 74);
     kill(back.pid, SIGTERM);
     kill(nodes[0].pid, SIGTERM);
@@ -204,20 +194,16 @@ Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
     job.nodes = NODES;
     job.workers = 2 * NODES;
     setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
+    tiny_nodes_start_all(nodes, &job, NULL);
     for (int i = 0; i < NODES; i++) {
-        tiny_nodes_start(&nodes[i], &job, i, 0, NULL);
-    }
-    for (int i = 0; i < NODES; i++) {
-        launched_until(&nodes[i], "of epoch 0 waits", 2, LAUNCHED_SECONDS);
+        launched_until(&nodes[i], "of epoch 0 waits", 2);
     }
     for (int i = 1; i < NODES; i++) {
         launched_end(&nodes[i], SIGKILL, 137);
     }
-    launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing", 1);
     tiny_nodes_start(&nodes[1], &job, 1, 1, NULL);
     sleep(SILENCE_SECONDS + 3);
     tiny_nodes_start(&nodes[2], &job, 2, 1, NULL);
-    for (int i = 0; i < NODES; i++) {
-        launched_expect(&nodes[i], 0);
-    }
+    launched_expect_all(nodes, NODES, 0);
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several ndlaunch processes as the nodes of one job: on loopback, and in two network
  * namespaces. */
-#include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "tests/launch/tiny_job.h"
+#include "tests/support/port.h"
 
 static tempdir dir;
 static tiny_nodes job = {
@@ -28,29 +27,20 @@ static void start_node(launched *l, int node, const char *const *further)
 
 static void start_test_nodes(launched nodes[2], const char *what, const char *rank)
 {
-    launched_use_test_worker();
-    setenv("ND_TEST", what, 1);
-    setenv("ND_TEST_RANK", rank, 1);
-    for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, NULL);
-    }
+    launched_use_test_worker(what, rank);
+    tiny_nodes_start_all(nodes, &job, NULL);
 }
 
 Test(nodes, two_of_two_workers_train_as_one_of_four)
 {
     launched nodes[2], one;
-    char split[4096], whole[4096];
     const char *const steps[] = {"--num-steps", "4", NULL};
     tiny_ndlaunch(&one, &dir, "one", 4, steps);
     launched_expect(&one, 0);
     start_node(&nodes[1], 1, steps); /* it waits for node 0 */
     start_node(&nodes[0], 0, steps);
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 0);
-    }
-    tiny_metrics(&dir, "node0", split, sizeof split);
-    tiny_metrics(&dir, "one", whole, sizeof whole);
-    cr_assert_str_eq(split, whole);
+    launched_expect_all(nodes, 2, 0);
+    tiny_expect_same(&dir, "node0", "one", 4);
 }
 
 Test(nodes, workers_know_their_node_and_where_the_store_is)
@@ -58,9 +48,7 @@ Test(nodes, workers_know_their_node_and_where_the_store_is)
     launched nodes[2];
     char place[128];
     start_test_nodes(nodes, "self", "0");
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 0);
-    }
+    launched_expect_all(nodes, 2, 0);
     assert_says(&nodes[0], "rank 1 of 4, local 1 of 2, node 0 of 2, run nd-");
     assert_says(&nodes[1], "rank 3 of 4, local 1 of 2, node 1 of 2, run nd-");
     snprintf(place, sizeof place, ", at %s", job.endpoint);
@@ -82,9 +70,7 @@ Test(nodes, a_worker_killed_on_node_0_ends_node_1)
     start_test_nodes(nodes, "until signal", "3");
     pid_t victim = launched_worker(&nodes[0], 1), other = launched_worker(&nodes[1], 3);
     kill(victim, SIGKILL);
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 137);
-    }
+    launched_expect_all(nodes, 2, 137);
     assert_says(&nodes[0], "rank 1 failed first");
     assert_says(&nodes[1], "node 0 (host ");
     cr_assert(launched_gone(other));
@@ -108,15 +94,13 @@ Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
 /* The signal reaches the launcher of one node, as that of a batch system may. */
 Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 {
-    const char *const endless[] = {"--num-steps", "1000000", "--set", "log.interval=1", NULL};
     launched nodes[2];
-    for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, endless);
-    }
-    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_nodes_start_all(nodes, &job, (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&nodes[0], "\nstep ", 2);
     kill(nodes[1].pid, SIGTERM);
     for (int i = 0; i < 2; i++) {
         launched_expect(&nodes[i], 75);
+        cr_assert_null(strstr(nodes[i].text, "failed first"), "%s", nodes[i].text);
     }
     assert_says(&nodes[0], "stopped by a signal after step ");
 }
@@ -124,7 +108,7 @@ Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 Test(nodes, different_settings_stop_all_with_key_and_both_values)
 {
     launched nodes[2];
-    launched_use_test_worker();
+    launched_use_test_worker(NULL, NULL);
     start_node(&nodes[0], 0, (const char *[]){"--learning-rate", "0.5", NULL});
     start_node(&nodes[1], 1, (const char *[]){"--learning-rate", "0.25", NULL});
     for (int i = 0; i < 2; i++) {
@@ -150,7 +134,7 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     launched nodes[2];
     char wrong[64 + 1];
     memset(wrong, 'a', 64);
-    launched_use_test_worker();
+    launched_use_test_worker(NULL, NULL);
     tempdir_write(&dir, "wrong", wrong, 64);
     cr_assert_eq(chmod(dir.name, 0600), 0);
     /* Node 1 must have come by then. */
@@ -165,7 +149,7 @@ Test(nodes, a_readable_key_file_is_refused)
 {
     launched l;
     cr_assert_eq(chmod(job.key_file, 0644), 0);
-    launched_use_test_worker();
+    launched_use_test_worker(NULL, NULL);
     start_node(&l, 0, NULL);
     assert_ends(&l, 2, "has mode 0644");
 }
@@ -173,49 +157,43 @@ Test(nodes, a_readable_key_file_is_refused)
 Test(nodes, node_0_missing_is_said_at_the_deadline)
 {
     launched l;
-    launched_use_test_worker();
+    launched_use_test_worker(NULL, NULL);
     start_node(&l, 1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
     assert_ends(&l, 124, "was not reached within 1 s");
 }
 
-/* The others do not wait for a node whose check failed: launch.rdzv_timeout_seconds is 300 here. */
-Test(nodes, a_node_that_cannot_start_ends_all_at_once)
+/* A node with these flags fails its check, for this reason; the other one does not wait. */
+static void expect_bad_node(const char *const *flags, const char *reason)
 {
     for (int bad = 0; bad < 2; bad++) {
         launched nodes[2];
         char words[64];
-        const char *const good_flags[] = {"--rdzv-timeout-seconds", "300", NULL};
-        const char *const bad_flags[] = {"--rdzv-timeout-seconds", "300", "--set",
-                                         "data.path=/nonexistent/text.txt", NULL};
-        start_node(&nodes[bad], bad, bad_flags);
-        start_node(&nodes[!bad], !bad, good_flags);
-        for (int i = 0; i < 2; i++) {
-            launched_expect(&nodes[i], 65);
-        }
-        assert_says(&nodes[bad], "/nonexistent/text.txt");
+        tiny_arguments a = {0};
+        tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "300", NULL});
+        start_node(&nodes[!bad], !bad, a.list);
+        tiny_add(&a, flags);
+        start_node(&nodes[bad], bad, a.list);
+        launched_expect_all(nodes, 2, 65);
+        assert_says(&nodes[bad], reason);
         snprintf(words, sizeof words, "node %d (", bad);
         assert_says(&nodes[!bad], words, "failed its start-up check");
     }
+}
+
+Test(nodes, a_node_that_cannot_start_ends_all_at_once)
+{
+    expect_bad_node((const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL},
+                    "/nonexistent/text.txt");
 }
 
 /* The check is a program of its own there, which prints its reason. */
 Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
 {
-    for (int bad = 0; bad < 2; bad++) {
-        launched nodes[2];
-        char model[256], words[64];
-        tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19);
-        snprintf(model, sizeof model, "%s/bad.json", dir.path);
-        unsetenv("ND_WORKER");
-        start_node(&nodes[bad], bad, (const char *[]){"--model-config", model, NULL});
-        start_node(&nodes[!bad], !bad, NULL);
-        for (int i = 0; i < 2; i++) {
-            launched_expect(&nodes[i], 65);
-        }
-        assert_says(&nodes[bad], "bad.json");
-        snprintf(words, sizeof words, "node %d (", bad);
-        assert_says(&nodes[!bad], words, "failed its start-up check");
-    }
+    unsetenv("ND_WORKER");
+    expect_bad_node((const char *[]){"--model-config",
+                                     tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19),
+                                     NULL},
+                    "bad.json");
 }
 
 /* launch.comm_timeout_seconds is the bound: a rank that waits for the frozen one names it, and
@@ -224,14 +202,11 @@ Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 {
     launched nodes[2];
     const char *const flags[] = {"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL};
-    start_node(&nodes[0], 0, flags);
-    start_node(&nodes[1], 1, flags);
-    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_nodes_start_all(nodes, &job, flags);
+    launched_until(&nodes[0], "\nstep ", 2);
     pid_t frozen = launched_child(&nodes[1], 3);
     kill(frozen, SIGSTOP);
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 124);
-    }
+    launched_expect_all(nodes, 2, 124);
     const char *said = strstr(launched_read(&nodes[0]), "it said: ");
     cr_assert_not_null(said, "%s", nodes[0].text);
     cr_assert_not_null(strstr(said, "rank 3"), "%s", nodes[0].text);
@@ -255,19 +230,12 @@ Test(nodes, a_frozen_launcher_is_named_after_its_silence)
 /* Node 0 listens, so it has checked the job and waits for node 1. */
 static void wait_for_node_0(void)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                             .sin_port = htons((uint16_t)atoi(strchr(job.endpoint, ':') + 1))};
-    for (int i = 0; i < LAUNCHED_SECONDS * 100; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        bool listens = connect(fd, (struct sockaddr *)&to, sizeof to) == 0;
-        close(fd);
-        if (listens) {
-            return;
-        }
+    int fd, port = atoi(strchr(job.endpoint, ':') + 1);
+    for (int i = 0; (fd = port_connect(port)) < 0; i++) {
+        cr_assert_lt(i, LAUNCHED_SECONDS * 100, "node 0 does not listen");
         usleep(10000);
     }
-    cr_assert_fail("node 0 does not listen");
+    close(fd);
 }
 
 Test(nodes, a_signal_before_any_worker_exists_is_75)
@@ -280,19 +248,5 @@ Test(nodes, a_signal_before_any_worker_exists_is_75)
         wait_for_node_0();
         kill(l.pid, signals[i]);
         launched_expect(&l, 75);
-    }
-}
-
-Test(nodes, a_signal_to_one_launcher_stops_all_at_the_same_step)
-{
-    launched nodes[2];
-    const char *const steps[] = {"--num-steps", "1000000", NULL};
-    start_node(&nodes[0], 0, steps);
-    start_node(&nodes[1], 1, steps);
-    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
-    kill(nodes[1].pid, SIGTERM);
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 75);
-        cr_assert_null(strstr(nodes[i].text, "failed first"), "%s", nodes[i].text);
     }
 }

@@ -23,23 +23,14 @@ static void setup(void)
 
 TEMPDIR_SUITE(fake_pmix, setup, .timeout = 280);
 
-static void expect(int count, int code)
-{
-    for (int rank = 0; rank < count; rank++) {
-        int got = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
-        cr_assert_eq(got, code, "rank %d: %d: %s", rank, got, launched_read(&ranks[rank]));
-    }
-}
-
 /* Rank `odd` has flags of its own besides; -1: none has. */
 static void start_with(int count, int per_host, const char *const *further, int odd,
                        const char *const *flags)
 {
-    char program[PATH_MAX], number[16], name[32];
+    char number[16], name[32];
     tiny_arguments a = {0};
-    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
-    tiny_add(&a, (const char *[]){program, "train", "--dp-shard-size", "-1", "--set",
-                                  "log.interval=1", "--num-steps", "4", NULL});
+    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--dp-shard-size", "-1",
+                                  "--set", "log.interval=1", "--num-steps", "4", NULL});
     tiny_add(&a, tiny_flags(&dir, "ranks"));
     tiny_add(&a, further);
     tiny_arguments of_odd = a;
@@ -77,14 +68,11 @@ static int count_saying(int count, const char *words)
 Test(fake_pmix, ranks_train_as_under_ndlaunch)
 {
     launched one;
-    static char whole[8192], apart[8192];
     start(4, NULL);
-    expect(4, 0);
+    launched_expect_all(ranks, 4, 0);
     tiny_ndlaunch(&one, &dir, "one", 4, (const char *[]){"--num-steps", "4", NULL});
     launched_expect(&one, 0);
-    tiny_metrics(&dir, "ranks", apart, sizeof apart);
-    tiny_metrics(&dir, "one", whole, sizeof whole);
-    cr_assert_str_eq(apart, whole);
+    tiny_expect_same(&dir, "ranks", "one", 4);
 }
 
 Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
@@ -92,7 +80,7 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
     setenv("FAKE_PMIX_HANG", "PMIx_Init", 1);
     setenv("SLURM_PMIX_TIMEOUT", "3", 1);
     start(1, NULL);
-    expect(1, 124);
+    launched_expect_all(ranks, 1, 124);
     assert_says(&ranks[0], "PMIx_Init did not return within 3 s: the PMIx server of this node does "
                            "not answer");
 }
@@ -101,7 +89,7 @@ Test(fake_pmix, a_server_without_memory_is_code_71)
 {
     setenv("FAKE_PMIX_FULL", "yes", 1);
     start(1, NULL);
-    expect(1, 71);
+    launched_expect_all(ranks, 1, 71);
     assert_says(&ranks[0], "out of host memory for PMIx (");
 }
 
@@ -111,7 +99,7 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_end_does_not_change_the_code)
     setenv("FAKE_PMIX_HANG", "PMIx_Finalize", 1);
     setenv("SLURM_PMIX_TIMEOUT", "3", 1);
     start(2, NULL);
-    expect(2, 0);
+    launched_expect_all(ranks, 2, 0);
     assert_says(&ranks[0], "step 4/4", "PMIx_Finalize did not return within 3 s");
     assert_says(&ranks[1], "PMIx_Finalize did not return within 3 s");
 }
@@ -121,7 +109,7 @@ Test(fake_pmix, a_meeting_without_an_end_is_code_124)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Fence", 1);
     start(2, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
-    expect(2, 124);
+    launched_expect_all(ranks, 2, 124);
     assert_says(&ranks[0], "PMIx_Fence at 'place of the store' did not return within 4 s: other "
                            "ranks are missing there");
 }
@@ -131,7 +119,7 @@ Test(fake_pmix, a_failure_that_the_server_does_not_hear_of_keeps_its_code)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Abort", 1);
     start(1, (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    expect(1, 2);
+    launched_expect_all(ranks, 1, 2);
     assert_says(&ranks[0], "did you mean optimizer.lr?", "PMIx_Abort did not return within 10 s");
 }
 
@@ -141,7 +129,7 @@ Test(fake_pmix, a_failure_before_the_ranks_meet_ends_the_job)
 {
     setenv("FAKE_PMIX_KILL", "yes", 1);
     start_with(4, 2, wrong, -1, NULL);
-    expect(4, 128 + SIGKILL);
+    launched_expect_all(ranks, 4, 128 + SIGKILL);
     cr_assert_geq(count_saying(4, guess), 1);
 }
 
@@ -150,7 +138,7 @@ Test(fake_pmix, a_rank_that_alone_fails_before_the_ranks_meet_reports_it)
 {
     setenv("FAKE_PMIX_KILL", "yes", 1);
     start_with(4, 2, NULL, 3, wrong);
-    expect(4, 128 + SIGKILL);
+    launched_expect_all(ranks, 4, 128 + SIGKILL);
     cr_assert_eq(count_saying(4, guess), 1);
     assert_says(&ranks[3], guess);
     cr_assert_eq(count_saying(4, "was lost"), 0);
@@ -160,7 +148,7 @@ Test(fake_pmix, the_server_is_told_the_code_of_a_failure)
 {
     char code[8] = "";
     start(1, (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    expect(1, 2);
+    launched_expect_all(ranks, 1, 2);
     FILE *f = fopen(tempdir_file(&dir, "aborted.0"), "r");
     cr_assert_not_null(f);
     cr_assert_not_null(fgets(code, sizeof code, f));

@@ -20,11 +20,9 @@ static void ends_at_a_step_boundary(int number)
 {
     launched l;
     signal(number, SIG_DFL); /* these tests may themselves run under nohup */
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "out", 2, NULL);
     kill(l.pid, number);
-    int code = launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+    launched_expect(&l, 75);
     assert_says(&l, "the job was stopped at a step boundary",
                 "it cannot be resumed there, since it saves no checkpoints",
                 "with --checkpoint-frequency N a signal saves one too");
@@ -151,15 +149,13 @@ Test(signals, term_ends_the_trainer_whose_parent_had_blocked_it)
 Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
 {
     launched l;
-    char program[PATH_MAX];
     tiny_arguments a = {0};
     block_all();
-    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
-    tiny_add(&a, (const char *[]){program, "train", "--set", "log.interval=1", "--num-steps",
-                                  "1000000", NULL});
+    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--set", "log.interval=1",
+                                  "--num-steps", "1000000", NULL});
     tiny_add(&a, tiny_flags(&dir, "out"));
     launched_start(&l, &dir, "out", a.list);
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     launched_end(&l, SIGTERM, 75);
 }
 
@@ -177,25 +173,21 @@ Test(signals, term_to_one_replica_ends_the_validation_of_all)
     tiny_ndlaunch(&l, &dir, "out", 2,
                   (const char *[]){"--dp-replicate-size", "2", "--num-steps", "1", "--set",
                                    validation, NULL});
-    launched_until(&l, "\nstep ", 1, LAUNCHED_SECONDS);
+    launched_until(&l, "\nstep ", 1);
     kill(launched_child(&l, 1), SIGTERM);
-    int code = launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+    launched_expect(&l, 75);
 }
 
 /* Steps go on after the signal; TERM ends the run. */
 static void is_passed_over(int number)
 {
     launched l;
-    tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--num-steps", "1000000", "--set", "log.interval=20", NULL});
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "out", 2, (const char *[]){"--set", "log.interval=20", NULL});
     kill(l.pid, number);
     int seen = launched_count(&l, "\nstep ");
-    launched_until(&l, "\nstep ", seen + 3, LAUNCHED_SECONDS);
+    launched_until(&l, "\nstep ", seen + 3);
     kill(l.pid, SIGTERM);
-    int code = launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+    launched_expect(&l, 75);
 }
 
 Test(signals, usr2_is_passed_over)
@@ -214,8 +206,7 @@ Test(signals, quit_ends_the_trainer_at_once)
     launched l;
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    tiny_train(&l, &dir, "out", 2, NULL);
     kill(l.pid, SIGQUIT);
     assert_ends(&l, 128 + SIGQUIT, "signal 3 (Quit)");
 }
@@ -223,8 +214,7 @@ Test(signals, quit_ends_the_trainer_at_once)
 Test(signals, each_worker_gets_the_signal)
 {
     launched l;
-    launched_use_test_worker();
-    setenv("ND_TEST", "until signal", 1);
+    launched_use_test_worker("until signal", NULL);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     launched_worker(&l, 0);
     launched_worker(&l, 1);
@@ -235,8 +225,7 @@ Test(signals, each_worker_gets_the_signal)
 Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
 {
     launched l;
-    launched_use_test_worker();
-    setenv("ND_TEST", "stubborn", 1);
+    launched_use_test_worker("stubborn", NULL);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
     pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
@@ -252,8 +241,7 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
 Test(signals, after_the_first_75_the_others_have_the_grace_time)
 {
     launched l;
-    launched_use_test_worker();
-    setenv("ND_TEST", "plan", 1);
+    launched_use_test_worker("plan", NULL);
     setenv("ND_TEST_PLAN", "E75", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
     assert_ends(&l, 128 + SIGKILL, "launch.grace_seconds (0.3) were over");
@@ -262,13 +250,12 @@ Test(signals, after_the_first_75_the_others_have_the_grace_time)
 Test(signals, a_second_interrupt_kills)
 {
     launched l;
-    launched_use_test_worker();
-    setenv("ND_TEST", "stubborn", 1);
+    launched_use_test_worker("stubborn", NULL);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "600", NULL});
     launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGINT);
-    launched_until(&l, "Interrupt forwarded", 1, LAUNCHED_SECONDS);
+    launched_until(&l, "Interrupt forwarded", 1);
     kill(l.pid, SIGINT);
     assert_ends(&l, 128 + SIGKILL, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
 }

@@ -18,9 +18,7 @@ static void setup(void)
 {
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
-    launched_use_test_worker();
-    setenv("ND_TEST", "plan", 1);
-    setenv("ND_TEST_RANK", "3", 1);
+    launched_use_test_worker("plan", "3");
 }
 
 TEMPDIR_SUITE(spare_nodes, setup, .timeout = 280);
@@ -43,9 +41,7 @@ Test(spare_nodes, a_job_that_needs_no_spare_ends_it_with_0)
 {
     launched nodes[NODES];
     start_nodes(nodes, "B0T1D1X0");
-    for (int i = 0; i < NODES; i++) {
-        launched_expect(&nodes[i], 0);
-    }
+    launched_expect_all(nodes, NODES, 0);
     assert_says(&nodes[0], "workers on nodes 0-1; spare nodes: 2\n");
     assert_says(&nodes[1], "epoch 0 of rank 3");
     cr_assert_null(strstr(nodes[2].text, "of rank"), "%s", nodes[2].text);
@@ -56,7 +52,7 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40;B40T44X0");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[2], "this node waits without workers", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[2], 0);
     assert_ends(&nodes[0], 0, "node 2 (host ", " takes the place of node 1 (host ",
@@ -76,7 +72,7 @@ Test(spare_nodes, a_node_that_comes_late_is_the_spare)
     tiny_nodes_wait(&nodes[0], &nodes[2], 0);
     assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
     start_node(&nodes[1], 1, 0);
-    launched_until(&nodes[0], ") joined and is a spare", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], ") joined and is a spare", 1);
     sleep(SILENCE_SECONDS + 5);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[1], 0);
@@ -92,7 +88,7 @@ Test(spare_nodes, without_a_spare_node_0_waits_for_any_other)
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     tiny_nodes_wait(&nodes[0], &nodes[2], 1);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
-    launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing after", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing after", 1);
     assert_says(&nodes[0], "and the job needs 1 of them\n");
     start_node(&back, 1, 1);
     launched_expect(&back, 0);
@@ -106,21 +102,19 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[2], "this node waits without workers", 1);
     launched_end(&nodes[2], SIGTERM, 75);
-    launched_until(&nodes[0], "spare node 2 (host ", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "spare node 2 (host ", 1);
     start_node(&nodes[2], 2, 1);
-    launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[2], "this node waits without workers", 1);
     kill(nodes[2].pid, SIGSTOP);
-    launched_until(&nodes[0], ") gave no sign of life for 15 s", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], ") gave no sign of life for 15 s", 1);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     cr_assert_null(strstr(nodes[0].text, "restart 1"), "%s", nodes[0].text);
     for (int i = 0; i < 2; i++) {
         kill(nodes[i].pid, SIGTERM);
     }
-    for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 75);
-    }
+    launched_expect_all(nodes, 2, 75);
 }
 
 Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
@@ -128,7 +122,7 @@ Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[2], "this node waits without workers", 1);
     launched_end(&nodes[0], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[1], 74);
     assert_ends(&nodes[2], 74, "was lost while this node waited");

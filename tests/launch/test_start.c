@@ -17,7 +17,7 @@ static tempdir dir;
 static void setup(void)
 {
     tiny_write_inputs(&dir);
-    launched_use_test_worker();
+    launched_use_test_worker(NULL, NULL);
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for a key without ndlaunch */
 }
 
@@ -106,8 +106,8 @@ Test(start, the_check_sees_the_workers_environment)
     setenv("RANK", "5", 1); /* of an outer launcher */
     setenv("ND_RUN_FOLDER", "7", 1);
     tiny_ndlaunch(&l, &dir, "out", 1, NULL);
-    launched_until(&l, "check env PATH=", 1, LAUNCHED_SECONDS);
-    launched_until(&l, "check env RANK=0\n", 1, LAUNCHED_SECONDS);
+    launched_until(&l, "check env PATH=", 1);
+    launched_until(&l, "check env RANK=0\n", 1);
     assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n",
                 "check env HUGGINGFACE_HUB_CACHE=/somewhere\n", "check env ND_CPU_ISA=avx512\n");
     cr_assert_null(strstr(l.text, "RANK=5"));
@@ -258,23 +258,26 @@ Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
 
 Test(start, usage)
 {
-    launched l;
-    char program[PATH_MAX];
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "none", (const char *[]){program, NULL});
-    assert_ends(&l, 2, "usage: ndlaunch [--config-file FILE] [flags]");
-    launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
-    assert_ends(&l, 0, "\n  --make-key FILE ");
-    launched_start(&l, &dir, "all", (const char *[]){program, "--help", "all", NULL});
-    assert_ends(&l, 0, "--rdzv-key-file", "\n  --make-key FILE\n");
-    launched_start(&l, &dir, "section", (const char *[]){program, "--help", "lanch", NULL});
-    assert_ends(&l, 2, "did you mean --help launch?");
-    launched_start(&l, &dir, "key", (const char *[]){program, "--make-key", NULL});
-    assert_ends(&l, 2, "--make-key needs the name of a new file");
-    launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
-    launched_expect(&l, 0);
-    const char first[] = "ndlaunch " ND_VERSION "\n"; /* libraries follow */
-    cr_assert_eq(strncmp(launched_read(&l), first, sizeof first - 1), 0, "%s", launched_read(&l));
+    static const struct {
+        const char *const flags[3];
+        int code;
+        const char *said;
+    } cases[] = {
+        {{NULL}, 2, "usage: ndlaunch [--config-file FILE] [flags]"},
+        {{"--help"}, 0, "\n  --make-key FILE "},
+        {{"--help", "all"}, 0, "--rdzv-key-file"},
+        {{"--help", "all"}, 0, "\n  --make-key FILE\n"},
+        {{"--help", "lanch"}, 2, "did you mean --help launch?"},
+        {{"--make-key"}, 2, "--make-key needs the name of a new file"},
+        {{"--version"}, 0, "ndlaunch " ND_VERSION "\n"}, /* libraries follow */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        launched l;
+        tiny_arguments a = {.list = {launched_program("ndlaunch")}, .count = 1};
+        tiny_add(&a, cases[i].flags);
+        launched_start(&l, &dir, "usage", a.list);
+        assert_ends(&l, cases[i].code, cases[i].said);
+    }
 }
 
 /* Indexing data takes minutes: missing ranks must be known before, and a rank that indexes must not
@@ -282,8 +285,7 @@ Test(start, usage)
 Test(start, ranks_meet_before_they_open_the_data)
 {
     launched l;
-    char program[PATH_MAX], port[16];
-    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
+    char port[16];
     snprintf(port, sizeof port, "%d", port_reserve());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
@@ -292,9 +294,9 @@ Test(start, ranks_meet_before_they_open_the_data)
     setenv("RANK", "0", 1);
     setenv("LOCAL_RANK", "0", 1);
     launched_start(&l, &dir, "rank0",
-                   (const char *[]){program, "train", "--num-processes", "2", "--device", "cpu",
-                                    "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds",
-                                    "2", NULL});
+                   (const char *[]){launched_program("ndtrain"), "train", "--num-processes", "2",
+                                    "--device", "cpu", "--data-path", "/nonexistent.txt",
+                                    "--rdzv-timeout-seconds", "2", NULL});
     assert_ends(&l, 124, "missing of 2 ranks: 1");
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
 }

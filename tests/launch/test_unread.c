@@ -28,12 +28,12 @@ TEMPDIR_SUITE(unread, setup, .timeout = 280);
 /* `streams`: what a shell sends into the pipe, whose name is $0. */
 static void start(launched *l, const char *streams, const char *const *further)
 {
-    char program[PATH_MAX], line[80];
+    char line[80];
     tiny_arguments a = {0};
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(line, sizeof line, "exec \"$@\" %s", streams);
-    tiny_add(&a, (const char *[]){"/bin/sh", "-c", line, fifo, program, "--num-processes", "2",
-                                  "--dp-shard-size", "-1", "--set", "log.interval=1", NULL});
+    tiny_add(&a, (const char *[]){"/bin/sh", "-c", line, fifo, launched_program("ndlaunch"),
+                                  "--num-processes", "2", "--dp-shard-size", "-1", "--set",
+                                  "log.interval=1", NULL});
     tiny_add(&a, tiny_flags(&dir, "unread"));
     tiny_add(&a, further);
     launched_start(l, &dir, "unread", a.list);
@@ -43,15 +43,9 @@ static void start(launched *l, const char *streams, const char *const *further)
 Test(unread, a_run_ends_well)
 {
     launched l;
-    char metrics[1 << 16];
-    int lines = 0;
     start(&l, "2>$0", (const char *[]){"--num-steps", "150", NULL});
     launched_expect(&l, 0);
-    tiny_metrics(&dir, "unread", metrics, sizeof metrics);
-    for (const char *c = metrics; *c; c++) {
-        lines += *c == '\n';
-    }
-    cr_expect_eq(lines, 150);
+    tiny_expect_same(&dir, "unread", "unread", 150);
 }
 
 /* The failure screen has no reader, either; the exit code is the worker's. */
@@ -62,9 +56,7 @@ Test(unread, a_run_that_fails_ends_with_its_code)
     int writer = open(fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     cr_assert_eq(write(writer, page, sizeof page), (ssize_t)sizeof page);
     close(writer);
-    launched_use_test_worker();
-    setenv("ND_TEST", "fail", 1);
-    setenv("ND_TEST_RANK", "1", 1);
+    launched_use_test_worker("fail", "1");
     start(&l, ">$0 2>&1", NULL);
     launched_expect(&l, 65);
 }
@@ -88,8 +80,7 @@ Test(unread, a_reader_that_pauses_is_told_what_it_lacks)
     launched l;
     char line[512];
     int whole = 0, missing = 0, others = 0, lost;
-    launched_use_test_worker();
-    setenv("ND_TEST", "talk", 1);
+    launched_use_test_worker("talk", NULL);
     start(&l, ">$0", NULL);
     sleep(7);
     FILE *f = fdopen(reader, "r");

@@ -62,27 +62,35 @@ const char *const *tiny_flags(const tempdir *dir, const char *name)
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
                    const char *const *further)
 {
-    char program[PATH_MAX], count[16];
+    char count[16];
     tiny_arguments a = {0};
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(count, sizeof count, "%d", workers);
-    tiny_add(&a, (const char *[]){program, "--num-processes", count, "--dp-shard-size", "-1",
-                                  "--set", "log.interval=1", NULL});
+    tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--num-processes", count,
+                                  "--dp-shard-size", "-1", "--set", "log.interval=1", NULL});
     tiny_add(&a, tiny_flags(dir, name));
     tiny_add(&a, further);
     launched_start(l, dir, name, a.list);
 }
 
+void tiny_train(launched *l, const tempdir *dir, const char *name, int workers,
+                const char *const *further)
+{
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_add(&a, further);
+    tiny_ndlaunch(l, dir, name, workers, a.list);
+    launched_until(l, "\nstep ", 2);
+}
+
 void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir)
 {
     launched l;
-    char program[PATH_MAX];
     job->dir = dir;
     snprintf(job->endpoint, sizeof job->endpoint, "127.0.0.1:%d", port_reserve());
     snprintf(job->key_file, sizeof job->key_file, "%s/key", dir->path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, dir, "make-key",
-                   (const char *[]){program, "--make-key", job->key_file, NULL});
+    launched_start(
+        &l, dir, "make-key",
+        (const char *[]){launched_program("ndlaunch"), "--make-key", job->key_file, NULL});
     launched_expect(&l, 0);
 }
 
@@ -101,31 +109,51 @@ void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
     tiny_ndlaunch(l, job->dir, name, job->workers, a.list);
 }
 
+void tiny_nodes_start_all(launched *nodes, const tiny_nodes *job, const char *const *further)
+{
+    for (int i = 0; i < job->nodes; i++) {
+        tiny_nodes_start(&nodes[i], job, i, 0, further);
+    }
+}
+
 void tiny_nodes_wait(launched *one, launched *other, int epoch)
 {
     char words[32];
     snprintf(words, sizeof words, "of epoch %d waits", epoch);
-    launched_until(one, words, 2, LAUNCHED_SECONDS);
-    launched_until(other, words, 2, LAUNCHED_SECONDS);
+    launched_until(one, words, 2);
+    launched_until(other, words, 2);
 }
 
-void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)
+enum { STEP_BYTES = 160 };
+
+/* The last record of each step: [steps + 1][STEP_BYTES], owned by the caller. */
+static char *read_steps(const tempdir *dir, const char *name, int steps)
 {
-    char path[256], line[4096];
-    size_t used = 0;
+    char path[256], line[8192], *out = calloc((size_t)steps + 1, STEP_BYTES);
     snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir->path, name);
     FILE *f = fopen(path, "r");
-    cr_assert_not_null(f, "%s", path);
-    out[0] = '\0';
+    cr_assert(f && out, "%s", path);
     while (fgets(line, sizeof line, f)) {
-        char *end = strstr(line, ",\"tokens\"");
-        used +=
-            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
-                : 0;
-        cr_assert_lt(used, capacity);
+        const char *end = strstr(line, ",\"tokens\"");
+        long step = strncmp(line, "{\"step\":", 8) == 0 ? strtol(line + 8, NULL, 10) : 0;
+        if (step > 0 && end) {
+            cr_assert(step <= steps && end - line < STEP_BYTES, "%s", line);
+            snprintf(out + step * STEP_BYTES, STEP_BYTES, "%.*s", (int)(end - line), line);
+        }
     }
     fclose(f);
-    cr_assert_gt(used, 100);
+    return out;
+}
+
+void tiny_expect_same(const tempdir *dir, const char *name, const char *other, int steps)
+{
+    char *one = read_steps(dir, name, steps), *two = read_steps(dir, other, steps);
+    for (int i = 1; i <= steps; i++) {
+        cr_assert_str_eq(one + i * STEP_BYTES, two + i * STEP_BYTES, "%s, step %d", name, i);
+    }
+    cr_assert_neq(one[steps * STEP_BYTES], '\0', "%s has no step %d", name, steps);
+    free(one);
+    free(two);
 }
 
 void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity)

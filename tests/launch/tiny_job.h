@@ -28,6 +28,10 @@ const char *const *tiny_flags(const tempdir *dir, const char *name);
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
                    const char *const *further);
 
+/* The same without an end (--num-steps), once its second step is done. */
+void tiny_train(launched *l, const tempdir *dir, const char *name, int workers,
+                const char *const *further);
+
 /* Nodes of one job, which meet on loopback. */
 typedef struct tiny_nodes {
     const tempdir *dir;
@@ -43,11 +47,16 @@ void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir);
 void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
                       const char *const *further);
 
+/* Each of its nodes, for the first time. */
+void tiny_nodes_start_all(launched *nodes, const tiny_nodes *job, const char *const *further);
+
 /* Waits until all workers of both nodes wait in this start of the job. */
 void tiny_nodes_wait(launched *one, launched *other, int epoch);
 
-/* The numbers of each step: loss, norm and learning rate with 17 digits. */
-void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity);
+/* The runs have the same numbers of each step up to the last, `steps`, as far as they are in the
+ * log: loss, norm and learning rate with 17 digits. What was done twice counts as it was done last.
+ */
+void tiny_expect_same(const tempdir *dir, const char *name, const char *other, int steps);
 /* Content of run.json. */
 void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity);
 

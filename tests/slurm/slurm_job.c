@@ -11,7 +11,6 @@ enum { POLL_US = 100000 };
 
 void slurm_setup(tempdir *dir)
 {
-    char program[PATH_MAX];
     cr_assert_not_null(getenv("ND_SLURM_FOLDER"), "run below tests/slurm/private_slurm");
     /* What a failed test left behind would keep this one waiting. */
     cr_assert_eq(
@@ -20,8 +19,7 @@ void slurm_setup(tempdir *dir)
         0);
     tempdir_make(dir);
     tiny_write_inputs(dir);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    setenv("ND_LAUNCH", program, 1);
+    setenv("ND_LAUNCH", launched_program("ndlaunch"), 1);
 }
 
 const char *const *slurm_flags(const tempdir *dir, const char *name)
@@ -63,7 +61,7 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
     tiny_add(&a, further);
     snprintf(said, sizeof said, "%s.sbatch", name);
     start(&submitted, dir, said, &a);
-    cr_assert_eq(launched_wait(&submitted, SLURM_SECONDS), 0, "%s", launched_read(&submitted));
+    launched_expect(&submitted, 0);
     snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
     l->pid = 0;
     int job = atoi(launched_read(&submitted));
@@ -89,9 +87,9 @@ static bool job_field(int job, const char *key, char *out, size_t capacity)
     return at != NULL;
 }
 
-void slurm_until_requeued(launched *l, int job, double seconds)
+void slurm_until_requeued(launched *l, int job)
 {
-    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    int64_t deadline = nd_clock_ns() + (int64_t)LAUNCHED_SECONDS * 1000000000;
     char state[32] = "", restarts[32] = "";
     for (;;) {
         bool known = job_field(job, " JobState=", state, sizeof state) &&
@@ -118,9 +116,10 @@ static bool has_ended(const char *state)
     return false;
 }
 
-int slurm_wait(launched *l, int job, double seconds)
+void slurm_expect(launched *l, int job, int expected)
 {
-    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    enum { SECONDS = 300 }; /* some wait for a time limit */
+    int64_t deadline = nd_clock_ns() + (int64_t)SECONDS * 1000000000;
     char state[32] = "", code[32] = "";
     int exit_code = 0, number = 0;
     for (;;) {
@@ -130,14 +129,15 @@ int slurm_wait(launched *l, int job, double seconds)
         }
         if (nd_clock_ns() > deadline) {
             launched_shell("scancel --signal=KILL --full %d; scancel %d", job, job);
-            cr_assert_fail("job %d is still %s after %g s:\n%s", job, state, seconds,
+            cr_assert_fail("job %d is still %s after %d s:\n%s", job, state, SECONDS,
                            launched_read(l));
         }
         usleep(POLL_US);
     }
     cr_assert(job_field(job, " ExitCode=", code, sizeof code));
     cr_assert_eq(sscanf(code, "%d:%d", &exit_code, &number), 2);
-    return number ? 128 + number : exit_code;
+    exit_code = number ? 128 + number : exit_code;
+    cr_assert_eq(exit_code, expected, "%d, not %d: %s", exit_code, expected, launched_read(l));
 }
 
 void slurm_run(launched *l, const tempdir *dir, const char *name, const char *const *options,
@@ -167,46 +167,25 @@ int slurm_current_job(void)
     return job;
 }
 
-static bool has_variable(const char *environment, size_t bytes, const char *variable)
-{
-    size_t length = strlen(variable) + 1;
-    for (size_t i = 0; i + length <= bytes;) {
-        size_t one = strnlen(environment + i, bytes - i) + 1;
-        if (one == length && memcmp(environment + i, variable, length) == 0) {
-            return true;
-        }
-        i += one;
-    }
-    return false;
-}
-
 pid_t slurm_worker(int job, int rank)
 {
-    static char environment[1 << 17];
-    char path[300], job_variable[40], ranks[2][40], name[32];
+    char path[300], of_job[40], ranks[2][40], name[32];
     pid_t found = 0;
-    snprintf(job_variable, sizeof job_variable, "SLURM_JOB_ID=%d", job);
+    snprintf(of_job, sizeof of_job, "SLURM_JOB_ID=%d", job);
     snprintf(ranks[0], sizeof ranks[0], "RANK=%d", rank);
     snprintf(ranks[1], sizeof ranks[1], "PMIX_RANK=%d", rank);
     DIR *proc = opendir("/proc");
     cr_assert_not_null(proc);
     for (struct dirent *e; (e = readdir(proc)) != NULL;) {
-        pid_t pid = (pid_t)atol(e->d_name);
-        snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+        int pid = atoi(e->d_name);
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
         FILE *f = pid > 0 ? fopen(path, "r") : NULL;
         bool worker = f && fgets(name, sizeof name, f) && strcmp(name, "ndtrain\n") == 0;
         if (f) {
             fclose(f);
         }
-        snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
-        f = worker ? fopen(path, "r") : NULL;
-        size_t got = f ? fread(environment, 1, sizeof environment, f) : 0;
-        if (f) {
-            fclose(f);
-        }
-        if (has_variable(environment, got, job_variable) &&
-            (has_variable(environment, got, ranks[0]) ||
-             has_variable(environment, got, ranks[1]))) {
+        if (worker && launched_has_entry(pid, of_job) &&
+            (launched_has_entry(pid, ranks[0]) || launched_has_entry(pid, ranks[1]))) {
             found = pid;
         }
     }

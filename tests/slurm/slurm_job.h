@@ -11,8 +11,6 @@
 
 #include "tests/launch/tiny_job.h"
 
-enum { SLURM_SECONDS = 120 };
-
 /* A folder with the tiny model and its text; ND_LAUNCH names the ndlaunch of this build. */
 void slurm_setup(tempdir *dir);
 
@@ -27,9 +25,9 @@ const char *const *slurm_flags(const tempdir *dir, const char *name);
 int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
                  const char *script, const char *const *further);
 /* Waits until the job was put back into the queue. */
-void slurm_until_requeued(launched *l, int job, double seconds);
-/* Its exit code, or 128 + signal, once it has ended. */
-int slurm_wait(launched *l, int job, double seconds);
+void slurm_until_requeued(launched *l, int job);
+/* Waits for its end, with this code, or 128 + signal. */
+void slurm_expect(launched *l, int job, int code);
 
 /* srun <options> <program> <further> in the background; launched_wait gives its exit code.
  * `program` is of the build, or a path. */

@@ -31,8 +31,7 @@ static void replace_ndlaunch(const char *body)
 }
 
 /* The same job as ndlaunch starts it on one host: the numbers of its steps. */
-static void train_on_one_host(const char *config_file, const char *const *further, char *metrics,
-                              size_t capacity)
+static void train_on_one_host(const char *config_file, const char *const *further)
 {
     launched one;
     char config[PATH_MAX];
@@ -42,20 +41,18 @@ static void train_on_one_host(const char *config_file, const char *const *furthe
     tiny_add(&a, slurm_flags(&dir, "one"));
     tiny_add(&a, further);
     launched_start(&one, &dir, "one", a.list);
-    cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
-    tiny_metrics(&dir, "one", metrics, capacity);
+    launched_expect(&one, 0);
 }
 
 Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 {
     launched l;
-    static char whole[8192], split[8192], record[1 << 16], words[64];
+    static char record[1 << 16], words[64];
     const char *const further[] = {"--num-steps", "5", NULL};
-    train_on_one_host("tp_hsdp.yaml", further, whole, sizeof whole);
+    train_on_one_host("tp_hsdp.yaml", further);
     int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    tiny_metrics(&dir, "two", split, sizeof split);
-    cr_assert_str_eq(split, whole);
+    slurm_expect(&l, job, 0);
+    tiny_expect_same(&dir, "two", "one", 5);
     tiny_record(&dir, "two", record, sizeof record);
     snprintf(words, sizeof words, "\"slurm_job_id\": \"%d\"", job);
     cr_assert_not_null(strstr(record, words), "%s", record);
@@ -70,29 +67,26 @@ Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
     launched l;
-    static char whole[8192], split[8192];
     const char *const further[] = {"--num-steps", "3", NULL};
-    train_on_one_host("cp.yaml", further, whole, sizeof whole);
+    train_on_one_host("cp.yaml", further);
     int job = slurm_submit(&l, &dir, "cp", NULL, "cp.sbatch", further);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    tiny_metrics(&dir, "cp", split, sizeof split);
-    cr_assert_str_eq(split, whole);
+    slurm_expect(&l, job, 0);
+    tiny_expect_same(&dir, "cp", "one", 3);
 }
 
 /* The script's own precision; only its model and its data are replaced by small ones. */
 Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
     launched l;
-    static char whole[8192], split[8192], record[1 << 16];
+    static char record[1 << 16];
     const char *const further[] = {
         "--precision",      "fp8",   "--num-steps",          "5", "--set",
         "data.format=text", "--set", "data.tokenizer=bytes", NULL};
-    train_on_one_host("llama-3.1-8b/fp8.yaml", further, whole, sizeof whole);
+    train_on_one_host("llama-3.1-8b/fp8.yaml", further);
     int job = slurm_submit(&l, &dir, "fp8", NULL, "fp8.sbatch", further);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_expect(&l, job, 0);
     assert_says(&l, "13 of 15 linears in FP8, weights gathered as codes");
-    tiny_metrics(&dir, "fp8", split, sizeof split);
-    cr_assert_str_eq(split, whole);
+    tiny_expect_same(&dir, "fp8", "one", 5);
     tiny_record(&dir, "fp8", record, sizeof record);
     cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
@@ -110,7 +104,7 @@ Test(batch, workers_per_node_are_counted)
     const char *const further[] = {"--dp-shard-size",  "-1",   "--num-steps", "2",
                                    "--nproc-per-node", "auto", NULL};
     int job = slurm_submit(&l, &dir, "counted", two, dir.name, further);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_expect(&l, job, 0);
     assert_says(&l, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ", "nnodes 2, nproc_per_node 2,",
                 "step 2/2");
 }
@@ -121,7 +115,7 @@ Test(batch, one_node_needs_no_other_script)
     launched l;
     int job = slurm_submit(&l, &dir, "single", (const char *[]){"--nodes=1", NULL}, "cp.sbatch",
                            (const char *[]){"--num-steps", "2", NULL});
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_expect(&l, job, 0);
     assert_says(&l, "step 2/2");
     cr_assert_null(strstr(l.text, "nnodes"), "%s", l.text);
 }
@@ -137,7 +131,7 @@ Test(batch, an_allocation_of_salloc_does_as_well)
                                   script, "--dp-shard-size", "4", "--num-steps", "2", NULL});
     tiny_add(&a, slurm_flags(&dir, "salloc"));
     launched_start(&l, &dir, "salloc", a.list);
-    cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     assert_says(&l, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
 }
 
@@ -153,7 +147,7 @@ Test(batch, a_machine_without_slurm_fails_in_ci_and_skips_elsewhere)
         launched_start(
             &l, &dir, "without",
             (const char *[]){"/usr/bin/env", "PATH=/usr/bin:/bin", ci[i], script, "true", NULL});
-        int code = launched_wait(&l, SLURM_SECONDS);
+        int code = launched_wait(&l, LAUNCHED_SECONDS);
         cr_assert_eq(code, i == 0 ? 1 : 77, "%d: %s", code, launched_read(&l));
         assert_says(&l, "private_slurm: Slurm cannot run here: munged is not installed");
         cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
@@ -179,7 +173,7 @@ Test(batch, a_project_below_a_path_with_spaces)
         slurm_submit(&l, &dir, "spaces", NULL, script,
                      (const char *[]){"--num-steps", "2", "--set", "data.path=the text.txt",
                                       "--set", "output.dir=a run", "--log-dir", "some logs", NULL});
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_expect(&l, job, 0);
     assert_says(&l, "step 2/2");
     snprintf(record, sizeof record, "%s/a project  of mine/a run/run.json", dir.path);
     cr_assert_eq(access(record, R_OK), 0, "%s", record);
@@ -190,7 +184,7 @@ Test(batch, a_bad_configuration_is_code_2)
     launched l;
     int job = slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    slurm_expect(&l, job, 2);
     assert_says(&l, "optimizer.lrr");
 }
 
@@ -202,7 +196,7 @@ Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
         "exec \"$real\" \"$@\"");
     int job = slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--learning-rate", "0.5", NULL});
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    slurm_expect(&l, job, 2);
     assert_says(&l, "optimizer.lr is '0.5' on node 0 (node1)", "'0.25' on node 1 (node2)");
 }
 
@@ -212,9 +206,9 @@ Test(batch, a_killed_worker_is_named_with_job_and_node)
     char words[128];
     int job = slurm_submit(&l, &dir, "killed", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     kill(slurm_worker(job, 5), SIGKILL);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 137, "%s", launched_read(&l));
+    slurm_expect(&l, job, 137);
     snprintf(words, sizeof words, "rank 5 failed first (host node2, Slurm job %d, pid ", job);
     assert_says(&l, words, "signal 9 (Killed)");
 }
@@ -225,9 +219,9 @@ Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
     launched l;
     int job = slurm_submit(&l, &dir, "interrupt", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     cr_assert_eq(launched_shell("scancel --signal=INT %d", job), 0);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
+    slurm_expect(&l, job, 75);
 }
 
 /* ndlaunch by itself is right only once per node. */
@@ -237,7 +231,7 @@ Test(batch, several_ndlaunch_on_a_node_are_refused)
     slurm_run(&l, &dir, "several",
               (const char *[]){"--nodes=2", "--ntasks=4", "--overcommit", NULL}, "ndlaunch",
               slurm_flags(&dir, "several"));
-    cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    launched_expect(&l, 2);
     assert_says(&l, "srun started 4 ndlaunch on 2 nodes");
 }
 
@@ -250,7 +244,7 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
                      "\"$real\" \"$@\" && cp \"$2\" \"${0%/*}/copy\"");
     int job = slurm_submit(&l, &dir, "key", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     struct stat st;
     cr_assert_eq(stat(tempdir_file(&dir, "copy"), &st), 0);
     cr_assert_geq(st.st_size, 64);
@@ -261,7 +255,7 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
     cr_assert_neq(launched_shell("grep -saqFf %s %s", dir.name, l.output), 0);
     cr_assert_eq(launched_shell("grep -saqFf %s %s", dir.name, dir.name), 0);
     cr_assert_eq(launched_shell("scancel --signal=TERM %d", job), 0);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
+    slurm_expect(&l, job, 75);
     assert_says(&l, "the job was stopped at a step boundary");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
@@ -291,13 +285,13 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
     int to_shell = slurm_submit(&warned, &dir, "warned", minute, "tp_hsdp.sbatch", steps);
     int to_tasks = slurm_submit(&direct, &dir, "direct", to_step, dir.name, steps);
     int limit = slurm_submit(&limited, &dir, "limited", minutes, "tp_hsdp.sbatch", steps);
-    launched_until(&limited, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&limited, "\nstep ", 2);
     cr_assert_eq(launched_shell("scontrol update jobid=%d EndTime=now+1second", limit), 0);
-    cr_assert_eq(slurm_wait(&warned, to_shell, 300), 75, "%s", launched_read(&warned));
+    slurm_expect(&warned, to_shell, 75);
     assert_says(&warned, "the job was stopped at a step boundary");
-    cr_assert_eq(slurm_wait(&direct, to_tasks, 300), 75, "%s", launched_read(&direct));
+    slurm_expect(&direct, to_tasks, 75);
     assert_says(&direct, "stopped by a signal after step ");
-    cr_assert_eq(slurm_wait(&limited, limit, 300), 75, "%s", launched_read(&limited));
+    slurm_expect(&limited, limit, 75);
     assert_says(&limited, "the job was stopped at a step boundary");
 }
 
@@ -305,23 +299,21 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
 Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
 {
     launched l;
-    char whole[65536], resumed[65536];
     const char *const further[] = {
         "--num-steps", "500", "--checkpoint-frequency", "100000", "--resume-from-checkpoint",
         "auto",        NULL};
-    train_on_one_host("tp_hsdp.yaml", further, whole, sizeof whole);
+    train_on_one_host("tp_hsdp.yaml", further);
     int job = slurm_submit(&l, &dir, "requeue", NULL, "tp_hsdp.sbatch", further);
-    launched_until(&l, "\nstep 20/", 1, SLURM_SECONDS);
+    launched_until(&l, "\nstep 20/", 1);
     cr_assert_eq(launched_shell("scancel --batch --signal=USR1 %d", job), 0);
-    slurm_until_requeued(&l, job, SLURM_SECONDS);
+    slurm_until_requeued(&l, job);
     assert_says(&l, "the job is requeued");
     /* Slurm waits two minutes, so that the credential that it has just revoked is not met again;
      * three seconds are enough. */
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_expect(&l, job, 0);
     assert_says(&l, "resumed after step ");
-    tiny_metrics(&dir, "requeue", resumed, sizeof resumed);
-    cr_assert_str_eq(resumed, whole);
+    tiny_expect_same(&dir, "requeue", "one", 500);
 }
 
 /* A job whose launcher of node 0 was lost has nobody to restart it but Slurm, and one that a
@@ -338,8 +330,8 @@ Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
                      "echo start ${SLURM_RESTART_COUNT:-0}\n"
                      "exit $((${SLURM_RESTART_COUNT:-0} ? 74 : 134))");
     int job = slurm_submit(&l, &dir, "lost", NULL, "tp_hsdp.sbatch", further);
-    slurm_until_requeued(&l, job, SLURM_SECONDS);
+    slurm_until_requeued(&l, job);
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
-    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 74, "%s", launched_read(&l));
+    slurm_expect(&l, job, 74);
     assert_says(&l, "start 0", "start 1");
 }

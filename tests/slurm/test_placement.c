@@ -26,7 +26,7 @@ static void probe(launched *l, const char *gpus)
     slurm_run(l, &dir, "probe",
               (const char *[]){"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", gpus, NULL},
               "tests/slurm/slurm_probe", NULL);
-    cr_assert_eq(launched_wait(l, SLURM_SECONDS), 0, "%s", launched_read(l));
+    launched_expect(l, 0);
 }
 
 Test(placement, a_gpu_per_task_is_ordinal_0)
@@ -119,12 +119,12 @@ Test(placement, a_mask_is_used_whole_and_never_left)
     /* Slurm itself would bind the tasks to fewer. */
     setenv("SLURM_CPU_BIND", "none", 1);
     slurm_run(&l, &dir, "bound", options, "/bin/bash", a.list);
-    launched_until(&l, "\nstep ", 1, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 1);
     int job = slurm_current_job();
     assert_threads_within(slurm_worker(job, 0), &masks[0]);
     assert_threads_within(slurm_worker(job, 1), &masks[1]);
     kill(l.pid, SIGUSR1);
-    cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 75, "%s", launched_read(&l));
+    launched_expect(&l, 75);
     tiny_record(&dir, "bound", record, sizeof record);
     cr_assert_not_null(strstr(record, found > 1 ? "\"cpu, 2 threads\"" : "\"cpu, 1 thread\""), "%s",
                        record);

@@ -37,27 +37,19 @@ static void start(launched *l, const char *name, const char *const *options, con
     slurm_run(l, &dir, name, options, program, a.list);
 }
 
-static void expect(launched *l, int code)
-{
-    int got = launched_wait(l, SLURM_SECONDS);
-    cr_assert_eq(got, code, "%d, not %d: %s", got, code, launched_read(l));
-}
-
 Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
     launched one, two;
-    static char whole[8192], split[8192], record[1 << 16];
+    static char record[1 << 16];
     tiny_arguments a = {0};
     tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
                                   NULL});
     tiny_add(&a, slurm_flags(&dir, "one"));
     launched_start(&one, &dir, "one", a.list);
-    cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
+    launched_expect(&one, 0);
     start(&two, "two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
-    expect(&two, 0);
-    tiny_metrics(&dir, "one", whole, sizeof whole);
-    tiny_metrics(&dir, "two", split, sizeof split);
-    cr_assert_str_eq(split, whole);
+    launched_expect(&two, 0);
+    tiny_expect_same(&dir, "two", "one", 5);
     tiny_record(&dir, "two", record, sizeof record);
     cr_assert_not_null(strstr(record, "\"started_by\": \"PMIx\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
@@ -69,23 +61,20 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 Test(pmix, a_cyclic_distribution_gives_the_same)
 {
     launched block, cyclic;
-    static char one[8192], other[8192];
     const char *const options[] = {
         "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", "--distribution=cyclic", NULL};
     start(&block, "block", two_nodes, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
-    expect(&block, 0);
+    launched_expect(&block, 0);
     start(&cyclic, "cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
-    expect(&cyclic, 0);
-    tiny_metrics(&dir, "block", one, sizeof one);
-    tiny_metrics(&dir, "cyclic", other, sizeof other);
-    cr_assert_str_eq(one, other);
+    launched_expect(&cyclic, 0);
+    tiny_expect_same(&dir, "cyclic", "block", 3);
 }
 
 Test(pmix, a_bad_configuration_is_code_2_said_once)
 {
     launched l;
     start(&l, "bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "did you mean optimizer.lr?");
     cr_assert_leq(launched_count(&l, "optimizer.lrr"), 4, "%s",
                   l.text); /* once, but for a very slow end */
@@ -96,7 +85,7 @@ Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
     launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=4", "--overcommit", "--mpi=pmix", NULL};
     start(&l, "four", options, "ndtrain", NULL);
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "the configuration needs 8 workers, but this job has 4 (PMIx)");
 }
 
@@ -106,10 +95,10 @@ Test(pmix, rank_0_listens_where_the_endpoint_says)
     launched l;
     start(&l, "named", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "127.0.0.1:0", NULL});
-    expect(&l, 0);
+    launched_expect(&l, 0);
     start(&l, "foreign", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0", NULL});
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "192.0.2.77 is not an address of this host");
 }
 
@@ -124,7 +113,7 @@ Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
     tempdir_write(&dir, "ndtrain", text, (size_t)n);
     cr_assert_eq(chmod(dir.name, 0755), 0);
     start(&l, "differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
 }
 
@@ -135,7 +124,7 @@ Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
     char out[200];
     snprintf(out, sizeof out, "output.dir=%s/text.txt/below", dir.path);
     start(&l, "cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
-    expect(&l, 73);
+    launched_expect(&l, 73);
     assert_says(&l, "text.txt/below");
 }
 
@@ -145,9 +134,9 @@ static void kill_rank(int rank, const char *words)
     char name[32];
     snprintf(name, sizeof name, "kill%d", rank);
     start(&l, name, two_nodes, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), rank), SIGKILL), 0);
-    expect(&l, 74); /* KillOnBadExit is 0 here: it is our end of the job */
+    launched_expect(&l, 74); /* KillOnBadExit is 0 here: it is our end of the job */
     assert_says(&l, words);
     cr_assert_null(strstr(l.text, "the deadline"), "%s", l.text);
 }
@@ -169,9 +158,9 @@ Test(pmix, a_frozen_rank_is_named_within_the_deadline)
     launched l;
     start(&l, "frozen", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL});
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
-    expect(&l, 124);
+    launched_expect(&l, 124);
     assert_says(&l, "; rank 5 has not answered"); /* of a rank that waits for it */
 }
 
@@ -179,9 +168,9 @@ static void ends_at_a_step(const char *name, const char *const *options)
 {
     launched l;
     start(&l, name, options, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     cr_assert_eq(launched_shell("scancel --signal=TERM %d", slurm_current_job()), 0);
-    expect(&l, 75);
+    launched_expect(&l, 75);
     const char *step = strstr(launched_read(&l), "stopped by a signal after step ");
     cr_assert_not_null(step, "%s", l.text);
     char words[64];
@@ -207,9 +196,9 @@ Test(pmix, usr1_to_srun_reaches_all_ranks)
 {
     launched l;
     start(&l, "usr1", two_nodes, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    launched_until(&l, "\nstep ", 2);
     kill(l.pid, SIGUSR1);
-    expect(&l, 75);
+    launched_expect(&l, 75);
     assert_says(&l, "stopped by a signal after step ");
 }
 
@@ -218,7 +207,7 @@ Test(pmix, tasks_without_pmix_are_refused)
     launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
     start(&l, "none", options, "ndtrain", NULL);
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
 }
 
@@ -229,7 +218,7 @@ Test(pmix, a_missing_library_is_a_sentence_only_when_pmix_was_asked_for)
     tempdir_write(&dir, "libpmix.so.2", "none", 4);
     setenv("LD_LIBRARY_PATH", dir.path, 1);
     start(&l, "library", two_nodes, "ndtrain", NULL);
-    expect(&l, 2);
+    launched_expect(&l, 2);
     assert_says(&l, "the PMIx library cannot be opened");
     const char *const one[] = {"--nodes=1", "--ntasks=1", "--mpi=none", NULL};
     const char *const mesh[] = {"--num-steps",
@@ -244,5 +233,5 @@ Test(pmix, a_missing_library_is_a_sentence_only_when_pmix_was_asked_for)
                                 "1",
                                 NULL};
     start(&l, "alone", one, "ndtrain", mesh);
-    expect(&l, 0);
+    launched_expect(&l, 0);
 }

@@ -43,6 +43,20 @@ static inline int port_reserve(void)
     return ntohs(address.sin_port);
 }
 
+/* A connection to the port, or -1 and errno where nobody listens. */
+static inline int port_connect(int port)
+{
+    const struct sockaddr_in to = {.sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                   .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
 /* A port where nobody listens, and nobody can until *fd is closed. */
 static inline int port_silent(int *fd)
 {

@@ -2,7 +2,6 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
@@ -65,40 +64,26 @@ static char *gpu_models(const char *driver)
     return text;
 }
 
-/* A folder of a driver with the file of one GPU, or without them again. */
-static void put_gpu(const char *driver, const char *bus, const char *text)
+static void put_gpu(tempdir *driver, const char *bus, const char *text)
 {
-    char path[3][128];
-    snprintf(path[0], sizeof path[0], "%.60s/gpus", driver);
-    snprintf(path[1], sizeof path[1], "%.60s/gpus/%.20s", driver, bus);
-    snprintf(path[2], sizeof path[2], "%.60s/gpus/%.20s/information", driver, bus);
-    if (!text) {
-        cr_assert_eq(unlink(path[2]), 0);
-        cr_assert_eq(rmdir(path[1]), 0);
-        rmdir(path[0]); /* once it is empty */
-        return;
-    }
-    mkdir(path[0], 0700);
-    cr_assert_eq(mkdir(path[1], 0700), 0);
-    FILE *file = fopen(path[2], "w");
-    cr_assert_not_null(file);
-    fputs(text, file);
-    cr_assert_eq(fclose(file), 0);
+    char name[64];
+    snprintf(name, sizeof name, "gpus/%.30s", bus);
+    assert_ok(nd_fs_make_folders(tempdir_file(driver, name), "the folder", ""));
+    snprintf(name, sizeof name, "gpus/%.30s/information", bus);
+    tempdir_write(driver, name, text, strlen(text));
 }
 
 Test(host_report, names_the_model_of_each_gpu)
 {
     tempdir driver;
     tempdir_make(&driver);
-    put_gpu(driver.path, "0000:04:00.0",
+    put_gpu(&driver, "0000:04:00.0",
             "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 5\nDevice Minor: \t 0\n");
-    put_gpu(driver.path, "0000:8a:00.0", "Model: \t\t NVIDIA H200\nDevice Minor: \t 1\n");
+    put_gpu(&driver, "0000:8a:00.0", "Model: \t\t NVIDIA H200\nDevice Minor: \t 1\n");
     char *text = gpu_models(driver.path);
     cr_expect_str_eq(text, "  GPU 0              NVIDIA H100 80GB HBM3, bus 0000:04:00.0\n"
                            "  GPU 1              NVIDIA H200, bus 0000:8a:00.0\n");
     free(text);
-    put_gpu(driver.path, "0000:04:00.0", NULL);
-    put_gpu(driver.path, "0000:8a:00.0", NULL);
     tempdir_remove(&driver);
 }
 

@@ -6,14 +6,11 @@
 #include <unistd.h>
 
 #include "launcher/launcher.h"
+#include "tests/support/tempdir.h"
 
-/* A name in a new folder of its own. */
-static void make_path(char path[64], char folder[32])
-{
-    snprintf(folder, 32, "/tmp/nd_starter_XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, 64, "%s/run.yaml", folder);
-}
+static tempdir dir;
+
+TEMPDIR_SUITE(starter, tempdir_leave_empty);
 
 /* Returns what was said, which the caller frees. */
 static char *write_starter(const char *path, nd_status wanted)
@@ -31,47 +28,38 @@ static char *write_starter(const char *path, nd_status wanted)
 static void expect_text(nd_config *config, const char *key, const char *wanted)
 {
     char *value = NULL;
-    cr_assert_eq(nd_config_get(config, key, &value), ND_OK);
+    assert_ok(nd_config_get(config, key, &value));
     cr_expect_str_eq(value, wanted, "%s is %s, not %s", key, value, wanted);
     free(value);
 }
 
 Test(starter, is_a_run)
 {
-    char path[64], folder[32], *argv[] = {"ndlaunch", "--config-file", path};
+    const char *path = tempdir_file(&dir, "run.yaml");
+    char *argv[] = {"ndlaunch", "--config-file", (char *)path};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
-    make_path(path, folder);
     char *said = write_starter(path, ND_OK);
     cr_expect_not_null(strstr(said, path));
-    cr_assert_eq(nd_config_init(&config), ND_OK);
-    cr_assert_eq(nd_config_parse(&config, &cli, 3, argv), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&config), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(nd_config_init(&config));
+    assert_ok(nd_config_parse(&config, &cli, 3, argv));
+    assert_ok(nd_config_resolve(&config));
     expect_text(&config, "model.config", "configs/model-small.json");
     expect_text(&config, "data.tokenizer", "bytes");
     expect_text(&config, "optimizer.warmup_steps", "100");
     nd_config_fini(&config);
     free(said);
-    unlink(path);
-    rmdir(folder);
 }
 
 Test(starter, replaces_nothing)
 {
-    char path[64], folder[32];
     struct stat after;
-    make_path(path, folder);
-    FILE *mine = fopen(path, "w");
-    cr_assert_not_null(mine);
-    fputs("mine", mine);
-    fclose(mine);
+    const char *path = tempdir_write(&dir, "run.yaml", "mine", 4);
     free(write_starter(path, ND_ERR_CANTCREATE));
     cr_expect_not_null(strstr(nd_error_last()->message, "exists already"), "%s",
                        nd_error_last()->message);
     cr_expect(stat(path, &after) == 0 && after.st_size == 4);
-    unlink(path);
-    rmdir(folder);
-    free(write_starter(path, ND_ERR_CANTCREATE)); /* the folder is gone */
+    free(write_starter(tempdir_file(&dir, "nowhere/run.yaml"), ND_ERR_CANTCREATE));
     cr_expect_not_null(strstr(nd_error_last()->message, "cannot be created"), "%s",
                        nd_error_last()->message);
 }

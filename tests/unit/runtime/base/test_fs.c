@@ -159,25 +159,23 @@ Test(fs, map_of_a_file_and_of_an_empty_one)
     nd_fs_map_close(&map);
 }
 
-static void assert_holds(const char *path, const char *expected)
+static void expect_text(const char *name, const char *expected)
 {
     char *text;
     size_t size;
-    assert_ok(nd_fs_read(path, 4096, ND_ERR_DATA, &text, &size));
-    cr_assert_str_eq(text, expected);
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 4096, ND_ERR_DATA, &text, &size));
+    cr_expect_str_eq(text, expected, "%s: %s", name, text);
     free(text);
 }
 
 /* Number of files in the test's folder. */
 static int file_count(void)
 {
-    char command[128];
-    int n = -1;
-    snprintf(command, sizeof command, "ls -A %s | wc -l", dir.path);
-    FILE *f = popen(command, "r");
-    cr_assert_eq(fscanf(f, "%d", &n), 1);
-    pclose(f);
-    return n;
+    nd_fs_names names;
+    assert_ok(nd_fs_list(dir.path, &names));
+    const int count = names.count;
+    nd_fs_names_fini(&names);
+    return count;
 }
 
 Test(fs, atomic_write_replaces_or_leaves_alone)
@@ -185,7 +183,7 @@ Test(fs, atomic_write_replaces_or_leaves_alone)
     const char *path = tempdir_file(&dir, "a.json");
     assert_ok(nd_fs_write_atomic(path, "first", 5));
     assert_ok(nd_fs_write_atomic(path, "second", 6));
-    assert_holds(path, "second");
+    expect_text("a.json", "second");
     cr_assert_eq(file_count(), 1);
 
     /* A file-size limit stands in for a full disk. */
@@ -195,7 +193,7 @@ Test(fs, atomic_write_replaces_or_leaves_alone)
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
     assert_fails(nd_fs_write_atomic(path, large, sizeof large), ND_ERR_CANTCREATE,
                  "failed at byte 1000: File too large");
-    assert_holds(path, "second");
+    expect_text("a.json", "second");
     cr_assert_eq(file_count(), 1, "the temporary file is still there");
     assert_fails(nd_fs_write_atomic("/proc/nothing/x", "x", 1), ND_ERR_CANTCREATE,
                  "cannot write \"/proc/nothing/x\"");
@@ -298,15 +296,6 @@ Test(fs, make_folders_makes_all_and_names_what_fails)
     assert_fails(nd_fs_make_folders(path, "the folder", "Choose another one."), ND_ERR_CANTCREATE,
                  "/file/b");
     cr_assert_not_null(strstr(nd_error_last()->message, "Choose another one."));
-}
-
-static void expect_text(const char *name, const char *expected)
-{
-    char *text;
-    size_t size;
-    assert_ok(nd_fs_read(tempdir_file(&dir, name), 99, ND_ERR_DATA, &text, &size));
-    cr_expect_str_eq(text, expected, "%s: %s", name, text);
-    free(text);
 }
 
 Test(fs, a_rename_overwrites_nothing)

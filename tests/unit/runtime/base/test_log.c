@@ -83,25 +83,3 @@ Test(log, a_closed_stderr_is_no_error)
     close(STDERR_FILENO);
     nd_log_error("nobody hears this");
 }
-
-/* Nobody reads the pipe: after some seconds, lines are lost, and counted. */
-Test(log, a_pipe_that_nobody_reads_stops_no_program)
-{
-    static char page[8192];
-    int ends[2];
-    nd_log_init(ND_LOG_INFO, NULL);
-    cr_assert_eq(pipe(ends), 0);
-    cr_assert_eq(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
-    cr_assert_eq(fcntl(ends[1], F_SETPIPE_SZ, (int)sizeof page), (int)sizeof page);
-    cr_assert_eq(write(ends[1], page, sizeof page), (ssize_t)sizeof page);
-    nd_log_info("lost");
-    nd_log_info("lost too");
-    cr_assert_not(nd_log_write("a bar", 5));
-    cr_assert_eq(read(ends[0], page, sizeof page), (ssize_t)sizeof page);
-    nd_log_info("step 4");
-    memset(page, 0, sizeof page);
-    cr_assert_gt(read(ends[0], page, sizeof page - 1), 0);
-    cr_assert_str_eq(page, "warning: 3 lines are missing here, which nobody read for 5 s\n"
-                           "step 4\n");
-    cr_assert(nd_log_write("a bar", 5));
-}

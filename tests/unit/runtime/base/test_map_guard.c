@@ -9,6 +9,10 @@
 
 enum { PAGES = 16 };
 
+static tempdir dir;
+
+TEMPDIR_SUITE(map_guard, tempdir_leave_empty);
+
 typedef struct reading {
     nd_fs_map map;
     int64_t sum;
@@ -28,32 +32,33 @@ static nd_status refuse(void *context)
     return nd_fail(ND_ERR_DATA, "the content is wrong");
 }
 
-static reading open_ones(tempdir *dir, const char **path)
+/* A file of ones. */
+static reading open_ones(const char *name)
 {
     static uint8_t ones[PAGES * 4096];
     reading r = {0};
-    tempdir_make(dir);
     memset(ones, 1, sizeof ones);
-    *path = tempdir_write(dir, "data.bin", ones, sizeof ones);
-    assert_ok(nd_fs_map_open(*path, ND_ERR_DATA, &r.map));
+    assert_ok(nd_fs_map_open(tempdir_write(&dir, name, ones, sizeof ones), ND_ERR_DATA, &r.map));
     return r;
 }
 
-static void close_ones(tempdir *dir, reading *r)
+static nd_status guard(reading *r, nd_status (*read)(void *context))
 {
-    nd_fs_map_close(&r->map);
-    tempdir_remove(dir);
+    return nd_fs_map_guard(&r->map, "the file", read, r);
+}
+
+static void shorten(const char *name, long size)
+{
+    cr_assert_eq(truncate(tempdir_file(&dir, name), size), 0);
 }
 
 Test(map_guard, gives_back_what_the_reader_says)
 {
-    tempdir dir;
-    const char *path;
-    reading r = open_ones(&dir, &path);
-    assert_ok(nd_fs_map_guard(&r.map, path, add_up, &r));
+    reading r = open_ones("a");
+    assert_ok(guard(&r, add_up));
     cr_assert_eq(r.sum, PAGES * 4096);
-    assert_fails(nd_fs_map_guard(&r.map, path, refuse, &r), ND_ERR_DATA, "the content is wrong");
-    close_ones(&dir, &r);
+    assert_fails(guard(&r, refuse), ND_ERR_DATA, "the content is wrong");
+    nd_fs_map_close(&r.map);
 }
 
 /* Pages that are gone raise SIGBUS; the rest of the last page would read as zeros. */
@@ -61,13 +66,11 @@ Test(map_guard, names_a_file_that_became_shorter)
 {
     static const long sizes[] = {0, 4096 + 7, PAGES * 4096 - 1};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        tempdir dir;
-        const char *path;
-        reading r = open_ones(&dir, &path);
-        cr_assert_eq(truncate(path, sizes[i]), 0);
-        assert_fails(nd_fs_map_guard(&r.map, path, add_up, &r), ND_ERR_IO, "became shorter");
-        assert_fails(nd_fs_map_guard(&r.map, path, add_up, &r), ND_ERR_IO, "65536 bytes");
-        close_ones(&dir, &r);
+        reading r = open_ones("a");
+        shorten("a", sizes[i]);
+        assert_fails(guard(&r, add_up), ND_ERR_IO, "\"the file\" became shorter");
+        assert_fails(guard(&r, add_up), ND_ERR_IO, "65536 bytes");
+        nd_fs_map_close(&r.map);
     }
 }
 
@@ -79,11 +82,9 @@ static void touch_gone_page(const nd_fs_map *map)
 
 Test(map_guard, leaves_other_faults_alone, .signal = SIGBUS)
 {
-    tempdir dir;
-    const char *path;
-    reading r = open_ones(&dir, &path);
-    assert_ok(nd_fs_map_guard(&r.map, path, add_up, &r));
-    cr_assert_eq(truncate(path, 0), 0);
+    reading r = open_ones("a");
+    assert_ok(guard(&r, add_up));
+    shorten("a", 0);
     tempdir_remove(&dir);
     touch_gone_page(&r.map);
 }
@@ -97,50 +98,33 @@ static nd_status send_fault(void *context)
 
 Test(map_guard, a_fault_that_is_sent_ends_the_process, .signal = SIGBUS)
 {
-    tempdir dir;
-    const char *path;
-    reading r = open_ones(&dir, &path);
+    reading r = open_ones("a");
     tempdir_remove(&dir);
-    (void)nd_fs_map_guard(&r.map, path, send_fault, NULL);
+    (void)guard(&r, send_fault);
 }
 
 Test(map_guard, a_fault_sent_outside_of_a_reading_ends_the_process, .signal = SIGBUS)
 {
-    tempdir dir;
-    const char *path;
-    reading r = open_ones(&dir, &path);
-    assert_ok(nd_fs_map_guard(&r.map, path, add_up, &r));
+    reading r = open_ones("a");
+    assert_ok(guard(&r, add_up));
     tempdir_remove(&dir);
     raise(SIGBUS);
 }
 
 /* A guard inside of a guard leaves the outer one in place. */
-typedef struct nested {
-    reading outer, inner;
-    const char *inner_path;
-} nested;
-
 static nd_status read_both(void *context)
 {
-    nested *n = context;
-    assert_fails(nd_fs_map_guard(&n->inner.map, n->inner_path, add_up, &n->inner), ND_ERR_IO,
-                 "became shorter");
-    return add_up(&n->outer);
+    reading inner = open_ones("inner");
+    shorten("inner", 0);
+    assert_fails(guard(&inner, add_up), ND_ERR_IO, "became shorter");
+    nd_fs_map_close(&inner.map);
+    return add_up(context);
 }
 
 Test(map_guard, nests)
 {
-    tempdir dirs[2];
-    const char *path;
-    nested n;
-    char kept[256];
-    n.inner = open_ones(&dirs[0], &path);
-    snprintf(kept, sizeof kept, "%s", path);
-    n.inner_path = kept;
-    n.outer = open_ones(&dirs[1], &path);
-    cr_assert_eq(truncate(kept, 0), 0);
-    cr_assert_eq(truncate(path, 0), 0);
-    assert_fails(nd_fs_map_guard(&n.outer.map, path, read_both, &n), ND_ERR_IO, "became shorter");
-    close_ones(&dirs[0], &n.inner);
-    close_ones(&dirs[1], &n.outer);
+    reading outer = open_ones("outer");
+    shorten("outer", 0);
+    assert_fails(guard(&outer, read_both), ND_ERR_IO, "became shorter");
+    nd_fs_map_close(&outer.map);
 }

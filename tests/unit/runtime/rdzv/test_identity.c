@@ -1,59 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The identity of a worker, from the environments of ndlaunch, torchrun and none. */
+/* The identity of a worker, from the environments of ndlaunch, torchrun and none: a test begins
+ * without their variables (tests/support/surroundings.c). */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>
 
 #include "runtime/rdzv/identity.h"
 #include "tests/support/tempdir.h"
-
-static void set_all(const char *const (*variables)[2])
-{
-    for (; (*variables)[0]; variables++) {
-        setenv((*variables)[0], (*variables)[1], 1);
-    }
-}
-
-static void setup(void)
-{
-    static const char *const names[] = {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ND_RUN_ID",
-        "ND_NODE_RANK",
-        "ND_NNODES",
-        "ND_RESTART_EPOCH",
-        "ND_RUN_FOLDER",
-        "ND_KEY_FD",
-        "ND_PROGRESS_FD",
-        "ND_CONFIG_FD",
-        "ND_MASTER_PORT",
-        "ND_TERMINAL",
-        "PMIX_RANK",
-        "SLURM_STEP_ID",
-        "SLURM_STEP_NUM_TASKS",
-        "TORCHELASTIC_RUN_ID",
-        "SLURM_JOB_ID",
-        "SLURM_PROCID",
-        "SLURMD_NODENAME",
-        "TORCHELASTIC_RESTART_COUNT",
-        "PMIX_NAMESPACE",
-        "PMI_RANK",
-        "OMPI_COMM_WORLD_RANK",
-        "TORCHELASTIC_USE_AGENT_STORE",
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        unsetenv(names[i]);
-    }
-}
-
-TestSuite(identity, .init = setup);
 
 /* Rank 5 of 8, the second of four on the second node. */
 static void set_torchrun(void)
@@ -65,9 +18,10 @@ static void set_torchrun(void)
         {"MASTER_PORT", "29500"},
         {"LOCAL_WORLD_SIZE", "4"},
         {"MASTER_ADDR", "10.0.0.1"},
-        {NULL, NULL},
     };
-    set_all(variables);
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        setenv(variables[i][0], variables[i][1], 1);
+    }
 }
 
 Test(identity, alone)

@@ -85,11 +85,25 @@ static nd_wire_frame answer(int i)
     return frame;
 }
 
-static void join(int i)
+/* A new client, which is accepted. */
+static void welcome(int i, const char *run, uint32_t epoch, nd_wire_role role, int index)
 {
     connect_client(i);
-    hello(i, "1.2", "job", 3, ND_WIRE_WORKER, i);
+    hello(i, "1.2", run, epoch, role, index);
     cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+}
+
+static void join(int i)
+{
+    welcome(i, "job", 3, ND_WIRE_WORKER, i);
+}
+
+static void open_joined(int world, int joined)
+{
+    open_server(world);
+    for (int i = 0; i < joined; i++) {
+        join(i);
+    }
 }
 
 static void request(int i, nd_wire_type type, const char *key, const void *value, size_t bytes)
@@ -131,43 +145,45 @@ static void close_server(void)
 
 TestSuite(server, .fini = close_server, .timeout = 120);
 
-/* The whole result in one slice, behind its request number. */
-static void expect_result(nd_wire_cursor *cursor, const char *expected)
+/* The next answer to `i` is a slice; behind its request number. */
+static nd_wire_cursor slice_of(int i)
+{
+    nd_wire_frame frame = answer(i);
+    cr_assert_eq(frame.type, ND_WIRE_SLICE);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    cr_assert_eq(nd_wire_get_u32(&cursor), 7);
+    return cursor;
+}
+
+/* It is the whole result. */
+static void expect_result(int i, const char *expected)
 {
     char result[64] = "";
     size_t count, bytes = strlen(expected);
-    cr_assert_eq(nd_wire_get_u64(cursor), 0);
-    uint64_t size = nd_wire_get_u64(cursor);
-    const uint8_t *packed = nd_wire_get_blob(cursor, &count);
-    cr_assert(nd_wire_finished(cursor) && count == size);
+    nd_wire_cursor cursor = slice_of(i);
+    cr_assert_eq(nd_wire_get_u64(&cursor), 0);
+    uint64_t size = nd_wire_get_u64(&cursor);
+    const uint8_t *packed = nd_wire_get_blob(&cursor, &count);
+    cr_assert(nd_wire_finished(&cursor) && count == size);
     cr_assert_eq(ZSTD_decompress(result, bytes, packed, count), bytes);
     cr_assert_str_eq(result, expected);
 }
 
 Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
 {
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
+    open_joined(3, 3);
     request(2, ND_WIRE_EXCHANGE, "x", "cc", 2);
     request(0, ND_WIRE_EXCHANGE, "x", "aa", 2);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
     request(1, ND_WIRE_EXCHANGE, "x", "bb", 2);
     for (int i = 0; i < 3; i++) {
-        nd_wire_frame frame = answer(i);
-        cr_assert_eq(frame.type, ND_WIRE_SLICE);
-        nd_wire_cursor cursor = nd_wire_body(&frame);
-        cr_assert_eq(nd_wire_get_u32(&cursor), 7);
-        expect_result(&cursor, "aabbcc");
+        expect_result(i, "aabbcc");
     }
 }
 
 Test(server, get_waits_for_set)
 {
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     request(0, ND_WIRE_GET, "key", NULL, 0);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
     request(1, ND_WIRE_SET, "key", "value", 5);
@@ -201,10 +217,7 @@ Test(server, an_exchange_ends_at_the_earliest_deadline)
 {
     static const uint64_t timeouts[3][3] = {
         {10000, 40000, 50000}, {40000, 10000, 50000}, {50000, 40000, 10000}};
-    open_server(4);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
+    open_joined(4, 3);
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < 3; i++) {
             timeout_ms = timeouts[k][i];
@@ -223,9 +236,7 @@ Test(server, an_exchange_ends_at_the_earliest_deadline)
 
 Test(server, the_rank_of_a_lost_worker_stays_taken)
 {
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     nd_server_gone(server, clients[1].peer);
     connect_client(2);
     hello(2, "1.2", "job", 3, ND_WIRE_WORKER, 1);
@@ -235,9 +246,7 @@ Test(server, the_rank_of_a_lost_worker_stays_taken)
 
 Test(server, a_lost_rank_ends_the_others_wait)
 {
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
     nd_server_gone(server, clients[1].peer);
     expect_error(0, ND_ERR_IO, "rank 1 (hosty) was lost while others waited at 'meet'");
@@ -247,10 +256,7 @@ Test(server, a_lost_rank_ends_the_others_wait)
 /* It does not get what the others wait for. */
 Test(server, a_rank_that_is_lost_within_an_exchange_ends_it)
 {
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
+    open_joined(3, 3);
     request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
     request(1, ND_WIRE_EXCHANGE, "meet", "y", 1);
     nd_server_gone(server, clients[1].peer);
@@ -260,9 +266,7 @@ Test(server, a_rank_that_is_lost_within_an_exchange_ends_it)
 Test(server, a_rank_that_left_ends_the_others_wait)
 {
     nd_wire_buffer out = {0};
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
     nd_wire_begin(&out, ND_WIRE_BYE);
     give(1, &out);
@@ -291,10 +295,7 @@ Test(server, a_rank_may_give_up_a_wait_and_ask_again)
 /* The others wait on, until it comes back to the same exchange. */
 Test(server, a_rank_may_give_up_an_exchange_and_come_back)
 {
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
+    open_joined(3, 3);
     request(2, ND_WIRE_EXCHANGE, "meet", "x", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "a", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "b", 1);
@@ -307,11 +308,7 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
     cr_assert_not_null(strstr(notices, "missing of 3 ranks: 0\n"), "%s", notices);
     request(0, ND_WIRE_EXCHANGE, "meet", "d", 1);
     for (int i = 0; i < 3; i++) {
-        nd_wire_frame frame = answer(i);
-        cr_assert_eq(frame.type, ND_WIRE_SLICE);
-        nd_wire_cursor cursor = nd_wire_body(&frame);
-        nd_wire_get_u32(&cursor);
-        expect_result(&cursor, "dcx");
+        expect_result(i, "dcx");
     }
 }
 
@@ -329,10 +326,7 @@ static void first_slice(const char *part, size_t count, uint64_t *packed, size_t
     request(0, ND_WIRE_EXCHANGE, "large", part, count);
     request(1, ND_WIRE_EXCHANGE, "large", part, count);
     cr_assert_eq(answer(1).type, ND_WIRE_SLICE);
-    nd_wire_frame frame = answer(0);
-    cr_assert_eq(frame.type, ND_WIRE_SLICE);
-    nd_wire_cursor cursor = nd_wire_body(&frame);
-    nd_wire_get_u32(&cursor);
+    nd_wire_cursor cursor = slice_of(0);
     nd_wire_get_u64(&cursor);
     *packed = nd_wire_get_u64(&cursor);
     nd_wire_get_blob(&cursor, sent);
@@ -344,9 +338,7 @@ Test(server, a_long_result_is_packed)
     static char part[ND_SERVER_SLICE];
     uint64_t packed;
     size_t sent;
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     first_slice(part, sizeof part, &packed, &sent);
     cr_assert(packed == sent && sent < 1024, "%zu of %zu", sent, (size_t)packed);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE, "that is all");
@@ -358,9 +350,7 @@ Test(server, a_rank_may_give_up_a_result)
     static char part[ND_SERVER_SLICE], other[ND_SERVER_SLICE];
     fill_randomly(1, part, sizeof part);
     fill_randomly(2, other, sizeof other);
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     request(0, ND_WIRE_EXCHANGE, "large", part, sizeof part);
     request(1, ND_WIRE_EXCHANGE, "large", other, sizeof other);
     cr_assert_eq(answer(0).type, ND_WIRE_SLICE);
@@ -396,9 +386,7 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
         expect_error(i, ND_ERR_CONFIG, cases[i].words);
         cr_assert(clients[i].dropped);
     }
-    connect_client(20);
-    hello(20, "1.2", "", 3, ND_WIRE_NODE, 1);
-    cr_assert_eq(answer(20).type, ND_WIRE_WELCOME);
+    welcome(20, "", 3, ND_WIRE_NODE, 1);
     connect_client(21);
     hello(21, "1.2", "", 3, ND_WIRE_NODE, 1);
     expect_error(21, ND_ERR_CONFIG, "is taken");
@@ -457,24 +445,19 @@ Test(server, a_later_start_refuses_members_of_another_one)
     }
     connect_client(20);
     hello(20, "1.2", "", 0, ND_WIRE_NODE, 1);
-    nd_wire_frame welcome = answer(20);
-    cr_assert_eq(welcome.type, ND_WIRE_WELCOME);
-    nd_wire_cursor cursor = nd_wire_body(&welcome);
+    nd_wire_frame frame = answer(20);
+    cr_assert_eq(frame.type, ND_WIRE_WELCOME);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
     char name[ND_WIRE_TEXT_MAX];
     nd_wire_get_text(&cursor, name, sizeof name);
     cr_assert_str_eq(name, "job");
-    connect_client(21);
-    hello(21, "1.2", "job.4", 4, ND_WIRE_WORKER, 1);
-    cr_assert_eq(answer(21).type, ND_WIRE_WELCOME);
+    welcome(21, "job.4", 4, ND_WIRE_WORKER, 1);
 }
 
 /* On fewer nodes, and on all of them again. */
 Test(server, a_later_start_may_have_fewer_workers)
 {
-    open_server(3);
-    join(0);
-    join(1);
-    join(2);
+    open_joined(3, 3);
     nd_server_restart(server, "job.4", 4, 2);
     for (int i = 0; i < 3; i++) {
         expect_error(i, ND_ERR_IO, "this start of the job has ended");
@@ -484,22 +467,16 @@ Test(server, a_later_start_may_have_fewer_workers)
     hello(3, "1.2", "job.4", 4, ND_WIRE_WORKER, 2);
     expect_error(3, ND_ERR_CONFIG, "2");
     for (int i = 4; i < 6; i++) {
-        connect_client(i);
-        hello(i, "1.2", "job.4", 4, ND_WIRE_WORKER, i - 4);
-        cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+        welcome(i, "job.4", 4, ND_WIRE_WORKER, i - 4);
     }
     nd_server_restart(server, "job.5", 5, 3);
-    connect_client(6);
-    hello(6, "1.2", "job.5", 5, ND_WIRE_WORKER, 2);
-    cr_assert_eq(answer(6).type, ND_WIRE_WELCOME);
+    welcome(6, "job.5", 5, ND_WIRE_WORKER, 2);
 }
 
 /* Names of keys and exchanges come again, and nothing of the former start answers them. */
 Test(server, a_later_start_finds_the_store_empty)
 {
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     request(0, ND_WIRE_SET, "k", "old", 3);
     cr_assert_eq(answer(0).type, ND_WIRE_DONE);
     request(0, ND_WIRE_EXCHANGE, "meet", "aa", 2);
@@ -511,9 +488,7 @@ Test(server, a_later_start_finds_the_store_empty)
         request(i, ND_WIRE_SET, "late", "x", 1); /* of a worker that does not know it yet */
     }
     for (int i = 2; i < 4; i++) {
-        connect_client(i);
-        hello(i, "1.2", "job.4", 4, ND_WIRE_WORKER, i - 2);
-        cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+        welcome(i, "job.4", 4, ND_WIRE_WORKER, i - 2);
     }
     /* The former workers' connections close while the new ones are there. */
     nd_server_gone(server, clients[0].peer);
@@ -532,9 +507,7 @@ Test(server, values_have_an_end)
 {
     static char value[ND_WIRE_LIMIT_MEMBER / 2];
     int64_t taken = 0;
-    open_server(2);
-    join(0);
-    join(1);
+    open_joined(2, 2);
     for (;; taken++) {
         char key[32];
         snprintf(key, sizeof key, "k%d", (int)taken);

@@ -43,15 +43,19 @@ static void say_lost(void *context, const char *message)
     (void)!write(*(int *)context, message, strlen(message));
 }
 
+static pid_t host; /* rank 0 */
+static int said, port;
+
 /* A process that is rank 0 until it is killed. It writes "y" once its store is open, and the
  * message about a lost rank. */
-static pid_t start_rank_0(int port, int *said)
+static void start_rank_0(void)
 {
     int ends[2];
+    port = port_reserve();
     cr_assert_eq(pipe(ends), 0);
-    pid_t child = fork();
-    cr_assert_geq(child, 0);
-    if (child == 0) {
+    host = fork();
+    cr_assert_geq(host, 0);
+    if (host == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* also of a test whose assertion fails */
         nd_store *store = NULL;
         const nd_identity id = identity_of(0, port);
@@ -63,26 +67,33 @@ static pid_t start_rank_0(int port, int *said)
         }
     }
     close(ends[1]);
-    *said = ends[0];
+    said = ends[0];
     char answer = 0;
-    cr_assert_eq(read(*said, &answer, 1), 1);
+    cr_assert_eq(read(said, &answer, 1), 1);
     cr_assert_eq(answer, 'y');
-    return child;
 }
 
-static void end_rank_0(pid_t host, int said)
+static void end_rank_0(void)
 {
     kill(host, SIGKILL);
     cr_assert_eq(waitpid(host, NULL, 0), host);
     close(said);
 }
 
-static nd_store *open_rank_1(int port, const nd_store_watch *watch)
+static nd_store *open_rank_1(const nd_store_watch *watch)
 {
     nd_store *store = NULL;
     const nd_identity id = identity_of(1, port);
     assert_ok(nd_store_open(&id, SECONDS, watch, &store));
     return store;
+}
+
+static void expect_said(int fd, const char *words)
+{
+    char text[200];
+    ssize_t n = read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    cr_expect_not_null(strstr(text, words), "%s", text);
 }
 
 Test(store, a_rank_0_that_never_comes_is_said_at_the_deadline)
@@ -95,11 +106,10 @@ Test(store, a_rank_0_that_never_comes_is_said_at_the_deadline)
 
 Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
 {
-    int said, port = port_reserve();
-    pid_t host = start_rank_0(port, &said);
-    nd_store *store = open_rank_1(port, NULL);
     char value[8] = "";
     size_t bytes = sizeof value;
+    start_rank_0();
+    nd_store *store = open_rank_1(NULL);
     cr_assert_eq(kill(host, SIGSTOP), 0);
     cr_assert_eq(waitpid(host, NULL, WUNTRACED), host);
     cr_expect_eq(nd_store_check(store, 0.1), ND_ERR_HANG);
@@ -108,45 +118,37 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
     assert_ok(nd_store_get(store, "key", value, &bytes));
     cr_expect_str_eq(value, "value");
     nd_store_close(store, true);
-    end_rank_0(host, said);
+    end_rank_0();
 }
 
 Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
 {
-    int said, port = port_reserve();
     char value[8];
     size_t bytes = sizeof value;
-    pid_t host = start_rank_0(port, &said);
-    nd_store *store = open_rank_1(port, NULL);
+    start_rank_0();
+    nd_store *store = open_rank_1(NULL);
     nd_store_set_timeout(store, 0.2);
     assert_fails(nd_store_get(store, "missing", value, &bytes), ND_ERR_HANG,
                  "nobody set the key 'missing' within 0.2 s");
     nd_store_close(store, true);
-    end_rank_0(host, said);
+    end_rank_0();
 }
 
 Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
 {
-    int said, port = port_reserve();
-    char text[200];
-    pid_t host = start_rank_0(port, &said);
-    nd_store_close(open_rank_1(port, NULL), true);
-    ssize_t n = read(said, text, sizeof text - 1);
-    text[n > 0 ? n : 0] = '\0';
-    cr_expect_str_eq(text, "rank 1 (here) was lost: it ended without a goodbye");
-    end_rank_0(host, said);
+    start_rank_0();
+    nd_store_close(open_rank_1(NULL), true);
+    expect_said(said, "rank 1 (here) was lost: it ended without a goodbye");
+    end_rank_0();
 }
 
 Test(store, the_others_hear_of_the_end_of_rank_0)
 {
-    int said, ends[2], port = port_reserve();
-    char text[200];
-    pid_t host = start_rank_0(port, &said);
+    int ends[2];
+    start_rank_0();
     cr_assert_eq(pipe(ends), 0);
-    nd_store *store = open_rank_1(port, &(nd_store_watch){say_lost, &ends[1]});
-    end_rank_0(host, said);
-    ssize_t n = read(ends[0], text, sizeof text - 1);
-    text[n > 0 ? n : 0] = '\0';
-    cr_expect_not_null(strstr(text, "rank 0, which hosts the store, was lost"), "%s", text);
+    nd_store *store = open_rank_1(&(nd_store_watch){say_lost, &ends[1]});
+    end_rank_0();
+    expect_said(ends[0], "rank 0, which hosts the store, was lost");
     nd_store_close(store, true);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The store on a socket of the loopback. */
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +18,7 @@
 #include "runtime/rdzv/server_state.h"
 #include "runtime/rdzv/key.h"
 #include "tests/support/cipher.h"
+#include "tests/support/port.h"
 #include "tests/support/tempdir.h"
 
 static uv_loop_t loop;
@@ -84,12 +84,8 @@ static void until_notice(const char *words)
 
 static int connect_to_host(void)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                             .sin_port = htons((uint16_t)nd_store_server_port(host))};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    cr_assert(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "%s",
-              strerror(errno));
+    int fd = port_connect(nd_store_server_port(host));
+    cr_assert_geq(fd, 0, "%s", strerror(errno));
     return fd;
 }
 
