@@ -61,6 +61,17 @@ bool nd_is_printable(const char *text)
     return true;
 }
 
+/* Copies a character of `length` bytes, or writes it as text; -1: one byte that is no character.
+ * Returns how many bytes `out` got, at most ND_SHOWN_GROWTH, beside a NUL. */
+static size_t put_unit(char *out, const char *bytes, int length, unsigned code, bool passes)
+{
+    if (length > 0 && (passes || is_printable_code(code))) {
+        memcpy(out, bytes, (size_t)length);
+        return (size_t)length;
+    }
+    return (size_t)sprintf(out, length > 1 ? "\\u%04x" : "\\x%02x", code);
+}
+
 void nd_escape(char *out, size_t size, const char *text, const char *keep)
 {
     char form[16];
@@ -69,15 +80,9 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
         unsigned code = (unsigned char)*text;
         int length = nd_utf8_decode(text, 4, &code);
         bool kept = length == 1 && strchr(keep, (int)code);
-        if (length > 0 && (is_printable_code(code) || kept)) {
-            memcpy(form, text, (size_t)length);
-            form[length] = '\0';
-        } else if (length == 1 && (code == '\n' || code == '\t')) {
-            snprintf(form, sizeof form, code == '\n' ? "\\n" : "\\t");
-        } else {
-            snprintf(form, sizeof form, length > 1 ? "\\u%04x" : "\\x%02x", code);
-        }
-        size_t bytes = strlen(form);
+        bool named = length == 1 && !kept && (code == '\n' || code == '\t');
+        size_t bytes = named ? (size_t)sprintf(form, code == '\n' ? "\\n" : "\\t")
+                             : put_unit(form, text, length, code, kept);
         if (used + bytes >= size) {
             break;
         }
@@ -104,20 +109,6 @@ static int unit_length(const nd_shown *shown, unsigned *code)
     return nd_utf8_decode(shown->held, count, code);
 }
 
-static size_t show_unit(const nd_shown *shown, int length, unsigned code, char *out)
-{
-    bool layout = code == '\n' || code == '\t' || (code == '\r' && !shown->text_only);
-    bool passes = length > 1 && shown->held[0] == erase[0];
-    char form[ND_SHOWN_GROWTH + 1];
-    if (length > 0 && (passes || layout || is_printable_code(code))) {
-        memcpy(out, shown->held, (size_t)length);
-        return (size_t)length;
-    }
-    int n = snprintf(form, sizeof form, length > 1 ? "\\u%04x" : "\\x%02x", code);
-    memcpy(out, form, (size_t)n);
-    return (size_t)n;
-}
-
 /* Shows what is held as far as it is decided, or all of it. */
 static size_t release(nd_shown *shown, bool all, char *out)
 {
@@ -128,7 +119,10 @@ static size_t release(nd_shown *shown, bool all, char *out)
         if (length == 0 && !all) {
             break;
         }
-        used += show_unit(shown, length == 0 ? -1 : length, code, out + used);
+        bool passes = shown->held[0] == erase[0]
+                          ? length > 1
+                          : code == '\n' || code == '\t' || (code == '\r' && !shown->text_only);
+        used += put_unit(out + used, shown->held, length == 0 ? -1 : length, code, passes);
         int gone = length > 0 ? length : 1;
         shown->count -= gone;
         memmove(shown->held, shown->held + gone, (size_t)shown->count);

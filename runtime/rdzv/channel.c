@@ -15,6 +15,7 @@
 
 struct nd_channel {
     int fd;
+    uint8_t key[ND_KEY_BYTES];
     nd_tls_context *context;
     nd_tls *tls;
     nd_wire_parser parser;
@@ -191,6 +192,7 @@ nd_status nd_channel_open(const char *host, int port, const uint8_t key[ND_KEY_B
     nd_channel *channel;
     ND_TRY(ND_ALLOC(1, &channel));
     channel->fd = -1;
+    memcpy(channel->key, key, ND_KEY_BYTES);
     /* Frames come from a store that has the key; the limit guards against damage only. */
     nd_wire_parser_init(&channel->parser, ND_WIRE_LIMIT_MEMBER);
     nd_status status = nd_tls_context_create(false, key, &channel->context);
@@ -214,6 +216,7 @@ void nd_channel_close(nd_channel *channel)
         if (channel->fd >= 0) {
             close(channel->fd);
         }
+        explicit_bzero(channel->key, sizeof channel->key);
         free(channel);
     }
 }
@@ -268,8 +271,8 @@ nd_status nd_channel_network(const nd_channel *channel, nd_address *own, nd_tls_
     if (getsockname(channel->fd, (struct sockaddr *)&own->storage, &own->bytes) != 0) {
         return nd_fail_system(errno, "the own address on the way to the store");
     }
-    ND_TRY(nd_tls_context_twin(channel->context, false, client));
-    nd_status status = nd_tls_context_twin(channel->context, true, server);
+    ND_TRY(nd_tls_context_create(false, channel->key, client));
+    nd_status status = nd_tls_context_create(true, channel->key, server);
     if (status != ND_OK) {
         nd_tls_context_destroy(*client);
     }

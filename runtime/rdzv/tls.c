@@ -126,11 +126,6 @@ void nd_tls_context_set(nd_tls_context *context, const nd_tls_use *use)
     }
 }
 
-nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out)
-{
-    return nd_tls_context_create(server, of->key, out);
-}
-
 void nd_tls_context_destroy(nd_tls_context *context)
 {
     if (context) {

@@ -25,8 +25,6 @@ typedef struct nd_tls nd_tls;
 
 /* The key is copied, and wiped by destroy. */
 nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd_tls_context **out);
-/* With the same key, for the other or the same side. */
-nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out);
 void nd_tls_context_destroy(nd_tls_context *context);
 
 /* What connections of a context are for. */
