@@ -271,6 +271,14 @@ void launched_end(launched *l, int number, int code)
     launched_expect(l, code);
 }
 
+void launched_end_all(launched *all, int count, int number, int code)
+{
+    for (int i = 0; i < count; i++) {
+        kill(all[i].pid, number);
+    }
+    launched_expect_all(all, count, code);
+}
+
 void launched_says(launched *l, const char *const *facts)
 {
     launched_read(l);

@@ -41,6 +41,7 @@ void launched_expect(launched *l, int code);
 void launched_expect_all(launched *all, int count, int code);
 /* Sends a signal and waits for the end, which has this code. */
 void launched_end(launched *l, int number, int code);
+void launched_end_all(launched *all, int count, int number, int code);
 /* The output so far has all of `facts`, texts ended by NULL. */
 void launched_says(launched *l, const char *const *facts);
 /* launched_expect and launched_says. */

@@ -51,9 +51,7 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
     launched_read(&nodes[0]);
     assert_says(&nodes[0], "rank 3 failed first", "ndlaunch: node 1 (host ",
                 ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
-    kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
-    kill(nodes[1].pid, SIGTERM);
-    launched_expect_all(nodes, 2, 75);
+    launched_end_all(nodes, 2, SIGTERM, 75); /* these workers do not tell each other */
 }
 
 Test(node_restarts, a_node_whose_launcher_died_comes_back)

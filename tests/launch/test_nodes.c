@@ -145,15 +145,6 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     assert_ends(&nodes[0], 124, "node 1 of 2 nodes is missing after 8 s");
 }
 
-Test(nodes, a_readable_key_file_is_refused)
-{
-    launched l;
-    cr_assert_eq(chmod(job.key_file, 0644), 0);
-    launched_use_test_worker(NULL, NULL);
-    start_node(&l, 0, NULL);
-    assert_ends(&l, 2, "has mode 0644");
-}
-
 Test(nodes, node_0_missing_is_said_at_the_deadline)
 {
     launched l;

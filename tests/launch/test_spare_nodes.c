@@ -111,10 +111,7 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
     launched_until(&nodes[0], ") gave no sign of life for 15 s", 1);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     cr_assert_null(strstr(nodes[0].text, "restart 1"), "%s", nodes[0].text);
-    for (int i = 0; i < 2; i++) {
-        kill(nodes[i].pid, SIGTERM);
-    }
-    launched_expect_all(nodes, 2, 75);
+    launched_end_all(nodes, 2, SIGTERM, 75);
 }
 
 Test(spare_nodes, the_loss_of_node_0_ends_the_spare)

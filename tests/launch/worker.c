@@ -164,16 +164,11 @@ static int act(const nd_identity *id, nd_store *store, const char *what, int cho
     if (strcmp(what, "self") == 0) {
         return print_self(id);
     }
-    if (strcmp(what, "chatter") == 0) {
-        for (int i = 0; i < 4000; i++) {
+    const bool talks = strcmp(what, "talk") == 0; /* longer than an unread output is waited for */
+    if (talks || strcmp(what, "chatter") == 0) {
+        for (int i = 0; i < (talks ? 450 : 4000); i++) {
             printf("line %d of rank %d, of which there are many\n", i, id->rank);
-        }
-        return 0;
-    }
-    if (strcmp(what, "talk") == 0) { /* for longer than an unread output is waited for */
-        for (int i = 0; i < 450; i++) {
-            printf("line %d of rank %d, of which there are many\n", i, id->rank);
-            usleep(20000);
+            usleep(talks ? 20000 : 0);
         }
         return 0;
     }
@@ -191,8 +186,6 @@ static int act(const nd_identity *id, nd_store *store, const char *what, int cho
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
         fprintf(stderr, "1 %%\r99 %%\rboth ends\r\nlast words"); /* without a newline */
         return 7;
-    } else if (id->rank == chosen && strcmp(what, "abort") == 0) {
-        raise(SIGKILL);
     } else if (strcmp(what, "done") == 0) {
         return 0;
     }

@@ -17,7 +17,6 @@ void slurm_setup(tempdir *dir)
         launched_shell("scancel --user=root; for i in $(seq 300); do "
                        "[ -z \"$(squeue -h)\" ] && exit 0; sleep 0.1; done; squeue; exit 1"),
         0);
-    tempdir_make(dir);
     tiny_write_inputs(dir);
     setenv("ND_LAUNCH", launched_program("ndlaunch"), 1);
 }

@@ -11,7 +11,7 @@
 
 #include "tests/launch/tiny_job.h"
 
-/* A folder with the tiny model and its text; ND_LAUNCH names the ndlaunch of this build. */
+/* The tiny model and its text in the folder; ND_LAUNCH names the ndlaunch of this build. */
 void slurm_setup(tempdir *dir);
 
 /* tiny_flags, with a line in the log for every 20 steps and without the checkpoints of the batch

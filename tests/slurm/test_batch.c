@@ -13,12 +13,7 @@ static void setup(void)
     slurm_setup(&dir);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(batch, .init = setup, .fini = teardown, .timeout = 600);
+TEMPDIR_SUITE(batch, setup, .timeout = 600);
 
 /* An executable shell script in place of ndlaunch; $real is the true one. */
 static void replace_ndlaunch(const char *body)

@@ -14,12 +14,7 @@ static void setup(void)
     slurm_setup(&dir);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(placement, .init = setup, .fini = teardown, .timeout = 600);
+TEMPDIR_SUITE(placement, setup, .timeout = 600);
 
 static void probe(launched *l, const char *gpus)
 {

@@ -15,12 +15,7 @@ static void setup(void)
     snprintf(config, sizeof config, "%s/configs/tp_hsdp.yaml", getenv("ND_SOURCE_ROOT"));
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(pmix, .init = setup, .fini = teardown, .timeout = 600);
+TEMPDIR_SUITE(pmix, setup, .timeout = 600);
 
 static const char *const two_nodes[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
                                         NULL};

@@ -24,9 +24,9 @@ typedef struct nd_ranks {
     double timeout_seconds; /* of every operation; 0: 20 s */
     nd_status (*body)(nd_transport *transport, void *context);
     void *context;
-    bool apart;        /* processes: as if every rank had a host of its own */
-    bool no_network;   /* and apart: no rank has an address */
-    nd_progress *page; /* set while running: slot r is rank r's */
+    bool apart;       /* processes: as if every rank had a host of its own */
+    bool no_network;  /* and apart: no rank has an address */
+    nd_progress page; /* while running: slot r is rank r's */
     nd_rank_result results[ND_RANKS_MAX];
 } nd_ranks;
 

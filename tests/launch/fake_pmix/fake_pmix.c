@@ -6,7 +6,7 @@
  *   FAKE_PMIX_FOLDER  the folder of the job; all of its hosts see it
  *   FAKE_PMIX_SIZE    ranks of the job, of which FAKE_PMIX_LOCAL_SIZE are on this host
  *   FAKE_PMIX_KILL    if set, PMIx_Abort kills all ranks, as a server does
- *   FAKE_PMIX_HANG    the function that never returns; on rank FAKE_PMIX_HANG_RANK alone, if set
+ *   FAKE_PMIX_HANG    the function that never returns
  *   FAKE_PMIX_FULL    if set, PMIx_Get finds no memory
  *
  * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort leaves the file "aborted" with the code.
@@ -28,8 +28,8 @@ static int number(const char *name)
 
 static void maybe_hang(const char *function)
 {
-    const char *hanging = getenv("FAKE_PMIX_HANG"), *one = getenv("FAKE_PMIX_HANG_RANK");
-    if (hanging && strcmp(hanging, function) == 0 && (!one || atoi(one) == rank)) {
+    const char *hanging = getenv("FAKE_PMIX_HANG");
+    if (hanging && strcmp(hanging, function) == 0) {
         for (;;) {
             pause();
         }

@@ -55,55 +55,74 @@ static void record(job *j, int rank, nd_status status, nd_failure_cause cause, i
     j->children[rank].exit_code = status;
 }
 
-/* Rank 2 died, ranks 0 and 1 lost it, and the end of rank 0 was seen first: the others were being
- * stopped by then. */
-Test(report, a_signal_wins_over_what_others_lost_by_it)
-{
-    job *j = make_job();
-    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 5);
-    record(j, 1, ND_ERR_IO, ND_CAUSE_OWN, 4);
-    j->children[1].stopped = j->children[2].stopped = true;
-    j->children[2].signal = 9;
-    char *text = report_of(j, 128 + 9);
-    cr_expect(strstr(text, "rank 2 failed first"), "%s", text);
-    free(text);
-}
+/* How a rank ended, and what it had recorded. */
+typedef struct rank_end {
+    int code;
+    nd_failure_cause cause;
+    int64_t recorded, ended; /* times; 0: nothing was recorded */
+    bool stopped, kill_sent; /* by ndlaunch, because another one failed */
+    int signal;
+} rank_end;
 
-/* The same, but rank 2 was killed because it did not end when it was asked to. */
-Test(report, our_own_kill_is_no_failure)
+Test(report, the_rank_that_failed_first)
 {
-    job *j = make_job();
-    record(j, 0, ND_ERR_DATA, ND_CAUSE_OWN, 5);
-    j->children[1].stopped = j->children[2].stopped = true;
-    j->children[1].signal = 15;
-    j->children[2].signal = 9;
-    j->children[2].kill_sent = true;
-    char *text = report_of(j, 65);
-    cr_expect(strstr(text, "rank 0 failed first"), "%s", text);
-    free(text);
-}
-
-Test(report, the_rank_that_has_the_reason_wins_over_those_that_refer_to_it)
-{
-    job *j = make_job();
-    record(j, 0, ND_ERR_RESOURCE, ND_CAUSE_ELSEWHERE, 3);
-    record(j, 1, ND_ERR_RESOURCE, ND_CAUSE_OWN, 4);
-    j->children[1].stopped = j->children[2].stopped = true;
-    char *text = report_of(j, 71);
-    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
-    cr_expect_null(strstr(text, "reason of rank 0"), "%s", text);
-    free(text);
-}
-
-/* Rank 0 noticed the lost peer before rank 1, which ended by itself, had recorded why. */
-Test(report, a_lost_peer_is_no_cause)
-{
-    job *j = make_job();
-    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 3);
-    record(j, 1, ND_ERR_DATA, ND_CAUSE_OWN, 5);
-    char *text = report_of(j, 65);
-    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
-    free(text);
+    static const struct {
+        const char *what;
+        rank_end ranks[3];
+        int code, first;
+    } cases[] = {
+        {"a signal wins over what others lost by it, whose ends were seen before",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 5},
+          {ND_ERR_IO, ND_CAUSE_OWN, 4, .stopped = true},
+          {.stopped = true, .signal = 9}},
+         128 + 9,
+         2},
+        {"a kill of ours is no failure, of a rank that did not end when it was asked to",
+         {{ND_ERR_DATA, ND_CAUSE_OWN, 5},
+          {.stopped = true, .signal = 15},
+          {.stopped = true, .kill_sent = true, .signal = 9}},
+         65,
+         0},
+        {"the rank that has the reason wins over those that refer to it",
+         {{ND_ERR_RESOURCE, ND_CAUSE_ELSEWHERE, 3},
+          {ND_ERR_RESOURCE, ND_CAUSE_OWN, 4, .stopped = true},
+          {.stopped = true}},
+         71,
+         1},
+        {"a lost peer is no cause: rank 0 noticed it before rank 1 had recorded why",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 3}, {ND_ERR_DATA, ND_CAUSE_OWN, 5}},
+         65,
+         1},
+        {"the ends of processes are seen in any order",
+         {{ND_ERR_DATA, ND_CAUSE_OWN, 9, 20}, {ND_ERR_RESOURCE, ND_CAUSE_OWN, 4, 30}},
+         71,
+         1},
+        {"an i/o error of a rank itself is the cause, although its peers say so before",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 3},
+          {ND_ERR_IO, ND_CAUSE_LOCAL, 5, .stopped = true},
+          {ND_ERR_IO, ND_CAUSE_ELSEWHERE, 4}},
+         74,
+         1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        job *j = make_job();
+        char words[32];
+        for (int rank = 0; rank < 3; rank++) {
+            const rank_end *e = &cases[i].ranks[rank];
+            record(j, rank, (nd_status)e->code, e->cause, e->recorded);
+            j->children[rank].stopped = e->stopped;
+            j->children[rank].kill_sent = e->kill_sent;
+            j->children[rank].signal = e->signal;
+            j->children[rank].ended_ns = e->ended;
+        }
+        char *text = report_of(j, cases[i].code);
+        snprintf(words, sizeof words, "rank %d failed first", cases[i].first);
+        cr_expect_not_null(strstr(text, words), "%s: %s", cases[i].what, text);
+        snprintf(words, sizeof words, "it said: reason of rank %d", cases[i].first);
+        cr_expect(strstr(text, words) || cases[i].code > 128, "%s: %s", cases[i].what, text);
+        cr_expect(i != 2 || !strstr(text, "reason of rank 0"), "it refers to rank 1: %s", text);
+        free(text);
+    }
 }
 
 static void expect_words(const job *j, bool own, const char *words)
@@ -124,19 +143,6 @@ Test(report, a_local_failure_is_the_nodes_own)
     record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 2);
     expect_words(j, true, "rank 1 failed (exit code 74, ");
     free(j);
-}
-
-/* The ends of processes are seen in any order. */
-Test(report, the_failure_that_was_recorded_first_is_the_first)
-{
-    job *j = make_job();
-    record(j, 0, ND_ERR_DATA, ND_CAUSE_OWN, 9);
-    record(j, 1, ND_ERR_RESOURCE, ND_CAUSE_OWN, 4);
-    j->children[0].ended_ns = 20;
-    j->children[1].ended_ns = 30;
-    char *text = report_of(j, 71);
-    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
-    free(text);
 }
 
 Test(report, control_characters_of_a_worker_are_escaped)
@@ -203,20 +209,5 @@ Test(report, a_rank_has_its_coordinates_in_the_mesh)
     free(text);
     text = screen_of(&one, &place);
     cr_expect(strstr(text, "\n  phase start, step 0\n"), "%s", text);
-    free(text);
-}
-
-/* Its peers lose it, and may say so before this process has seen its end; it may be asked to end
- * before it says anything. */
-Test(report, an_io_error_of_a_rank_itself_is_the_cause)
-{
-    job *j = make_job();
-    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 3);
-    record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 5);
-    record(j, 2, ND_ERR_IO, ND_CAUSE_ELSEWHERE, 4);
-    j->children[1].stopped = true;
-    char *text = report_of(j, ND_ERR_IO);
-    cr_expect_not_null(strstr(text, "rank 1 failed first"), "%s", text);
-    cr_expect_not_null(strstr(text, "it said: reason of rank 1"), "%s", text);
     free(text);
 }

@@ -17,7 +17,6 @@
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/server_state.h"
 #include "runtime/rdzv/key.h"
-#include "tests/support/cipher.h"
 #include "tests/support/port.h"
 #include "tests/support/tempdir.h"
 
@@ -65,12 +64,7 @@ static void setup(void)
     open_host("1.2", 0);
 }
 
-static void teardown(void)
-{
-    close_host();
-}
-
-TestSuite(host, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(host, .init = setup, .fini = close_host, .timeout = 120);
 
 /* Runs the loop until a notice holds the words, for at most 100 rounds of at least one event (ten a
  * second). */
@@ -123,46 +117,6 @@ static bool is_closed(int fd)
     return recv(fd, &byte, 1, MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-/* Seconds until the handshake of a new connection that has the key is done. */
-static double shake_hands(void)
-{
-    nd_tls_context *context;
-    nd_tls *tls;
-    char bytes[4096];
-    double begin = nd_clock_seconds();
-    int fd = connect_to_host();
-    assert_ok(nd_tls_context_create(false, key, &context));
-    assert_ok(nd_tls_create(context, &tls));
-    while (!nd_tls_established(tls)) {
-        size_t count;
-        while ((count = take_cipher(tls, bytes, sizeof bytes)) > 0) {
-            cr_assert_eq(send(fd, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
-        }
-        uv_run(&loop, UV_RUN_NOWAIT);
-        ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
-        cr_assert(n > 0 || (n < 0 && errno == EAGAIN), "dropped: %s", notices);
-        cr_assert_lt(nd_clock_seconds() - begin, 30.0);
-        assert_ok(nd_tls_input(tls, bytes, n > 0 ? (size_t)n : 0));
-    }
-    nd_tls_destroy(tls);
-    nd_tls_context_destroy(context);
-    close(fd);
-    return nd_clock_seconds() - begin;
-}
-
-/* The store again, with the least number of places and so much time for a hello that none of these
- * tests reaches it. */
-static void reopen_with_few_places(int64_t files)
-{
-    struct rlimit limit;
-    teardown();
-    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    limit.rlim_cur = 160;
-    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    open_host("1.2", 600);
-    cr_assert_geq(nd_limits_raise_files(), files);
-}
-
 static int count_open(const int *fds, int count)
 {
     int left = 0;
@@ -183,32 +137,19 @@ static int until_open(const int *fds, int count, int most)
     return left;
 }
 
-/* Three times as many as there are places: the newest stay, and a handshake passes them all. */
-Test(host, silent_connections_do_not_keep_others_out)
-{
-    enum { SILENT = 3 * ND_STRANGERS_LEAST };
-    int silent[SILENT];
-    reopen_with_few_places(2 * SILENT);
-    for (int i = 0; i < SILENT; i++) {
-        silent[i] = connect_to_host();
-        uv_run(&loop, UV_RUN_NOWAIT);
-    }
-    cr_assert_eq(until_open(silent, SILENT, ND_STRANGERS_LEAST), ND_STRANGERS_LEAST);
-    cr_assert(is_closed(silent[0]) && !is_closed(silent[SILENT - 1]), "the oldest go first");
-    cr_assert_lt(shake_hands(), 10.0);
-    cr_assert_not_null(strstr(notices, "it said nothing while others waited"), "%s", notices);
-    for (int i = 0; i < SILENT; i++) {
-        close(silent[i]);
-    }
-}
-
 /* All places are taken by connections that may be dropped: one more takes the place of the oldest
  * one, and nobody leaves for a connection that does not come. */
 Test(host, a_connection_takes_one_place)
 {
     enum { ALL = ND_STRANGERS_LEAST + 4 };
     int silent[ALL];
-    reopen_with_few_places(2 * ALL);
+    struct rlimit limit;
+    close_host(); /* and again, with the least number of places, and time enough for a hello */
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 160;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    open_host("1.2", 600);
+    cr_assert_geq(nd_limits_raise_files(), 2 * ALL);
     for (int i = 0; i < ALL; i++) {
         double begin = nd_clock_seconds();
         silent[i] = connect_to_host();
@@ -221,28 +162,6 @@ Test(host, a_connection_takes_one_place)
     cr_assert(is_closed(silent[3]) && !is_closed(silent[4]), "the oldest go first");
     for (int i = 0; i < ALL; i++) {
         close(silent[i]);
-    }
-}
-
-/* A connection that began to speak and stopped has its time, and then makes room too. */
-Test(host, half_a_hello_does_not_keep_others_out_for_long)
-{
-    enum { HALF = ND_STRANGERS_LEAST };
-    int half[HALF];
-    reopen_with_few_places(4 * HALF);
-    for (int i = 0; i < HALF; i++) {
-        half[i] = connect_to_host();
-        cr_assert_eq(send(half[i], "\x16\x03\x01", 3, MSG_NOSIGNAL), 3);
-        uv_run(&loop, UV_RUN_NOWAIT);
-    }
-    for (int i = 0; i < 10; i++) { /* the last of them are accepted and read */
-        uv_run(&loop, UV_RUN_NOWAIT);
-    }
-    cr_assert_lt(shake_hands(), 20.0);
-    cr_assert_not_null(strstr(notices, "it had not identified itself while others waited"), "%s",
-                       notices);
-    for (int i = 0; i < HALF; i++) {
-        close(half[i]);
     }
 }
 
