@@ -4,10 +4,13 @@
  *   ndtrain COMMAND ...     the commands are in runtime/config/commands.def
  *   ndtrain --version       prints the version and what is inside
  */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops.h"
@@ -185,6 +188,72 @@ static int finish(nd_status status)
     return (int)(flushed != ND_OK ? flushed : status);
 }
 
+/* The configuration of a worker. */
+
+/* The resolved configuration that ndlaunch hands down as an inherited memory file. */
+static nd_status read_inherited(nd_config *config, int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0 || st.st_size <= 0) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "the inherited configuration (descriptor %d) cannot be read", fd);
+    }
+    char *text = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (text == MAP_FAILED) {
+        return nd_fail_system(errno, "the map of the inherited configuration");
+    }
+    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read */
+    nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,
+                                           name && name[0] ? name : "configuration from ndlaunch");
+    munmap(text, (size_t)st.st_size);
+    if (status == ND_OK && !(name && name[0])) {
+        config->source[0] = '\0'; /* ndlaunch read flags only */
+    }
+    return status;
+}
+
+/* The environment of ranks that no ndlaunch started says how many they are, and launch.* about
+ * nodes does not apply to them. */
+static nd_status adopt_world_size(nd_config *config, const nd_identity *id)
+{
+    if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
+        return ND_OK;
+    }
+    ND_REFUSE(config->launch.nnodes > 1 && config->launch.nnodes != id->nnodes,
+              "launch.nnodes is %lld, but this job has %d nodes (%s)",
+              (long long)config->launch.nnodes, id->nnodes, nd_identity_source_name(id->source));
+    if (config->launch.workers == 0) {
+        config->launch.workers = config->launch.nproc_per_node > 0
+                                     ? config->launch.nproc_per_node * id->nnodes
+                                     : id->world_size;
+    }
+    config->launch.nnodes = 1;
+    config->launch.node_rank = 0;
+    config->launch.nproc_per_node = 0;
+    config->launch.spare_nodes = 0;
+    return ND_OK;
+}
+
+/*
+ * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
+ * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
+ */
+static nd_status read_settings(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
+                               char **argv)
+{
+    ND_TRY(nd_config_init(config));
+    if (id->config_fd >= 0) {
+        ND_TRY(read_inherited(config, id->config_fd));
+    } else {
+        ND_TRY(nd_config_parse(config, cli, argc, argv));
+    }
+    if (cli->help || cli->version) {
+        return ND_OK;
+    }
+    ND_TRY(adopt_world_size(config, id));
+    return nd_config_resolve(config);
+}
+
 static bool has_own_flags(const nd_command *command)
 {
     return command != &nd_command_train && command != &nd_command_check;
@@ -214,7 +283,7 @@ static nd_status run_command(const nd_command *command, nd_command_call *call, i
 
 int main(int argc, char **argv)
 {
-    nd_worker worker = {.failure = ND_FAILURE_INIT};
+    nd_worker worker = {.gate = ND_GATE_INIT};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
     nd_command_flags line = {0};
@@ -263,7 +332,7 @@ int main(int argc, char **argv)
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
     status =
-        status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
+        status == ND_OK ? read_settings(&config, &cli, &worker.identity, count, words) : status;
     status = status == ND_OK ? run_command(command, &call, count, words, &line) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */

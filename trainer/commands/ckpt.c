@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * `ndtrain ckpt VERB`: tools for checkpoints on disk. They need no configuration, start nothing,
- * and use memory that does not grow with the model. Here are the opening of the folders that the
- * command line names, ls, verify and prune.
+ * and use memory that does not grow with the model.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,9 +13,14 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/printable.h"
+#include "trainer/checkpoint/export.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/source.h"
-#include "trainer/commands/ckpt.h"
+#include "trainer/commands/command.h"
 #include "trainer/weights/weights.h"
+
+enum { TEXT_MAX = 160 };
 
 nd_status nd_ckpt_folder(const char *argument, char **out)
 {
@@ -97,7 +101,9 @@ out:
     return status;
 }
 
-nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest)
+/* A checkpoint: the folder itself, or the newest of a run folder. Reads its manifest. The results
+ * are the caller's. */
+static nd_status open_checkpoint(const char *argument, char **folder, nd_manifest *manifest)
 {
     nd_fs_names found;
     nd_status status = ND_OK;
@@ -113,7 +119,7 @@ out:
 static nd_status verify(const char *folder)
 {
     nd_manifest manifest = {0};
-    char size[ND_CKPT_TEXT_MAX];
+    char size[TEXT_MAX];
     int64_t bytes = 0;
     int model_files = 0;
     bool there = true;
@@ -162,13 +168,14 @@ out:
 
 enum { NAME_WIDTH_LEAST = 18, NAME_WIDTH_MOST = 64 };
 
-const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
+/* "dp_shard 2, tp 2", or "1 rank"; returns `text`. */
+static const char *format_mesh(char text[TEXT_MAX], const nd_mesh *mesh)
 {
     size_t at = 0;
     text[0] = '\0';
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
         if (mesh->size[a] > 1) {
-            at += (size_t)snprintf(text + at, ND_CKPT_TEXT_MAX - at, "%s%s %d", at ? ", " : "",
+            at += (size_t)snprintf(text + at, TEXT_MAX - at, "%s%s %d", at ? ", " : "",
                                    nd_axis_name((nd_axis)a), mesh->size[a]);
         }
     }
@@ -176,13 +183,13 @@ const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
 }
 
 /* Text from a file or a folder's name, without characters that move the cursor. */
-static const char *printable(char text[ND_CKPT_TEXT_MAX], const char *raw)
+static const char *printable(char text[TEXT_MAX], const char *raw)
 {
-    nd_escape(text, ND_CKPT_TEXT_MAX, raw, "");
+    nd_escape(text, TEXT_MAX, raw, "");
     return text;
 }
 
-static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
+static const char *age_text(char text[TEXT_MAX], int64_t seconds)
 {
     static const struct {
         int64_t seconds;
@@ -190,12 +197,12 @@ static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
     } units[] = {{86400, "d"}, {3600, "h"}, {60, "min"}};
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         if (seconds >= 2 * units[i].seconds) {
-            snprintf(text, ND_CKPT_TEXT_MAX, "%lld %s", (long long)(seconds / units[i].seconds),
+            snprintf(text, TEXT_MAX, "%lld %s", (long long)(seconds / units[i].seconds),
                      units[i].unit);
             return text;
         }
     }
-    snprintf(text, ND_CKPT_TEXT_MAX, "%lld s", (long long)(seconds > 0 ? seconds : 0));
+    snprintf(text, TEXT_MAX, "%lld s", (long long)(seconds > 0 ? seconds : 0));
     return text;
 }
 
@@ -208,8 +215,8 @@ static void print_columns(int width, const char *const columns[9])
 
 static void print_line(const nd_saved *s, int width)
 {
-    char name[ND_CKPT_TEXT_MAX], saved[ND_CLOCK_UTC_MAX], age[ND_CKPT_TEXT_MAX];
-    char bytes[ND_CKPT_TEXT_MAX], mesh[ND_CKPT_TEXT_MAX], reason[ND_CKPT_TEXT_MAX];
+    char name[TEXT_MAX], saved[ND_CLOCK_UTC_MAX], age[TEXT_MAX];
+    char bytes[TEXT_MAX], mesh[TEXT_MAX], reason[TEXT_MAX];
     char step[24], tokens[24];
     snprintf(step, sizeof step, "%lld", (long long)s->step);
     snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
@@ -219,7 +226,7 @@ static void print_line(const nd_saved *s, int width)
                                    nd_file_bytes_format(bytes, sizeof bytes, (double)s->bytes),
                                    nd_clock_utc(s->time, saved),
                                    age_text(age, time(NULL) - s->time),
-                                   s->has_manifest ? nd_ckpt_mesh(mesh, &s->mesh) : "-",
+                                   s->has_manifest ? format_mesh(mesh, &s->mesh) : "-",
                                    s->has_manifest ? printable(reason, s->reason) : "-",
                                    s->has_manifest ? tokens : "-"};
     print_columns(width, columns);
@@ -258,7 +265,7 @@ static nd_status print_run(const char *run, const nd_saved *list, int count, boo
 {
     static const char *const heads[] = {"step", "folder", "state",  "size",       "saved",
                                         "age",  "mesh",   "reason", "labels seen"};
-    char name[ND_CKPT_TEXT_MAX];
+    char name[TEXT_MAX];
     int width = NAME_WIDTH_LEAST;
     for (int i = 0; i < count && json; i++) {
         ND_TRY(print_json(run, &list[i]));
@@ -358,7 +365,7 @@ typedef struct pruning {
 /* Deletes a checkpoint, or (folder NULL) the model of that name, and says so. */
 static nd_status delete_one(pruning *p, const nd_folder *folder, const char *name)
 {
-    char *path = NULL, text[ND_CKPT_TEXT_MAX];
+    char *path = NULL, text[TEXT_MAX];
     uint64_t size = 0;
     bool there = false;
     nd_status status = ND_OK;
@@ -438,7 +445,7 @@ static nd_status delete_old_models(pruning *p)
 /* The run's lock is held, or nothing is deleted. */
 static nd_status prune(pruning *p, const nd_prune_options *options, bool set_aside)
 {
-    char text[ND_CKPT_TEXT_MAX];
+    char text[TEXT_MAX];
     nd_folder *list = NULL;
     int count = 0;
     nd_status status = delete_aside(p, set_aside);
@@ -492,4 +499,163 @@ out:
     free(list);
     free(p.run);
     return status;
+}
+
+enum { FIRST_NAME = 256 };
+
+/* A folder with a config.json that is no checkpoint and holds none is a Hugging Face folder. */
+static nd_status open_side(const char *argument, char **folder, nd_manifest *manifest,
+                           nd_diff_side *out)
+{
+    char *config = NULL;
+    nd_folder *list = NULL;
+    int count = 0;
+    bool ours = false, model = false;
+    nd_status status = ND_OK;
+    ND_TRY(nd_ckpt_folder(argument, folder));
+    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", *folder));
+    ND_TRY_OUT(nd_folder_list(*folder, ND_FOLDER_WHOLE, &list, &count));
+    ND_TRY_OUT(nd_checkpoint_is_ours(*folder, &ours));
+    ND_TRY_OUT(nd_fs_exists(config, &model));
+    if (ours || count > 0 || !model) {
+        free(*folder);
+        *folder = NULL;
+        ND_TRY_OUT(open_checkpoint(argument, folder, manifest));
+        *out = (nd_diff_side){.manifest = manifest, .shape = manifest->shape};
+    } else {
+        ND_TRY_OUT(nd_shape_read(config, &out->shape));
+    }
+    out->folder = *folder;
+out:
+    free(list);
+    free(config);
+    return status;
+}
+
+/* context: the name of the first array that differs, so far; NULL: it is not asked for. */
+static nd_status print_array(void *context, const nd_diff_array *array)
+{
+    char *first = context;
+    if (first && !*first && (array->differing > 0 || array->presence != ND_DIFF_BOTH)) {
+        snprintf(first, FIRST_NAME, "%s", array->name);
+    }
+    if (array->presence == ND_DIFF_ONLY_A || array->presence == ND_DIFF_ONLY_B) {
+        printf("%s: only in %s\n", array->name, array->presence == ND_DIFF_ONLY_A ? "A" : "B");
+    } else if (array->presence == ND_DIFF_SIZES) {
+        printf("%s: has another number of elements\n", array->name);
+    } else if (array->differing > 0) {
+        printf("%s: %lld of %lld elements differ, at most by %g (relative L2 norm %.2g)\n",
+               array->name, (long long)array->differing, (long long)array->count, array->largest,
+               array->relative);
+    }
+    return ND_OK;
+}
+
+/* How many numbers of the position differ. */
+static int print_position(const nd_manifest *a, const nd_manifest *b)
+{
+    const struct {
+        const char *name;
+        int64_t a, b;
+    } numbers[] = {
+        {"step", a->position.step, b->position.step},
+        {"steps skipped", a->position.skipped, b->position.skipped},
+        {"labels seen", a->position.tokens_seen, b->position.tokens_seen},
+        {"samples seen", a->samples_seen, b->samples_seen},
+    };
+    int differing = 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].a != numbers[i].b) {
+            printf("%s: %lld in A, %lld in B\n", numbers[i].name, (long long)numbers[i].a,
+                   (long long)numbers[i].b);
+            differing++;
+        }
+    }
+    return differing;
+}
+
+static nd_status diff(const char *const folders[2], const nd_diff_options *options,
+                      const char *same)
+{
+    nd_diff_totals totals;
+    nd_diff_side sides[2] = {0};
+    char *paths[2] = {NULL};
+    nd_manifest manifests[2] = {0};
+    nd_status status = ND_OK;
+    int positions = 0;
+    for (int i = 0; i < 2; i++) {
+        ND_TRY_OUT(open_side(folders[i], &paths[i], &manifests[i], &sides[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        const nd_manifest *m = sides[i].manifest;
+        char mesh[TEXT_MAX];
+        printf("%c: %s (", "AB"[i], paths[i]);
+        if (m) {
+            printf("step %lld, %s)\n", (long long)m->position.step, format_mesh(mesh, &m->mesh));
+        } else {
+            printf("a Hugging Face model: weights only)\n");
+        }
+    }
+    ND_TRY_OUT(nd_checkpoint_diff(sides, options, print_array, NULL, &totals));
+    if (sides[0].manifest && sides[1].manifest) {
+        positions = print_position(sides[0].manifest, sides[1].manifest);
+    }
+    if (totals.differing_arrays == 0) {
+        printf("%s: all %lld elements of %lld arrays %s%s\n", positions ? "different" : "equal",
+               (long long)totals.elements, (long long)totals.arrays, same,
+               positions ? ", but the position differs" : "");
+    } else {
+        printf("different: %lld of %lld arrays, %lld of %lld elements\n",
+               (long long)totals.differing_arrays, (long long)totals.arrays,
+               (long long)totals.differing, (long long)totals.elements);
+    }
+    nd_error_clear(); /* all is said */
+    status = totals.differing_arrays > 0 || positions > 0 ? ND_ANSWER_NO : ND_OK;
+out:
+    for (int i = 0; i < 2; i++) {
+        nd_manifest_fini(&manifests[i]);
+        free(paths[i]);
+    }
+    return status;
+}
+
+/* Two steps that were dumped. */
+static nd_status diff_dumps(const char *const folders[2], const nd_diff_options *options,
+                            const char *same)
+{
+    nd_diff_totals totals;
+    char first[FIRST_NAME] = "";
+    printf("A: %s (a dump)\nB: %s (a dump)\n", folders[0], folders[1]);
+    ND_TRY(nd_dump_diff(folders, options, print_array, first, &totals));
+    if (*first) {
+        printf("different: %lld of %lld tensors; the first one in the order of the computation is "
+               "%s\n",
+               (long long)totals.differing_arrays, (long long)totals.arrays, first);
+        nd_error_clear(); /* all is said */
+        return ND_ANSWER_NO;
+    }
+    printf("equal: %lld elements of %lld tensors %s\n", (long long)totals.elements,
+           (long long)totals.arrays, same);
+    return ND_OK;
+}
+
+nd_status nd_ckpt_diff(const nd_command_flags *line)
+{
+    const char *dtype = line->values[ND_CKPT_DIFF_DTYPE].text;
+    const nd_diff_options options = {.verify = !line->values[ND_CKPT_DIFF_NO_VERIFY].given,
+                                     .bf16 = dtype && strcmp(dtype, "bf16") == 0,
+                                     .tolerance = line->values[ND_CKPT_DIFF_TOLERANCE].real};
+    const char *const *folders = line->word;
+    const char *same = options.tolerance > 0 ? "are within the tolerance" : "have the same bits";
+    bool dumps[2];
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_dump_is(folders[i], &dumps[i]));
+    }
+    if (dumps[0] != dumps[1]) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" is a dump of tensors, and \"%s\" is none; give the folder of a step "
+                       "of two dumps, such as RUN/dumps/step-1",
+                       folders[!dumps[0]], folders[dumps[0]]);
+    }
+    return dumps[0] ? diff_dumps(folders, &options, same) : diff(folders, &options, same);
 }

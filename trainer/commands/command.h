@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_COMMANDS_COMMAND_H
 #define ND_COMMANDS_COMMAND_H
-/* The commands of ndtrain, one file each, and the configuration of a worker. */
+/* The commands of ndtrain, one file each. */
 #include "runtime/config/commands.h"
 #include "runtime/config/config.h"
 #include "trainer/run/run.h"
@@ -42,10 +42,13 @@ struct nd_command {
 extern const nd_command nd_command_train, nd_command_check, nd_command_plan, nd_command_generate,
     nd_command_eval, nd_command_bench;
 
-/* job.c: of commands that are workers of a job. `stop` is called by a stop signal. */
-nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number));
-/* The mesh against the number of workers, and what workers of one host need. */
+/* job.c: of commands that are workers of a job. The mesh against the number of workers, and what
+ * workers of one host need. */
 nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
+/* plan.c: compares the plans of this host's CPU workers together with its memory, on the planner's
+ * device: ND_ERR_RESOURCE with the numbers when there is not that much, a warning when it is not
+ * free now. */
+nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker);
 /* Before workers start: the device of the job, and on the CPU the room that a worker of this host
  * needs before it knows its plan. */
 nd_status nd_job_check_room(const nd_command_call *call);
@@ -55,16 +58,12 @@ nd_status nd_job_check_room(const nd_command_call *call);
 typedef nd_status nd_tool(const nd_command_flags *line);
 nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_diff, nd_ckpt_prune;
 nd_tool nd_export, nd_report, nd_tokenize;
+/* ckpt.c: the path without slashes at its end, owned by the caller. ND_ERR_DATA: it is no folder,
+ * and no link to one. */
+nd_status nd_ckpt_folder(const char *argument, char **out);
 
 /* Prints a row of JSON, which it takes; NULL: memory ran out. */
 struct json_t;
 nd_status nd_print_row(struct json_t *row);
-
-/*
- * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
- * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
- */
-nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
-                           char **argv);
 
 #endif

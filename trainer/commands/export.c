@@ -6,7 +6,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
-#include "trainer/commands/ckpt.h"
+#include "trainer/commands/command.h"
 #include "trainer/generate/model_files.h"
 #include "trainer/run/run.h"
 
@@ -85,7 +85,7 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     const char *side = line->values[ND_EXPORT_SIDE_FILES].text, *slash = strrchr(m->folder, '/');
     const int64_t type = choose_type(m, &line->values[ND_EXPORT_DTYPE]);
     const double begin = nd_clock_seconds();
-    char size[ND_CKPT_TEXT_MAX], step[48] = "";
+    char size[64], step[48] = "";
     uint64_t bytes = 0;
     struct stat st = {0};
     nd_fs_kind kind;

@@ -10,10 +10,25 @@
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
+#include "runtime/base/process.h"
 #include "runtime/base/text.h"
 #include "trainer/commands/session.h"
 #include "trainer/corpus/row.h"
 #include "trainer/text/unicode.h"
+
+typedef struct generation {
+    nd_session *session;
+    nd_sampling sampling;
+    nd_stops stops;
+    bool jsonl;     /* the output, and the input unless it is --prompt */
+    bool told_form; /* which chat form was found */
+    nd_requests requests;
+    nd_ids ends; /* ids that end a text */
+    nd_generator *generator;
+    int64_t batch;    /* of the generator */
+    uint64_t first;   /* number of the first request, for the draws */
+    json_t *messages; /* of a conversation, so far; NULL: it is none */
+} generation;
 
 static nd_status read_sampling(const nd_flag_value *v, nd_sampling *out)
 {
@@ -33,7 +48,7 @@ static nd_status read_sampling(const nd_flag_value *v, nd_sampling *out)
     return ND_OK;
 }
 
-static nd_status read_flags(const nd_command_flags *line, nd_generation *g)
+static nd_status read_flags(const nd_command_flags *line, generation *g)
 {
     const nd_flag_value *v = line->values;
     const char *stop, *file = v[ND_GENERATE_PROMPT_FILE].text;
@@ -54,7 +69,7 @@ static nd_status read_flags(const nd_command_flags *line, nd_generation *g)
 
 static nd_status check_flags(const nd_command_flags *line)
 {
-    return read_flags(line, &(nd_generation){0});
+    return read_flags(line, &(generation){0});
 }
 
 /* Tokens of a conversation at most. */
@@ -108,7 +123,7 @@ static nd_status find_chat(const nd_session *s, bool messages, nd_chat *chat, bo
                                : "give rows with \"prompt\", not \"messages\"");
 }
 
-static void forget_requests(nd_generation *g)
+static void forget_requests(generation *g)
 {
     nd_requests_fini(&g->requests);
     free(g->ends.data);
@@ -117,7 +132,7 @@ static void forget_requests(nd_generation *g)
 
 /* Makes the requests in the prompt or (rows) in JSON lines, on every rank alike. After a failure
  * too, its parts are the caller's. */
-static nd_status encode(nd_generation *g, bool rows, const char *text, size_t size)
+static nd_status encode(generation *g, bool rows, const char *text, size_t size)
 {
     nd_session *s = g->session;
     const nd_flag_value *v = s->flags;
@@ -172,7 +187,7 @@ out:
 }
 
 /* All of the input, whose requests are run at once. */
-static nd_status read_requests(nd_generation *g)
+static nd_status read_requests(generation *g)
 {
     nd_session *s = g->session;
     const bool reads = s->checks || s->worker->rank.rank == 0;
@@ -196,6 +211,269 @@ static nd_status read_requests(nd_generation *g)
     }
     status = status == ND_OK ? encode(g, g->jsonl && !prompt, text, size) : status;
     free(text);
+    return status;
+}
+
+/* Requests become texts, which are printed in the order of the requests. */
+
+/* With several replicas: texts of each slot in a wave, after which results are exchanged. */
+enum { WAVE = 4 };
+
+typedef struct result {
+    nd_text_out text;
+    size_t shown; /* bytes of the text */
+    bool ended;
+} result;
+
+typedef struct job {
+    const generation *g;
+    size_t count;           /* of requests */
+    nd_sequence *sequences; /* [count] */
+    result *results;        /* [count] */
+    int32_t *ids;           /* of the new tokens of all */
+    size_t printed;         /* results */
+    size_t begin;           /* the first request of this replica's part of the wave */
+    size_t replicas;
+    bool first;   /* rank 0, which prints */
+    bool streams; /* one text, printed as it comes */
+} job;
+
+static nd_status print_row(const job *j, size_t i)
+{
+    const nd_request *q = &j->g->requests.list[i];
+    const result *r = &j->results[i];
+    const nd_sequence *s = &j->sequences[i];
+    json_t *row = json_object(), *ids = json_array();
+    nd_json_set(&row, "index", json_integer((json_int_t)i));
+    if (q->name) {
+        nd_json_set(&row, "id", json_loads(q->name, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL));
+    }
+    if (r->text.decoder) {
+        const nd_bytes *text = &r->text.text; /* without any, it has no memory */
+        nd_json_set(&row, "text",
+                    json_stringn(text->count > 0 ? (const char *)text->data : "", text->count));
+    }
+    nd_json_set(&row, "finish", json_string(nd_finish_name(s->finish)));
+    nd_json_set(&row, "prompt_tokens", json_integer(s->prompt_count));
+    nd_json_set(&row, "new_tokens", json_integer(s->count));
+    for (int64_t k = 0; k < s->count; k++) {
+        nd_json_append(&ids, json_integer(s->ids[k]));
+    }
+    nd_json_set(&row, "ids", ids);
+    return nd_print_row(row);
+}
+
+/* The ids of a text that has no tokenizer, with spaces between them. */
+static nd_status print_ids(const nd_sequence *s)
+{
+    enum { DIGITS = 12 };
+    char *line = NULL;
+    size_t at = 0;
+    ND_TRY(ND_ALLOC(s->count * DIGITS + 1, &line));
+    for (int64_t k = 0; k < s->count; k++) {
+        at += (size_t)sprintf(line + at, k ? " %d" : "%d", s->ids[k]);
+    }
+    nd_status status = nd_print_line(line, at);
+    free(line);
+    return status;
+}
+
+/* The text that has not been shown as it came. */
+static nd_status print_result(const job *j, size_t i)
+{
+    const result *r = &j->results[i];
+    const nd_bytes *text = &r->text.text;
+    if (j->g->jsonl) {
+        return print_row(j, i);
+    }
+    const size_t left = text->count > r->shown ? text->count - r->shown : 0;
+    return !r->text.decoder ? print_ids(&j->sequences[i])
+                            : nd_print_line(left > 0 ? (char *)text->data + r->shown : "", left);
+}
+
+/* Results that are complete, in the order of the requests. */
+static nd_status print_ready(job *j)
+{
+    nd_status status = ND_OK;
+    while (status == ND_OK && j->printed < j->count && j->results[j->printed].ended) {
+        const size_t i = j->printed++;
+        status = j->first ? print_result(j, i) : ND_OK;
+    }
+    return status;
+}
+
+static nd_status add_token(job *j, size_t i, int32_t id, bool *stop)
+{
+    return nd_ids_hold(&j->g->ends, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
+}
+
+static nd_status finish(job *j, size_t i)
+{
+    j->results[i].ended = true;
+    return nd_text_out_end(&j->results[i].text);
+}
+
+static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
+{
+    job *j = context;
+    const size_t i = j->begin + (size_t)sequence;
+    result *r = &j->results[i];
+    const nd_bytes *text = &r->text.text;
+    ND_TRY(add_token(j, i, id, stop));
+    if (!j->streams || text->count <= r->shown) {
+        return ND_OK;
+    }
+    fwrite(text->data + r->shown, 1, text->count - r->shown, stdout);
+    r->shown = text->count;
+    return nd_process_flush_output();
+}
+
+static nd_status on_end(void *context, int64_t sequence)
+{
+    job *j = context;
+    ND_TRY(finish(j, j->begin + (size_t)sequence));
+    return j->replicas == 1 ? print_ready(j) : ND_OK;
+}
+
+/* Asked before each call of the model. A text that is printed as it comes says more. */
+static nd_status ask(void *context, bool *stop)
+{
+    job *j = context;
+    const nd_generate_counts c = nd_generator_counts(j->g->generator);
+    if (nd_session_word_is_due(j->g->session) && (!j->streams || c.new_tokens == 0)) {
+        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far%s",
+                    j->printed, j->count, (long long)c.prompt_tokens, (long long)c.new_tokens,
+                    j->replicas == 1 ? "" : " on this replica");
+    }
+    return nd_session_ask_stop(j->g->session, ND_GROUP_TP, stop);
+}
+
+static nd_status prepare(job *j)
+{
+    const nd_requests *requests = &j->g->requests;
+    int64_t tokens = 0;
+    ND_TRY(ND_ALLOC(j->count, &j->results));
+    ND_TRY(ND_ALLOC(j->count, &j->sequences));
+    for (size_t i = 0; i < j->count; i++) {
+        tokens += requests->list[i].max_new;
+    }
+    ND_TRY(ND_ALLOC(tokens, &j->ids));
+    tokens = 0;
+    for (size_t i = 0; i < j->count; i++) {
+        const nd_request *q = &requests->list[i];
+        j->sequences[i] = (nd_sequence){.prompt = q->ids.data,
+                                        .prompt_count = (int64_t)q->ids.count,
+                                        .max_new = q->max_new,
+                                        .request = j->g->first + i,
+                                        .ids = j->ids + tokens};
+        tokens += q->max_new;
+        ND_TRY(
+            nd_text_out_init(&j->results[i].text, j->g->session->tokenizer, &j->g->stops, &q->ids));
+    }
+    return ND_OK;
+}
+
+/* What one replica has generated reaches the others. */
+static nd_status share_result(job *j, size_t i, bool own)
+{
+    nd_sequence *s = &j->sequences[i];
+    int64_t numbers[2] = {s->count, s->finish};
+    ND_TRY(
+        nd_session_broadcast(j->g->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, own));
+    ND_TRY(nd_session_broadcast(j->g->session, ND_GROUP_DP_REPLICATE, s->ids,
+                                numbers[0] * (int64_t)sizeof *s->ids, own));
+    if (own) {
+        return ND_OK;
+    }
+    s->count = numbers[0];
+    s->finish = (nd_finish)numbers[1];
+    for (int64_t k = 0; k < s->count; k++) {
+        bool stop = false;
+        ND_TRY(add_token(j, i, s->ids[k], &stop));
+    }
+    return finish(j, i);
+}
+
+/* Each replica runs an equal part of the requests [begin, end). */
+static nd_status run_wave(job *j, size_t begin, size_t end)
+{
+    const generation *g = j->g;
+    const size_t replica = (size_t)j->g->session->worker->rank.coord.at[ND_AXIS_DP_REPLICATE];
+    const size_t first = begin + (end - begin) * replica / j->replicas;
+    const size_t behind = begin + (end - begin) * (replica + 1) / j->replicas;
+    const nd_stop_check check = {ask, j};
+    const nd_generate_rules rules = {.sampling = g->sampling,
+                                     .ends = g->ends.data,
+                                     .end_count = (int)g->ends.count,
+                                     .token = on_token,
+                                     .end = on_end,
+                                     .context = j,
+                                     .check = &check};
+    j->begin = first;
+    nd_status status =
+        nd_generator_run(g->generator, j->sequences + first, (int64_t)(behind - first), &rules);
+    status = nd_session_end_wave(j->g->session, status);
+    if (status == ND_ERR_PREEMPTED && j->replicas > 1) {
+        /* Each replica has the numbers of its part of a wave alone, and results of a wave that was
+         * stopped are not exchanged. */
+        return nd_fail(status, "stopped by a signal; %zu of %zu texts are complete", j->printed,
+                       j->count);
+    }
+    ND_TRY(status);
+    for (size_t i = begin; i < end && j->replicas > 1; i++) {
+        ND_TRY(share_result(j, i, i >= first && i < behind));
+    }
+    return print_ready(j);
+}
+
+/* An instruct model often ends at once where a prompt is not written as a user's turn. */
+static void warn_of_empty(const job *j)
+{
+    const nd_session *s = j->g->session;
+    size_t empty = 0;
+    nd_chat chat;
+    for (size_t i = 0; i < j->printed; i++) {
+        empty += j->sequences[i].finish == ND_FINISH_EOS && j->sequences[i].count == 1;
+    }
+    if (empty > 0 && j->first) {
+        const bool knows_turns = s->tokenizer && !s->flags[ND_GENERATE_CHAT].given &&
+                                 nd_chat_guess(s->tokenizer, s->tokenizer_path, &chat);
+        nd_log_warning("%zu of %zu texts are empty, as the model's end token came first%s", empty,
+                       j->printed,
+                       knows_turns ? "; --chat writes a prompt as a user's turn, which instruct "
+                                     "models expect"
+                                   : "");
+    }
+}
+
+/* Runs the requests and prints their results on rank 0. The text of the last one is appended to
+ * *last, unless that is NULL, on every rank. Collective. */
+static nd_status generate(const generation *g, nd_bytes *last)
+{
+    const nd_rank *r = &g->session->worker->rank;
+    job j = {.g = g,
+             .count = g->requests.count,
+             .replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE],
+             .first = r->rank == 0,
+             .streams = !g->jsonl && r->rank == 0};
+    const size_t wave = j.replicas > 1 ? WAVE * (size_t)g->batch * j.replicas : j.count;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(prepare(&j));
+    for (size_t i = 0; i < j.count; i += wave) {
+        ND_TRY_OUT(run_wave(&j, i, i + wave < j.count ? i + wave : j.count));
+    }
+    if (last) {
+        const nd_bytes *text = &j.results[j.count - 1].text.text;
+        ND_TRY_OUT(nd_bytes_add(last, text->data, text->count));
+    }
+    warn_of_empty(&j);
+out:
+    for (size_t i = 0; j.results && i < j.count; i++) {
+        nd_text_out_fini(&j.results[i].text);
+    }
+    free(j.results);
+    free(j.sequences);
+    free(j.ids);
     return status;
 }
 
@@ -235,7 +513,7 @@ static const char *plural(int64_t count)
     return count == 1 ? "" : "s";
 }
 
-static nd_status run_requests(nd_generation *g)
+static nd_status run_requests(generation *g)
 {
     nd_session *s = g->session;
     const nd_rank *r = &s->worker->rank;
@@ -248,7 +526,7 @@ static nd_status run_requests(nd_generation *g)
         .batch = g->batch, .rows = nd_max(rows, g->batch), .capacity = capacity};
     ND_TRY(nd_session_generator(s, &sizes, &g->generator));
     const double begin = nd_clock_seconds();
-    ND_TRY(nd_generate_run(g, NULL));
+    ND_TRY(generate(g, NULL));
     const double seconds = nd_clock_seconds() - begin;
     nd_generate_counts c = nd_generator_counts(g->generator);
     ND_TRY(sum_counts(s, &c));
@@ -271,7 +549,7 @@ static nd_status run_requests(nd_generation *g)
  * reported, and the next one is read.
  */
 
-static nd_status add_message(nd_generation *g, const char *role, const char *text, size_t size)
+static nd_status add_message(generation *g, const char *role, const char *text, size_t size)
 {
     json_t *message = json_object();
     nd_json_set(&message, "role", json_string(role));
@@ -281,7 +559,7 @@ static nd_status add_message(nd_generation *g, const char *role, const char *tex
 }
 
 /* The requests of a line: one, or none of an empty row. */
-static nd_status encode_line(nd_generation *g, const char *line, size_t size)
+static nd_status encode_line(generation *g, const char *line, size_t size)
 {
     if (!g->messages) {
         return encode(g, g->jsonl, line, size);
@@ -300,7 +578,7 @@ static nd_status encode_line(nd_generation *g, const char *line, size_t size)
 }
 
 /* A conversation that is too long, or has a message that cannot be encoded, begins anew. */
-static nd_status report(nd_generation *g, nd_status status)
+static nd_status report(generation *g, nd_status status)
 {
     const bool first = g->session->worker->rank.rank == 0;
     if (status != ND_ERR_DATA) {
@@ -319,13 +597,13 @@ static nd_status report(nd_generation *g, nd_status status)
 
 static nd_status answer(void *context, const char *line, size_t size)
 {
-    nd_generation *g = context;
+    generation *g = context;
     nd_bytes text = {0};
     nd_status status = size > 0 ? encode_line(g, line, size) : ND_OK;
     if (status != ND_OK) {
         status = report(g, status);
     } else if (g->requests.count > 0) {
-        status = nd_generate_run(g, &text);
+        status = generate(g, &text);
         g->first++;
     }
     if (status == ND_OK && g->messages && text.count > 0) {
@@ -336,7 +614,7 @@ static nd_status answer(void *context, const char *line, size_t size)
     return status;
 }
 
-static nd_status run_lines(nd_generation *g)
+static nd_status run_lines(generation *g)
 {
     nd_session *s = g->session;
     const int64_t context = context_of(s);
@@ -353,7 +631,7 @@ static nd_status run_lines(nd_generation *g)
 
 static nd_status run(nd_session *s)
 {
-    nd_generation g = {.session = s};
+    generation g = {.session = s};
     nd_chat chat;
     bool has_chat;
     const bool interactive = s->flags[ND_GENERATE_INTERACTIVE].given;

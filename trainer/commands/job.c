@@ -1,20 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What commands that are workers of a job have in common: how they begin, what they need, and where
- * their configuration comes from. The commands train and check are here too. */
-#include <errno.h>
+/* What commands that are workers of a job have in common: how they begin, and what they need. The
+ * commands train and check are here too. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
-#include "runtime/base/math.h"
 #include "runtime/base/version.h"
-#include "runtime/device/host_memory.h"
-#include "trainer/commands/plan.h"
+#include "trainer/commands/command.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 
@@ -41,8 +35,7 @@ nd_status nd_job_check_room(const nd_command_call *call)
 {
     const nd_config *config = call->config;
     bool gpu = false;
-    ND_TRY(nd_worker_check_device(config));
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    ND_TRY(nd_worker_check_device(config, &gpu));
     if (gpu) { /* each worker checks its own device's memory */
         return ND_OK;
     }
@@ -51,81 +44,9 @@ nd_status nd_job_check_room(const nd_command_call *call)
                                 config->launch.nproc_per_node);
 }
 
-/* Signals come before the job is joined, which may take long. */
-nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number))
-{
-    nd_status status = nd_identity_read(&worker->identity);
-    nd_process_install_signals(&worker->identity, stop);
-    nd_failure_slot *record = nd_identity_record(&worker->identity);
-    if (record) {
-        atomic_store(&record->ready, 1);
-    }
-    return status == ND_OK ? nd_identity_join(&worker->identity) : status;
-}
-
-/* The resolved configuration that ndlaunch hands down as an inherited memory file. */
-static nd_status read_inherited(nd_config *config, int fd)
-{
-    struct stat st;
-    if (fstat(fd, &st) != 0 || st.st_size <= 0) {
-        return nd_fail(ND_ERR_INTERNAL,
-                       "the inherited configuration (descriptor %d) cannot be read", fd);
-    }
-    char *text = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (text == MAP_FAILED) {
-        return nd_fail_system(errno, "the map of the inherited configuration");
-    }
-    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read */
-    nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,
-                                           name && name[0] ? name : "configuration from ndlaunch");
-    munmap(text, (size_t)st.st_size);
-    if (status == ND_OK && !(name && name[0])) {
-        config->source[0] = '\0'; /* ndlaunch read flags only */
-    }
-    return status;
-}
-
-/* The environment of ranks that no ndlaunch started says how many they are, and launch.* about
- * nodes does not apply to them. */
-static nd_status adopt_world_size(nd_config *config, const nd_identity *id)
-{
-    if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
-        return ND_OK;
-    }
-    ND_REFUSE(config->launch.nnodes > 1 && config->launch.nnodes != id->nnodes,
-              "launch.nnodes is %lld, but this job has %d nodes (%s)",
-              (long long)config->launch.nnodes, id->nnodes, nd_identity_source_name(id->source));
-    if (config->launch.workers == 0) {
-        config->launch.workers = config->launch.nproc_per_node > 0
-                                     ? config->launch.nproc_per_node * id->nnodes
-                                     : id->world_size;
-    }
-    config->launch.nnodes = 1;
-    config->launch.node_rank = 0;
-    config->launch.nproc_per_node = 0;
-    config->launch.spare_nodes = 0;
-    return ND_OK;
-}
-
-nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
-                           char **argv)
-{
-    ND_TRY(nd_config_init(config));
-    if (id->config_fd >= 0) {
-        ND_TRY(read_inherited(config, id->config_fd));
-    } else {
-        ND_TRY(nd_config_parse(config, cli, argc, argv));
-    }
-    if (cli->help || cli->version) {
-        return ND_OK;
-    }
-    ND_TRY(adopt_world_size(config, id));
-    return nd_config_resolve(config);
-}
-
 static nd_status begin_train(nd_worker *worker)
 {
-    return nd_job_begin(worker, nd_train_request_stop);
+    return nd_worker_begin(worker, nd_train_request_stop);
 }
 
 static nd_status train(const nd_command_call *call)
@@ -188,48 +109,14 @@ static void print_good(const nd_config *config, const nd_inputs *inputs)
  */
 static nd_status check_device(const nd_config *config, bool *gpu)
 {
-    nd_status status = nd_worker_check_device(config);
+    nd_status status = nd_worker_check_device(config, gpu);
     if (status != ND_OK && config->launch.device == ND_CHOOSE_CUDA && !called_by_ndlaunch()) {
         nd_log_warning("this machine cannot run the job: %s", nd_error_last()->message);
         nd_error_clear();
         *gpu = true;
         return ND_OK;
     }
-    ND_TRY(status);
-    return nd_gpu_is_wanted(config, gpu);
-}
-
-/* Compares the plans of this host's CPU workers together with its memory: ND_ERR_RESOURCE with the
- * numbers when there is not that much, a warning when it is not free now. */
-static nd_status check_memory(const nd_planner *p)
-{
-    const nd_config *config = p->config;
-    nd_trainer *trainer = NULL;
-    const double local = (double)config->launch.nproc_per_node;
-    ND_TRY(nd_plan_make(p, config, NULL, &trainer));
-    const double planned = nd_plan_bytes(trainer), each = planned / nd_gib, all = each * local;
-    nd_trainer_destroy(trainer);
-    /* The workers will have the limits of this process. */
-    ND_TRY(nd_worker_check_room(p->worker, planned, config->launch.workers,
-                                config->launch.nproc_per_node));
-    const nd_host_memory host = nd_host_memory_read("");
-    const double physical = (double)host.physical / nd_gib;
-    const double available = (double)host.available / nd_gib;
-    if (host.physical > 0 && all > physical) {
-        return nd_fail(ND_ERR_RESOURCE,
-                       "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but this host has "
-                       "%.1f GiB of memory; use a smaller model, a shorter sequence, a smaller "
-                       "micro-batch, parallel.recompute, more shards or more hosts (ndtrain plan "
-                       "shows what each needs)",
-                       local, each, all, physical);
-    }
-    if (host.physical > 0 && all > available) {
-        nd_log_warning(
-            "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but of this host's "
-            "%.1f GiB only %.1f are free now",
-            local, each, all, physical, available);
-    }
-    return ND_OK;
+    return status;
 }
 
 static nd_status check(const nd_command_call *call)
@@ -259,7 +146,7 @@ static nd_status check(const nd_command_call *call)
         ND_TRY_OUT(nd_trainer_check_limits(&ops, config, &config->resolved_mesh, &inputs.shape));
     } else {
         ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
-        ND_TRY_OUT(check_memory(&(nd_planner){config, &inputs, call->worker, 0}));
+        ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
     }
     ND_TRY_OUT(nd_resume_preflight(config, &inputs));
     if (config->launch.nnodes > 1) {

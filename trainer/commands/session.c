@@ -40,37 +40,32 @@ static void on_signal(int signal_number)
     }
 }
 
-void nd_session_row_begin(void)
+nd_status nd_print_line(const char *text, size_t size)
 {
     prints_row = 1;
-}
-
-void nd_session_row_end(void)
-{
+    fwrite(text, 1, size, stdout);
+    putchar('\n');
+    nd_status status = nd_process_flush_output();
     prints_row = 0;
     if (stop_signal) {
         on_signal(stop_signal);
     }
+    return status;
 }
 
 nd_status nd_print_row(json_t *row)
 {
     char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
     json_decref(row);
-    if (!text) {
-        return nd_fail_memory("a row of the output");
-    }
-    nd_session_row_begin();
-    puts(text);
+    nd_status status =
+        text ? nd_print_line(text, strlen(text)) : nd_fail_memory("a row of the output");
     free(text);
-    nd_status status = nd_process_flush_output();
-    nd_session_row_end();
     return status;
 }
 
 nd_status nd_session_begin(nd_worker *worker)
 {
-    ND_TRY(nd_job_begin(worker, on_signal));
+    ND_TRY(nd_worker_begin(worker, on_signal));
     is_alone = worker->identity.world_size == 1;
     return ND_OK;
 }

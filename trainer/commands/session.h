@@ -6,8 +6,8 @@
  * among the settings of a run (--precision, --tp-size, --seed, ...), and run on the ranks of a job:
  * tp ranks share a model, dp_replicate ranks share the work.
  *
- *   session.c   model, tokenizer, ranks, and what rank 0 reads from standard input
- *   generate.c, with generate_run.c; eval.c, with eval_requests.c
+ *   session.c            model, tokenizer, ranks, and what rank 0 reads from standard input
+ *   generate.c, eval.c   what is done with the model
  */
 #include "runtime/config/commands.h"
 #include "trainer/commands/command.h"
@@ -70,8 +70,8 @@ nd_status nd_session_generator(nd_session *session, const nd_generate_options *o
                                nd_generator **out);
 
 /*
- * nd_job_begin with stop signals, which `ask` reads alike on the ranks of a group. A worker that is
- * a job by itself ends at once, with ND_ERR_PREEMPTED; several are ended by ndlaunch after less
+ * nd_worker_begin with stop signals, which `ask` reads alike on the ranks of a group. A worker that
+ * is a job by itself ends at once, with ND_ERR_PREEMPTED; several are ended by ndlaunch after less
  * than a second.
  */
 nd_status nd_session_begin(nd_worker *worker);
@@ -83,10 +83,9 @@ nd_status nd_session_ask_stop(nd_session *session, nd_group_kind group, bool *st
 nd_status nd_session_end_wave(nd_session *session, nd_status status);
 
 bool nd_session_is_stopped(void); /* a stop signal came */
-/* Around a row of output, with its flush: a worker that a signal ends completes the row, unless a
+/* Prints a row of output, with its end: a worker that a signal ends completes the row, unless a
  * second signal comes. */
-void nd_session_row_begin(void);
-void nd_session_row_end(void);
+nd_status nd_print_line(const char *text, size_t size);
 /* Of long work: on rank 0, true every few seconds. */
 bool nd_session_word_is_due(nd_session *session);
 
@@ -102,29 +101,5 @@ nd_status nd_stdin_read(nd_session *session, char **text, size_t *size);
 nd_status nd_stdin_each_line(nd_session *session, const char *prompt,
                              nd_status (*take)(void *context, const char *line, size_t size),
                              void *context);
-
-/* The command generate: requests and how they are continued. */
-
-typedef struct nd_generation {
-    nd_session *session;
-    nd_sampling sampling;
-    nd_stops stops;
-    bool jsonl;     /* the output, and the input unless it is --prompt */
-    bool told_form; /* which chat form was found */
-    nd_requests requests;
-    nd_ids ends; /* ids that end a text */
-    nd_generator *generator;
-    int64_t batch;    /* of the generator */
-    uint64_t first;   /* number of the first request, for the draws */
-    json_t *messages; /* of a conversation, so far; NULL: it is none */
-} nd_generation;
-
-/* Runs the requests and prints their results on rank 0. The text of the last one is appended to
- * *last, unless that is NULL, on every rank. Collective. */
-nd_status nd_generate_run(const nd_generation *generation, nd_bytes *last);
-
-/* The command eval: requests of a file, or of standard input, which are answered with a line
- * each. */
-nd_status nd_eval_requests(nd_session *session);
 
 #endif

@@ -56,7 +56,7 @@ typedef struct nd_call_entry {
 
 typedef struct nd_calls {
     nd_call_entry *entries; /* owned */
-    int count, capacity;
+    int count;
     int64_t weight; /* what nd_calls_add adds to `times` */
 } nd_calls;
 
@@ -103,15 +103,5 @@ typedef struct nd_step_work {
     nd_calls calls;                          /* its weight: how often what runs is done in a step */
 } nd_step_work;
 nd_status nd_dry_run_work(const nd_rank *rank, int host_ranks, nd_step_work *out);
-
-/* Ops for dry runs (dry_ops.c): they compute nothing and touch no memory. All tables have the
- * properties and the queries of `real`. */
-nd_ops nd_dry_idle_ops(const nd_ops *real);
-
-/* Add to the nd_step_work that stream->native points to (dry_work.c). */
-nd_ops nd_dry_work_ops(const nd_ops *real);
-
-/* Calls whose time is measured go into the nd_calls that stream->native points to. */
-nd_ops nd_dry_ops(const nd_ops *real);
 
 #endif

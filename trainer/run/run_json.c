@@ -77,12 +77,12 @@ static json_t *command_array(const nd_run *s)
 {
     const char *launcher = getenv("ND_LAUNCHER_PID");
     const int pid = launcher ? atoi(launcher) : 0;
-    nd_command_line line = {0};
+    int argc = s->argc;
+    char **argv = NULL;
     const bool typed = s->worker->identity.source == ND_IDENTITY_NDLAUNCH && pid > 0 &&
-                       nd_command_line_read(pid, &line) == ND_OK;
-    json_t *array = typed ? strings((const char *const *)line.argv, line.argc)
-                          : strings((const char *const *)s->argv, s->argc);
-    nd_command_line_free(&line);
+                       nd_command_line_read(pid, &argc, &argv) == ND_OK;
+    json_t *array = strings((const char *const *)(typed ? argv : s->argv), argc);
+    free(argv);
     return array;
 }
 

@@ -53,7 +53,7 @@ void nd_process_shorten_spin(char **argv, bool decodes)
     }
 }
 
-void nd_process_install_signals(const nd_identity *identity, void (*stop)(int signal_number))
+static void install_signals(const nd_identity *identity, void (*stop)(int signal_number))
 {
     struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART}, hangup;
     nd_signals_unblock();
@@ -70,51 +70,50 @@ void nd_process_install_signals(const nd_identity *identity, void (*stop)(int si
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* Splits the file into its words, each with its NUL, which the last one may lack. */
-static nd_status split(nd_command_line *line, size_t size)
+/* Signals come before the job is joined, which may take long. */
+nd_status nd_worker_begin(nd_worker *worker, void (*stop)(int signal_number))
 {
-    int words = 0;
-    for (size_t at = 0; at < size; at += strlen(line->text + at) + 1) {
-        words++;
+    nd_status status = nd_identity_read(&worker->identity);
+    install_signals(&worker->identity, stop);
+    nd_failure_slot *record = nd_identity_record(&worker->identity);
+    if (record) {
+        atomic_store(&record->ready, 1);
     }
-    ND_TRY(ND_ALLOC(words > 0 ? words : 1, &line->argv));
-    for (size_t at = 0; at < size; at += strlen(line->text + at) + 1) {
-        line->argv[line->argc++] = line->text + at;
-    }
-    return ND_OK;
+    return status == ND_OK ? nd_identity_join(&worker->identity) : status;
 }
 
-nd_status nd_command_line_read(int pid, nd_command_line *out)
+nd_status nd_command_line_read(int pid, int *argc, char ***argv)
 {
-    char path[64], bytes[4096];
-    nd_command_line line = {0};
+    char path[64], bytes[4096], *text = NULL;
     size_t size = 0;
+    int count = 0;
+    nd_status status = ND_OK;
     snprintf(path, sizeof path, "/proc/%d/cmdline", pid);
     FILE *in = nd_fs_stream_kernel(path);
     if (!in) {
         return nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno));
     }
-    FILE *copy = open_memstream(&line.text, &size); /* it ends with a NUL that is not counted */
+    FILE *copy = open_memstream(&text, &size); /* it ends with a NUL that is not counted */
     bool whole = copy != NULL;
     for (size_t n; whole && (n = fread(bytes, 1, sizeof bytes, in)) > 0;) {
         whole = fwrite(bytes, 1, n, copy) == n;
     }
     fclose(in);
     whole = copy && fclose(copy) == 0 && whole; /* both only lack memory when they fail */
-    nd_status status = !whole     ? nd_fail_memory("the command line of process %d", pid)
-                       : size > 0 ? split(&line, size)
-                                  : nd_fail(ND_ERR_IO, "%s holds no command line", path);
-    if (status != ND_OK) {
-        nd_command_line_free(&line);
-        return status;
+    ND_TRY_OUT(whole ? ND_OK : nd_fail_memory("the command line of process %d", pid));
+    ND_TRY_OUT(size > 0 ? ND_OK : nd_fail(ND_ERR_IO, "%s holds no command line", path));
+    for (size_t at = 0; at < size; at += strlen(text + at) + 1) { /* the last may lack its NUL */
+        count++;
     }
-    *out = line;
-    return ND_OK;
-}
-
-void nd_command_line_free(nd_command_line *line)
-{
-    free(line->text);
-    free(line->argv);
-    *line = (nd_command_line){0};
+    char **words = malloc((size_t)count * sizeof *words + size + 1);
+    ND_TRY_OUT(words ? ND_OK : nd_fail_memory("the command line of process %d", pid));
+    char *at = memcpy(words + count, text, size + 1);
+    for (int i = 0; i < count; i++, at += strlen(at) + 1) {
+        words[i] = at;
+    }
+    *argc = count;
+    *argv = words;
+out:
+    free(text);
+    return status;
 }

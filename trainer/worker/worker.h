@@ -6,14 +6,16 @@
  * CPUs, transport, groups. nd_worker owns all of them; nd_worker_close undoes them in reverse
  * order. Everything is called from the main thread.
  */
+#include <stdbool.h>
+
 #include "kernels/ops.h"
+#include "runtime/base/thread.h"
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/cuda.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 #include "trainer/rank.h"
-#include "trainer/worker/failure.h"
 
 /*
  * process.c: what concerns the process before it is a worker of a job. A program with this file
@@ -32,25 +34,10 @@
  */
 void nd_process_shorten_spin(char **argv, bool decodes);
 
-/*
- * TERM, HUP and USR1 call `stop`, which ends the run at the next step boundary; INT too, but a
- * second INT ends the process. QUIT keeps the system's meaning: it ends a process that does not
- * reach a boundary, with a core dump where these are on. Under ndlaunch an INT may arrive twice,
- * from ndlaunch and from a resource manager that signals every process; there ndlaunch acts on the
- * second one.
- */
-void nd_process_install_signals(const nd_identity *identity, void (*stop)(int signal_number));
-
-/* The command line that a user typed: that of ndlaunch, where it started this worker. */
-typedef struct nd_command_line {
-    char *text;  /* the words, each with its NUL; owned */
-    char **argv; /* (argc), into text; owned */
-    int argc;
-} nd_command_line;
-
-/* Reads that of a running process. ND_ERR_IO when there is none, or it belongs to another user. */
-nd_status nd_command_line_read(int pid, nd_command_line *out);
-void nd_command_line_free(nd_command_line *line);
+/* The command line that a user typed: that of ndlaunch, where it started this worker. ND_ERR_IO
+ * when there is no such process, or it belongs to another user. *argv is one block, the
+ * caller's. */
+nd_status nd_command_line_read(int pid, int *argc, char ***argv);
 
 /* What the ranks of a job exchange about where they run. */
 
@@ -80,15 +67,14 @@ nd_status nd_peers_index(nd_peers *peers, int count, int rank);
 nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device *devices,
                                  int count);
 
-/* worker.c */
-
 typedef struct nd_worker {
     nd_identity identity;
     nd_store *store;
     nd_peers peers;
-    bool met;           /* all ranks have joined the store */
-    nd_error error;     /* its status is ND_OK until nd_worker_fail */
-    nd_failure failure; /* how this worker ends; ND_FAILURE_INIT */
+    bool met;       /* all ranks have joined the store */
+    nd_error error; /* its status is ND_OK until nd_worker_fail */
+    nd_gate gate;   /* ND_GATE_INIT; closed: a thread reports how this worker ends */
+    bool reported;  /* one has done it */
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;
@@ -98,6 +84,14 @@ typedef struct nd_worker {
 } nd_worker;
 
 /*
+ * Reads who this worker is, installs signals, and joins its job; process.c. TERM, HUP and USR1 call
+ * `stop`, which ends the run at the next step boundary; INT too, but a second INT ends the process.
+ * QUIT keeps the system's meaning: it ends a process that does not reach a boundary, with a core
+ * dump where these are on. Under ndlaunch an INT may arrive twice, from ndlaunch and from a
+ * resource manager that signals every process; there ndlaunch acts on the second one.
+ */
+nd_status nd_worker_begin(nd_worker *worker, void (*stop)(int signal_number));
+/*
  * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes
  * before the data are opened, which may take a rank minutes and must not look like a missing rank.
  * Where a rank hosts the store, a rank that dies ends all of them from here on.
@@ -106,11 +100,27 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks whose settings agree. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_shape *shape);
 /*
+ * The end of a worker that fails. Each rank prints its own error. Under PMIx it also ends the job,
+ * which kills the other ranks: so a rank whose reason may be another one's (a lost peer,
+ * nd_fail_elsewhere) leaves that one some seconds to do so, and is killed before it prints
+ * anything. At a deadline every rank prints at once which others it waits for, and the job ends
+ * some seconds later.
+ *
+ * Prints the error and under PMIx ends the job. From any thread; does nothing when another one has
+ * done it, for which it waits up to 30 s. Where nothing ends this process it returns after about
+ * 45 s at most: 4 s for another rank, 10 s for PMIx to take the end and 30 s for that to reach this
+ * process.
+ */
+void nd_worker_report(nd_worker *worker, const nd_error *error);
+/* The same for another rank that was lost (nd_store_watch): runs in the store's thread on rank 0,
+ * and on the others in the thread that watches rank 0. Then it ends this process with ND_ERR_IO.
+ * Returns when another thread has reported. */
+void nd_worker_report_loss(void *worker, const char *message);
+/*
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
  * called before a failing rank closes anything: closing may take long, wait for a peer, or show a
  * peer that this rank fails. A job of PMIx ends with the report, which may wait a few seconds for
- * that of a rank that knows better (failure.h); the transport is abandoned. A second call does
- * nothing.
+ * that of a rank that knows better; the transport is abandoned. A second call does nothing.
  */
 void nd_worker_fail(nd_worker *worker, nd_status status);
 /*
@@ -122,20 +132,14 @@ int nd_worker_close(nd_worker *worker, nd_status status);
  * the process at once. */
 _Noreturn void nd_worker_end(nd_worker *worker, nd_status status);
 
-/* devices.c: CPU, or which GPU. */
+/* CPU, or which GPU. */
 
 /*
- * Resolves launch.device: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG
- * with the reason when cuda was asked for and there is none.
+ * Resolves launch.device: *gpu when CUDA is asked for, or auto and a GPU is visible. ND_ERR_CONFIG
+ * with the reason when the device that was asked for is missing, or there are too few of them for
+ * the workers of this host.
  */
-nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
-/* ND_ERR_CONFIG when the device that was asked for is missing, or there are too few of them for the
- * workers of this host. */
-nd_status nd_worker_check_device(const nd_config *config);
-/* Opens device and ops only. A worker of device cpu that ndlaunch did not start first checks its
- * room (nd_worker_check_room): every rank does so before any of them takes more. */
-nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
-                                nd_worker *worker);
+nd_status nd_worker_check_device(const nd_config *config, bool *gpu);
 /*
  * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker
  * would have on a machine with as many CPUs as this one.
@@ -152,8 +156,6 @@ enum { ND_WORKER_LIBRARY_BYTES = 44 << 20 };
  */
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers);
-/* Names the hardware uniquely on its host; "" on the CPU or where the driver does not say. */
-nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
 /* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and
  * its libraries. */
 const char *nd_device_machine(const nd_device *device);

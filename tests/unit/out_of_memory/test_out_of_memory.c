@@ -169,9 +169,10 @@ Test(out_of_memory, yaml)
 
 static nd_status read_command_line(void)
 {
-    nd_command_line line = {0};
-    nd_status status = nd_command_line_read((int)getpid(), &line);
-    nd_command_line_free(&line);
+    int argc;
+    char **argv = NULL;
+    nd_status status = nd_command_line_read((int)getpid(), &argc, &argv);
+    free(argv);
     return status;
 }
 

@@ -50,12 +50,6 @@ static int64_t times_of(const nd_calls *calls, nd_call_kind kind)
     return times;
 }
 
-Test(dry_run, has_every_op)
-{
-    nd_ops dry = nd_dry_ops(rank_of_one.ops);
-    cr_expect_eq(nd_ops_check(&dry), ND_OK, "%s", nd_error_last()->message);
-}
-
 /* Four products a block and three for the head, each with its two gradients. */
 Test(dry_run, products_of_a_step_in_bf16)
 {

@@ -43,7 +43,7 @@ static struct {
     bool begun;    /* and its line is not written yet */
     int counts[2]; /* of T and V */
     char event;    /* of this forward; 0: none */
-} here = {.worker.failure = ND_FAILURE_INIT};
+} here = {.worker.gate = ND_GATE_INIT};
 
 /* What happens at number `at` of a kind. */
 static char event_at(char kind, int at)

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/rdzv/pmix.h"
-#include "trainer/worker/failure.h"
+#include "trainer/worker/worker.h"
 
 enum { RANKS = 4 };
 
@@ -42,13 +42,14 @@ static void setup(void)
 
 TestSuite(failure, .init = setup, .timeout = 120);
 
-static nd_identity identity_of(int rank, bool pmix)
+static nd_worker worker_of(int rank, bool pmix)
 {
-    nd_identity id = {.source = pmix ? ND_IDENTITY_PMIX : ND_IDENTITY_ENVIRONMENT,
-                      .rank = rank,
-                      .world_size = RANKS};
-    id.pmix = pmix ? (struct nd_pmix *)(void *)job : NULL; /* no call reaches it */
-    return id;
+    nd_worker w = {.gate = ND_GATE_INIT};
+    w.identity = (nd_identity){.source = pmix ? ND_IDENTITY_PMIX : ND_IDENTITY_ENVIRONMENT,
+                               .rank = rank,
+                               .world_size = RANKS};
+    w.identity.pmix = pmix ? (struct nd_pmix *)(void *)job : NULL; /* no call reaches it */
+    return w;
 }
 
 /* Not a status of the program: the store tells the rank of a loss, whose message this is. */
@@ -57,9 +58,7 @@ enum { HEARS = 200 };
 /* Rank r of the job, in a process of its own, once all of them are there. */
 static void run_rank(int r, bool pmix, const nd_error *error)
 {
-    nd_identity id = identity_of(r, pmix);
-    nd_failure f = ND_FAILURE_INIT;
-    f.identity = &id;
+    nd_worker worker = worker_of(r, pmix);
     job->pids[r] = getpid();
     job->joined++;
     while (job->joined < RANKS) {
@@ -69,9 +68,9 @@ static void run_rank(int r, bool pmix, const nd_error *error)
         pause(); /* it waits for the others in a collective */
     }
     if ((int)error->status == HEARS) {
-        nd_failure_end_lost(&f, error->message);
+        nd_worker_report_loss(&worker, error->message);
     }
-    nd_failure_end(&f, error);
+    nd_worker_report(&worker, error);
     _exit((int)error->status);
 }
 
@@ -168,10 +167,8 @@ Test(failure, at_a_deadline_each_rank_says_for_whom_it_waits)
  * another rank ends it. */
 static void run_late_rank(int r)
 {
-    const nd_identity id = identity_of(r, false);
+    nd_worker worker = worker_of(r, false);
     const nd_error error = {ND_ERR_HANG, ND_CAUSE_OWN, "waits for another one"};
-    nd_failure f = ND_FAILURE_INIT;
-    f.identity = &id;
     job->joined++;
     while (job->joined < RANKS) {
         usleep(1000);
@@ -180,7 +177,7 @@ static void run_late_rank(int r)
     if (job->ended) {
         _exit(ND_ERR_IO);
     }
-    nd_failure_end(&f, &error);
+    nd_worker_report(&worker, &error);
     job->ended = 1;
     _exit(ND_ERR_HANG);
 }
@@ -215,8 +212,8 @@ Test(failure, without_pmix_each_rank_prints_its_own)
     cr_expect_eq(job->code, 0);
 }
 
-/* What a child prints that ends in nd_failure_end_lost; its exit code. */
-static int end_lost(nd_failure *f, char *text, size_t capacity)
+/* What a child prints that ends in nd_worker_report_loss; its exit code. */
+static int end_lost(nd_worker *worker, char *text, size_t capacity)
 {
     int ends[2], status = -1;
     cr_assert_eq(pipe(ends), 0);
@@ -224,7 +221,7 @@ static int end_lost(nd_failure *f, char *text, size_t capacity)
     cr_assert_geq(child, 0);
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
-        nd_failure_end_lost(f, "rank 2 was lost");
+        nd_worker_report_loss(worker, "rank 2 was lost");
         _exit(1);
     }
     close(ends[1]);
@@ -238,13 +235,11 @@ static int end_lost(nd_failure *f, char *text, size_t capacity)
 
 Test(failure, a_lost_rank_ends_this_process_unless_another_thread_has_reported)
 {
-    nd_identity id = identity_of(0, false);
-    nd_failure f = ND_FAILURE_INIT;
+    nd_worker worker = worker_of(0, false);
     char text[4096];
-    f.identity = &id;
-    cr_expect_eq(end_lost(&f, text, sizeof text), ND_ERR_IO);
+    cr_expect_eq(end_lost(&worker, text, sizeof text), ND_ERR_IO);
     cr_expect_not_null(strstr(text, "rank 2 was lost"), "%s", text);
-    f.ended = true;
-    cr_expect_eq(end_lost(&f, text, sizeof text), 1);
+    worker.reported = true;
+    cr_expect_eq(end_lost(&worker, text, sizeof text), 1);
     cr_expect_str_empty(text);
 }

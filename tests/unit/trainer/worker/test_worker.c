@@ -30,7 +30,7 @@ static const nd_comm_backend backend = {.name = "seen", .abandon = abandon, .clo
 
 static void fail_twice(nd_identity_source source)
 {
-    nd_worker worker = {.failure = ND_FAILURE_INIT};
+    nd_worker worker = {.gate = ND_GATE_INIT};
     nd_transport transport = {.backend = &backend, .size = 1};
     worker.transport = &transport;
     worker.identity.source = source;
