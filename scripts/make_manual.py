@@ -126,9 +126,10 @@ def own_flags(root):
     table = (root / "runtime/config/commands.def").read_text()
     names = {row[0]: string(row[2]) for row in calls(table, "ND_COMMAND")}
     found = {name: [] for name in [*COMMANDS, *names.values()]}
-    for macro, place in (("ND_OWN_SWITCH", 2), ("ND_OWN_TEXT", 3), ("ND_OWN_NUMBER", 3)):
-        for row in calls(table, macro):
-            found[names[row[0]]].append("--" + string(row[place]).split()[0])
+    rows = list(calls(table, "ND_OWN"))
+    for kinds in ("SWITCH", "TEXT TEXTS WORDS CHOICE", "INT REAL"):
+        for row in [r for r in rows if r[2] in kinds.split()]:
+            found[names[row[0]]].append("--" + string(row[3]).split()[0])
     return found
 
 
@@ -247,7 +248,7 @@ def bash(table):
     names = " ".join(f"--{f}" for f in [*flags, *COMMON])
     cases = "\n".join(f"    --{f}) COMPREPLY=($(compgen -W '{' '.join(values)}' -- \"$cur\")); return ;;"
                       for f, values in flags.items() if values)
-    files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type == "TEXT" and not field.choices
+    files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type in ("TEXT", "SOURCES") and not field.choices
                                                        for f in field.flags}))
     keys = " ".join(f"{field.name}=" for field in fields)
     used = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(flags_of[name])}\" ;;" for name in USES)

@@ -24,9 +24,7 @@ typedef enum nd_command_id {
 
 /* The flags of all commands: ND_GENERATE_MODEL, ND_CKPT_LS_JSON, ... */
 typedef enum nd_own_flag_id {
-#define ND_OWN_SWITCH(command, id, ...) ND_##command##_##id,
-#define ND_OWN_TEXT(command, id, ...)   ND_##command##_##id,
-#define ND_OWN_NUMBER(command, id, ...) ND_##command##_##id,
+#define ND_OWN(command, id, ...) ND_##command##_##id,
 #include "runtime/config/commands.def"
     ND_OWN_FLAG_COUNT
 } nd_own_flag_id;
@@ -70,7 +68,5 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv,
                                 nd_command_flags *out);
 /* The values of a flag one after the other; NULL behind the last. *at is 0 before the first. */
 const char *nd_command_flags_next(const nd_command_flags *line, nd_own_flag_id flag, int *at);
-/* ND_ERR_CONFIG: the flag is not given, or empty; says what it is for. */
-nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag);
 
 #endif

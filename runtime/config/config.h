@@ -127,6 +127,7 @@ typedef double nd_number_pair[2];
 #define ND_TYPE_CHOICES      unsigned
 #define ND_TYPE_TEXT         char *
 #define ND_TYPE_LIST         char *
+#define ND_TYPE_SOURCES      char *
 #define ND_TYPE_PAIR         nd_number_pair
 
 typedef struct nd_config {
@@ -221,7 +222,11 @@ nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MA
 double nd_config_data_seconds(const nd_config *config);
 
 /* Whether the records go to this tracker, by its name or by `all`. */
-bool nd_config_tracks(const nd_config *config, nd_tracker tracker);
+static inline bool nd_config_tracks(const nd_config *config, nd_tracker tracker)
+{
+    const unsigned all = tracker == ND_TRACKER_TENSORBOARD ? 1U << ND_TRACKER_ALL : 0;
+    return (config->log.trackers & (1U << tracker | all)) != 0;
+}
 
 /* The steps of log.profile_steps or log.dump_steps; false: none. A wrong one is found by
  * nd_config_resolve. */

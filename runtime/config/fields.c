@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of fields: reads, formats and checks a value with its type, range and choices. */
+/* The table of fields: reads, formats and checks a value with its type, range and choices;
+ * defaults, and the configuration as text. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +117,8 @@ static void print_choices(FILE *out, const nd_field *f, unsigned bits)
     fputs(several ? "]" : "", out);
 }
 
-void nd_field_print(FILE *out, const nd_config *config, nd_field_id id)
+/* In the form that set_field reads. */
+static void print_field(FILE *out, const nd_config *config, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
     const void *member = member_of(config, f);
@@ -151,11 +153,11 @@ void nd_field_print(FILE *out, const nd_config *config, nd_field_id id)
     }
 }
 
-nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
+static nd_status format_field(const nd_config *config, nd_field_id id, char **out)
 {
     nd_text text;
     ND_TRY(nd_text_begin(&text));
-    nd_field_print(text.out, config, id);
+    print_field(text.out, config, id);
     return nd_text_finish(&text, out);
 }
 
@@ -198,11 +200,6 @@ int nd_section_find(const char *name)
 
 /* Bytes of a path or a list of patterns, and of a list of sources. */
 enum { TEXT_LIMIT = 4096, SOURCES_LIMIT = 64 << 10 };
-
-bool nd_field_is_sources(nd_field_id id)
-{
-    return id == ND_FIELD_data_path || id == ND_FIELD_data_validation_path;
-}
 
 /* ND_ERR_CONFIG when the text names no sources. A validation reads each of its sets once. */
 static nd_status check_sources(nd_field_id id, const nd_setting *setting)
@@ -309,13 +306,13 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
     const nd_field *f = &nd_fields[id];
     char buffer[TEXT_LIMIT + 1];
     const char *text = setting->text;
-    const int limit = nd_field_is_sources(id) ? SOURCES_LIMIT : TEXT_LIMIT;
+    const int limit = f->type == ND_FIELD_TYPE_SOURCES ? SOURCES_LIMIT : TEXT_LIMIT;
     ND_REFUSE(strlen(text) > (size_t)limit, "%s%s has %zu bytes; at most %d are supported",
               setting->where, setting->name, strlen(text), limit);
     ND_REFUSE(!nd_is_printable(text),
               "%s%s holds a control character or is not UTF-8; rename the file or folder",
               setting->where, setting->name);
-    if (nd_field_is_sources(id)) {
+    if (f->type == ND_FIELD_TYPE_SOURCES) {
         ND_TRY(check_sources(id, setting));
     }
     if (f->type == ND_FIELD_TYPE_LIST) {
@@ -406,7 +403,7 @@ static nd_status set_value(nd_config *config, nd_field_id id, const nd_setting *
     return ND_OK;
 }
 
-nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting)
+static nd_status set_field(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
     void *member = member_of(config, f);
@@ -425,6 +422,7 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
         return set_pair(config, id, setting);
     case ND_FIELD_TYPE_TEXT:
     case ND_FIELD_TYPE_LIST:
+    case ND_FIELD_TYPE_SOURCES:
         return set_text(config, id, setting);
     default:
         return set_value(config, id, setting);
@@ -436,14 +434,45 @@ nd_status nd_field_check(nd_config *config, nd_field_id id)
     const nd_field *f = &nd_fields[id];
     const bool resolved = config->resolved;
     char *text = NULL;
-    if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
+    if (nd_field_is_text(f)) {
         return ND_OK;
     }
-    ND_TRY(nd_field_format(config, id, &text));
-    nd_status status = nd_field_set(config, id, &(nd_setting){"", f->name, text, false});
+    ND_TRY(format_field(config, id, &text));
+    nd_status status = set_field(config, id, &(nd_setting){"", f->name, text, false});
     config->resolved = resolved;
     free(text);
     return status;
+}
+
+nd_status nd_config_init(nd_config *config)
+{
+    memset(config, 0, sizeof *config);
+    nd_status status = nd_text_replace(&config->source, "");
+    for (int i = 0; i < ND_FIELD_COUNT && status == ND_OK; i++) {
+        nd_setting setting = {"", nd_fields[i].key, nd_fields[i].initial, false};
+        status = set_field(config, (nd_field_id)i, &setting);
+    }
+    if (status != ND_OK) {
+        nd_config_fini(config);
+    }
+    return status;
+}
+
+void nd_config_fini(nd_config *config)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_field_is_text(&nd_fields[i])) {
+            char **text = (char **)((char *)config + nd_fields[i].offset);
+            free(*text);
+            *text = NULL;
+        }
+    }
+    for (int i = 0; i < ND_PATH_COUNT; i++) {
+        free(config->path_origin[i]);
+        config->path_origin[i] = NULL;
+    }
+    free(config->source);
+    config->source = NULL;
 }
 
 const nd_field_id nd_path_fields[ND_PATH_COUNT] = {
@@ -456,7 +485,7 @@ const nd_field_id nd_path_fields[ND_PATH_COUNT] = {
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting)
 {
     char origin[700];
-    ND_TRY(nd_field_set(reader->config, id, setting));
+    ND_TRY(set_field(reader->config, id, setting));
     for (int i = 0; i < ND_PATH_COUNT && reader->notes_origins; i++) {
         if (nd_path_fields[i] == id) {
             snprintf(origin, sizeof origin, "%s%s", setting->where, setting->name);
@@ -473,4 +502,113 @@ nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *set
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
 {
     return nd_reader_set(reader, id, &(nd_setting){"", nd_fields[id].key, text, false});
+}
+
+const char *nd_fp8_recipe_name(nd_fp8_recipe recipe)
+{
+    static const char *const names[ND_FP8_RECIPE_COUNT] = {
+#define ND_FP8_RECIPE(id, name, ...) name,
+#include "runtime/config/fp8_recipes.def"
+    };
+    return names[recipe];
+}
+
+bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe)
+{
+    enum { TENSOR, ROW, COLUMN };
+#define CURRENT(format, along) along
+#define DELAYED(format)        TENSOR
+    static const int x_of_y[ND_FP8_RECIPE_COUNT] = {
+#define ND_FP8_RECIPE(id, name, x, ...) x,
+#include "runtime/config/fp8_recipes.def"
+    };
+    return x_of_y[recipe] == TENSOR;
+}
+
+/* The configuration as text: native YAML, the lines that nodes compare, one key or each key for
+ * run.json. */
+
+nd_status nd_config_to_yaml(const nd_config *config, bool for_worker, char **out)
+{
+    nd_text text;
+    const char *section = "";
+    ND_TRY(nd_text_begin(&text));
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_field *f = &nd_fields[i];
+        if (for_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
+            continue;
+        }
+        if (strcmp(section, f->section) != 0) {
+            fprintf(text.out, "%s:\n", f->section);
+            section = f->section;
+        }
+        fprintf(text.out, "  %s: ", f->key);
+        if (nd_field_is_text(f)) {
+            nd_text_quote(text.out, *(char *const *)((const char *)config + f->offset));
+        } else {
+            print_field(text.out, config, (nd_field_id)i);
+        }
+        fprintf(text.out, "\n");
+    }
+    return nd_text_finish(&text, out);
+}
+
+nd_status nd_config_each(const nd_config *config,
+                         void (*visit)(void *, const char *, const char *, bool), void *context)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        char *value = NULL;
+        ND_TRY(format_field(config, (nd_field_id)i, &value));
+        visit(context, nd_fields[i].name, value, nd_fields[i].job);
+        free(value);
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_job_text(const nd_config *config, char **out)
+{
+    nd_text text;
+    ND_TRY(nd_text_begin(&text));
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_fields[i].job) {
+            fprintf(text.out, "%s=", nd_fields[i].name);
+            print_field(text.out, config, (nd_field_id)i);
+            fprintf(text.out, "\n");
+        }
+    }
+    return nd_text_finish(&text, out);
+}
+
+nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
+                         const char *name_b)
+{
+    const char *a = text_a, *b = text_b;
+    while (*a || *b) {
+        size_t na = strcspn(a, "\n"), nb = strcspn(b, "\n");
+        if (na == nb && memcmp(a, b, na) == 0) {
+            a += na + (a[na] == '\n');
+            b += nb + (b[nb] == '\n');
+            continue;
+        }
+        size_t ka = strcspn(a, "=\n"), kb = strcspn(b, "=\n");
+        if (ka == kb && memcmp(a, b, ka) == 0 && a[ka] == '=' && b[kb] == '=') {
+            return nd_fail(ND_ERR_CONFIG,
+                           "the nodes have different configurations: %.*s is '%.*s' on %s but "
+                           "'%.*s' on %s; start every node with the same settings",
+                           (int)ka, a, (int)(na - ka - 1), a + ka + 1, name_a, (int)(nb - kb - 1),
+                           b + kb + 1, name_b);
+        }
+        return nd_fail(ND_ERR_CONFIG,
+                       "the nodes have different configurations: %s has '%.*s' where %s has "
+                       "'%.*s'; start every node with the same version and settings",
+                       name_a, (int)na, a, name_b, (int)nb, b);
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_get(const nd_config *config, const char *key, char **out)
+{
+    const int id = nd_field_find(key);
+    *out = NULL;
+    return id >= 0 ? format_field(config, (nd_field_id)id, out) : nd_text_replace(out, "");
 }

@@ -199,6 +199,19 @@ static nd_status take_word(nd_command_flags *line, const part *p)
                    row->name, n, p->word, program, row->name);
 }
 
+/* ND_ERR_CONFIG: a text that the command needs is not given, or empty; says what it is for. */
+static nd_status check_needed(const nd_command_flags *line)
+{
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        const nd_field *f = &nd_own_flags[i];
+        const bool is_text = f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_WORDS;
+        const char *text = line->values[i].text;
+        ND_REFUSE(f->command == line->command && is_text && f->min > 0 && (!text || !text[0]),
+                  "--%.*s is missing: %s", (int)strcspn(f->flags, " "), f->flags, f->help);
+    }
+    return ND_OK;
+}
+
 nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd_command_flags *out)
 {
     const nd_command_row *row = &nd_command_rows[command];
@@ -218,15 +231,7 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd
     }
     ND_REFUSE(out->words < row->least, "%s is missing; usage: %s %s %s", row->word,
               nd_program_of(command), row->name, row->usage);
-    return ND_OK;
-}
-
-nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag)
-{
-    const char *text = line->values[flag].text, *names = nd_own_flags[flag].flags;
-    ND_REFUSE(!text || !text[0], "--%.*s is missing: %s", (int)strcspn(names, " "), names,
-              nd_own_flags[flag].help);
-    return ND_OK;
+    return check_needed(out);
 }
 
 /* Settings of a run. */

@@ -18,19 +18,14 @@ const nd_command_row nd_command_rows[ND_COMMAND_COUNT] = {
 };
 
 const nd_field nd_own_flags[ND_OWN_FLAG_COUNT] = {
-#define ND_OWN(name, kind, names, value, ...)                                                      \
-    {.command = ND_COMMAND_##name,                                                                 \
+#define MOST ((double)INT64_MAX)
+#define ND_OWN(owner, id, kind, names, value, ...)                                                 \
+    {.command = ND_COMMAND_##owner,                                                                \
      .type = ND_FIELD_TYPE_##kind,                                                                 \
      .section = "",                                                                                \
      .flags = names,                                                                               \
      .choices = value,                                                                             \
-     __VA_ARGS__},
-#define ND_OWN_SWITCH(command, id, names, words) ND_OWN(command, SWITCH, names, NULL, .help = words)
-#define ND_OWN_TEXT(command, id, kind, names, value, words)                                        \
-    ND_OWN(command, kind, names, value, .help = words)
-#define ND_OWN_NUMBER(command, id, kind, names, value, least, most, start, words)                  \
-    ND_OWN(command, kind, names, value, .min = least, .max = (double)most, .initial = #start,      \
-           .help = words)
+     .help = __VA_ARGS__},
 #include "runtime/config/commands.def"
 };
 

@@ -67,6 +67,7 @@ typedef enum nd_field_type {
     ND_FIELD_TYPE_CHOICES,
     ND_FIELD_TYPE_TEXT,
     ND_FIELD_TYPE_LIST,
+    ND_FIELD_TYPE_SOURCES, /* of data (sources.h): may be a list, and longer than other texts */
     ND_FIELD_TYPE_PAIR,
     ND_FIELD_TYPE_SWITCH, /* this one and those below are of commands' own flags */
     ND_FIELD_TYPE_TEXTS,
@@ -79,7 +80,7 @@ typedef struct nd_field {
     nd_field_type type;
     size_t offset; /* in nd_config */
     const char *initial;
-    double min, max;
+    double min, max;     /* of a text, min 1: it is needed */
     const char *choices; /* "a|b|c"; of an own flag: what stands for its value; or NULL */
     bool job;
     const char *unit, *flags, *help;
@@ -112,15 +113,10 @@ typedef struct nd_setting {
     bool quoted;       /* in quotes: text, not a number or boolean */
 } nd_setting;
 
-nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting);
-
-/* The value in the form that nd_field_set reads; *out is owned by the caller. */
-void nd_field_print(FILE *out, const nd_config *config, nd_field_id id);
-nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
-
-/* Whether the field names sources of data (sources.h): its text may be a list, and longer than
- * others. */
-bool nd_field_is_sources(nd_field_id id);
+static inline bool nd_field_is_text(const nd_field *field)
+{
+    return field->type >= ND_FIELD_TYPE_TEXT && field->type <= ND_FIELD_TYPE_SOURCES;
+}
 
 /* Range and choice of a value that may have been put into the struct directly. Texts are not
  * touched. */
@@ -247,11 +243,6 @@ bool nd_name_is_switch(const nd_name *name); /* as a flag, it may stand without 
 /* Offers the names of a map, or all as flags, for "did you mean". */
 void nd_names_offer(nd_map_id map, nd_suggest *search);
 
-/* ---- files.c ---- */
-
-/* A native file or accelerate's, told apart by its top-level keys. */
-nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
-
 /* ---- flags.c: the command line ---- */
 
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
@@ -259,14 +250,5 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 /* Applies everything but --config-file, in order. argv[0] may name the command, whose own flags
  * are then among the near ones. */
 nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv);
-
-/* ---- what nd_config_resolve calls, once all layers are read ---- */
-
-/* checks.c: all keys that do not depend on the number of steps. The workers and the mesh are
- * resolved. */
-nd_status nd_config_check_keys(const nd_config *config);
-
-/* checks.c: the keys of the section log; again when nd_config_take_epochs has found train.steps. */
-nd_status nd_config_check_log(const nd_config *config);
 
 #endif

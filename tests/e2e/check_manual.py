@@ -50,7 +50,7 @@ def flags_of_tables(root):
 
 def flags_of_commands(root):
     """command -> the flags of its table."""
-    rows = re.findall(r'^ND_OWN_[STN]\w+\((\w+), \w+, (?:\w+, )?"([a-z0-9-]+)', (root / "runtime/config/commands.def").read_text(), re.M)
+    rows = re.findall(r'^ND_OWN\((\w+), \w+, \w+, "([a-z0-9-]+)', (root / "runtime/config/commands.def").read_text(), re.M)
     found = {name.lower(): {"--" + flag for command, flag in rows if command == name} for name in ("GENERATE", "EVAL", "BENCH")}
     check(all(found.values()), f"commands.def has {found}")
     return found

@@ -54,9 +54,6 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
                 .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
                 .begin = nd_clock_seconds(),
                 .bar = isatty(STDERR_FILENO)};
-    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
-    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
-    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_PREFIX));
     /* PREFIX.bin would be a file that no scan finds. */
     ND_REFUSE(nd_ends_with(w->prefix, "/"),
               "--output-prefix \"%s\" is a folder; add the beginning of the files' names, as in "

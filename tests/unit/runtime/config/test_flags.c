@@ -149,7 +149,7 @@ Test(flags, set_reaches_every_key)
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         char *value = NULL, setting[5000];
         assert_ok(nd_config_init(&c));
-        assert_ok(nd_field_format(&c, (nd_field_id)i, &value));
+        assert_ok(nd_config_get(&c, nd_fields[i].name, &value));
         snprintf(setting, sizeof setting, "%s=%s", nd_fields[i].name, value);
         nd_config_fini(&c);
         cr_expect_eq(FLAGS(&c, "--set", setting), ND_OK, "%s", nd_error_last()->message);
