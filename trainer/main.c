@@ -259,24 +259,25 @@ static bool has_own_flags(const nd_command *command)
     return command != &nd_command_train && command != &nd_command_check;
 }
 
-static nd_status run_command(const nd_command *command, nd_command_call *call, int count,
-                             char **words, nd_command_flags *line)
+static nd_status run_command(const nd_command *command, nd_command_call *call, const nd_cli *cli,
+                             int count, char **words)
 {
-    if (call->cli->help && command != &nd_command_train && !call->cli->help_topic[0]) {
+    nd_command_flags line = {0};
+    if (cli->help && command != &nd_command_train && !cli->help_topic[0]) {
         nd_command_print_help(command->id);
         return ND_OK;
     }
-    if (call->cli->help) {
-        return nd_config_help(stdout, ND_NDTRAIN, call->cli->help_topic);
+    if (cli->help) {
+        return nd_config_help(stdout, ND_NDTRAIN, cli->help_topic);
     }
-    if (call->cli->version) {
+    if (cli->version) {
         print_version();
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
-    call->line = line;
-    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, line) : ND_OK);
-    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(line) : ND_OK);
+    call->line = &line;
+    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, &line) : ND_OK);
+    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(&line) : ND_OK);
     ND_TRY(command == &nd_command_plan ? ND_OK : nd_config_check_meeting(call->config));
     return command->run(call);
 }
@@ -286,7 +287,6 @@ int main(int argc, char **argv)
     nd_worker worker = {.gate = ND_GATE_INIT};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
-    nd_command_flags line = {0};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **words = argv + 1;
@@ -325,7 +325,7 @@ int main(int argc, char **argv)
     count -= checks && use;
     words += checks && use;
     nd_command_call call = {
-        .config = &config, .cli = &cli, .worker = &worker, .argc = argc, .argv = argv, .use = use};
+        .config = &config, .worker = &worker, .argc = argc, .argv = argv, .use = use};
     nd_status status =
         command->begin ? command->begin(&worker) : nd_identity_read(&worker.identity);
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
@@ -333,7 +333,7 @@ int main(int argc, char **argv)
     }
     status =
         status == ND_OK ? read_settings(&config, &cli, &worker.identity, count, words) : status;
-    status = status == ND_OK ? run_command(command, &call, count, words, &line) : status;
+    status = status == ND_OK ? run_command(command, &call, &cli, count, words) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */
     }

@@ -15,7 +15,7 @@
 /* A key that needs another one, which has a value that does not do. */
 typedef struct need {
     nd_field_id key;
-    const char *value; /* the one that needs it; NULL: any but the default */
+    const char *values; /* "a|b": those that need it; NULL: any but the default */
     nd_field_id other;
     const char *lacking;
     const char *why, *fix; /* the rest of the sentence */
@@ -49,14 +49,9 @@ static const need needs[] = {
     {ND_FIELD_kernels_product_processors, NULL, ND_FIELD_launch_device, "cpu",
      "where products take no multiprocessors",
      "set kernels.product_processors: 0 (--product-processors 0)"},
-    {ND_FIELD_data_format, "llmc", ND_FIELD_data_tokenizer, "bytes",
+    {ND_FIELD_data_format, "llmc|megatron", ND_FIELD_data_tokenizer, "bytes",
      "and the format holds token ids", "use data.tokenizer: file"},
-    {ND_FIELD_data_format, "megatron", ND_FIELD_data_tokenizer, "bytes",
-     "and the format holds token ids", "use data.tokenizer: file"},
-    {ND_FIELD_data_format, "text", ND_FIELD_data_tokenizer, "file",
-     "which is for ids, and the format holds text",
-     "use data.tokenizer: bytes, model, or the path of a tokenizer.json"},
-    {ND_FIELD_data_format, "jsonl", ND_FIELD_data_tokenizer, "file",
+    {ND_FIELD_data_format, "text|jsonl", ND_FIELD_data_tokenizer, "file",
      "which is for ids, and the format holds text",
      "use data.tokenizer: bytes, model, or the path of a tokenizer.json"},
     {ND_FIELD_train_steps, "0", ND_FIELD_train_epochs, "0", "so the run has no length",
@@ -86,11 +81,12 @@ static const need needs[] = {
 static nd_status check_need(const nd_config *c, const need *n)
 {
     const nd_field *key = &nd_fields[n->key], *other = &nd_fields[n->other];
-    char *value = NULL, *lacking = NULL;
+    char *value = NULL, *lacking = NULL, choice[ND_CHOICE_MAX];
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_config_get(c, key->name, &value));
     ND_TRY_OUT(nd_config_get(c, other->name, &lacking));
-    const bool needed = n->value ? strcmp(value, n->value) == 0 : strcmp(value, key->initial) != 0;
+    const bool needed = n->values ? nd_choice_find(n->values, value, choice) >= 0
+                                  : strcmp(value, key->initial) != 0;
     if (needed && strcmp(lacking, n->lacking) == 0) {
         status = nd_fail(ND_ERR_CONFIG, "%s is %.60s, but %s is %s, %s; %s", key->name, value,
                          other->name, *lacking ? lacking : "empty", n->why, n->fix);

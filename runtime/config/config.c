@@ -20,7 +20,7 @@ static void begin_layer(nd_reader *reader, nd_layer layer)
     memset(reader->state, 0, sizeof reader->state);
     reader->parallelism = reader->mixed_fp8 = false;
     reader->sp_size = 0;
-    reader->main_ip[0] = reader->notices[0] = '\0';
+    reader->where[0] = reader->main_ip[0] = reader->notices[0] = '\0';
     reader->main_port = 29500; /* accelerate's and torchrun's */
 }
 
@@ -34,7 +34,7 @@ static bool is_given(const nd_reader *r, nd_field_id field)
 
 /* Keeps the one of model.path, config and name that the newest layer gives; two in one layer
  * contradict each other. */
-static nd_status derive_model(nd_reader *r, const char *where)
+static nd_status derive_model(nd_reader *r)
 {
     static const nd_field_id ids[] = {ND_FIELD_model_path, ND_FIELD_model_config,
                                       ND_FIELD_model_name};
@@ -48,7 +48,7 @@ static nd_status derive_model(nd_reader *r, const char *where)
         ND_REFUSE(chosen >= 0,
                   "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, model.config "
                   "and model.name",
-                  where, nd_fields[ids[chosen]].key, *members[chosen], nd_fields[ids[i]].key,
+                  r->where, nd_fields[ids[chosen]].key, *members[chosen], nd_fields[ids[i]].key,
                   *members[i]);
         chosen = i;
     }
@@ -108,19 +108,22 @@ static void derive_steps(nd_reader *r)
     }
 }
 
+static nd_status put_size(nd_reader *r, nd_field_id axis, int64_t size)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", nd_ll(size));
+    return nd_reader_put(r, axis, text);
+}
+
 static nd_status set_mesh(nd_reader *r, int64_t dp_replicate, int64_t dp_shard)
 {
-    char size[32];
-    snprintf(size, sizeof size, "%lld", nd_ll(dp_replicate));
-    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, size));
-    snprintf(size, sizeof size, "%lld", nd_ll(dp_shard));
-    return nd_reader_put(r, ND_FIELD_mesh_dp_shard, size);
+    ND_TRY(put_size(r, ND_FIELD_mesh_dp_replicate, dp_replicate));
+    return put_size(r, ND_FIELD_mesh_dp_shard, dp_shard);
 }
 
 /* accelerate has an axis of its own for ranks that exchange heads, and refuses it beside cp. */
-static nd_status derive_ulysses(nd_reader *r, const char *where)
+static nd_status derive_ulysses(nd_reader *r)
 {
-    char size[32];
     const nd_config *c = r->config;
     const bool chosen = is_given(r, ND_FIELD_parallel_cp_comm); /* beside it */
     const bool heads = c->parallel.cp_comm == ND_CP_ULYSSES;
@@ -134,10 +137,9 @@ static nd_status derive_ulysses(nd_reader *r, const char *where)
     ND_REFUSE(is_given(r, ND_FIELD_mesh_cp) && c->mesh.cp > 1,
               "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give mesh.cp %lld "
               "(--cp-size) and parallel.ulysses %lld (--ulysses)",
-              where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
+              r->where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
               nd_ll(r->sp_size));
-    snprintf(size, sizeof size, "%lld", nd_ll(r->sp_size));
-    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_cp, size));
+    ND_TRY(put_size(r, ND_FIELD_mesh_cp, r->sp_size));
     return nd_reader_put(r, ND_FIELD_parallel_cp_comm, "ulysses");
 }
 
@@ -151,7 +153,7 @@ static nd_status set_mesh_of_strategy(nd_reader *r)
 
 /* Sets the axes after accelerate's file: from the sizes in parallelism_config (those not given are
  * 1), else from the kind of job. */
-static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
+static nd_status derive_mesh_of_file(nd_reader *r)
 {
     const int distributed = r->state[ND_STATE_DISTRIBUTED];
     bool all_one = true;
@@ -168,7 +170,7 @@ static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
         }
     }
     if (all_one && r->config->launch.workers != 1) {
-        nd_log_info("%sall parallelism sizes are 1; dp_replicate gets all workers", where);
+        nd_log_info("%sall parallelism sizes are 1; dp_replicate gets all workers", r->where);
         return set_mesh(r, -1, 1);
     }
     return ND_OK;
@@ -198,7 +200,7 @@ static nd_status derive_mesh_of_flags(nd_reader *r)
 }
 
 /* Refuses keys of the other FP8 backend, which accelerate ignores silently. */
-static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *where)
+static nd_status check_fp8_backend(const nd_reader *r, int backend)
 {
     static const struct {
         nd_field_id field;
@@ -213,7 +215,7 @@ static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *
         ND_REFUSE(is_given(r, delayed[i].field),
                   "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is AO; leave "
                   "it out, or use backend: TE (--fp8-backend TE)",
-                  where, delayed[i].key);
+                  r->where, delayed[i].key);
     }
     return backend == ND_FP8_BACKEND_TE && is_given(r, ND_FIELD_fp8_all_gather) &&
                    r->config->fp8.all_gather
@@ -221,7 +223,7 @@ static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *
                          "%senable_fsdp_float8_all_gather belongs to FP8 backend AO, but the "
                          "backend is TE; leave it out, or use backend: AO (--fp8-backend AO), or "
                          "recipe delayed (--fp8-recipe), which can gather codes",
-                         where)
+                         r->where)
                : ND_OK;
 }
 
@@ -230,7 +232,7 @@ static nd_status check_fp8_backend(const nd_reader *r, int backend, const char *
  * backend mixed_precision fp8 means AO, as in accelerate, in a file and as a flag; a backend or a
  * recipe of an earlier layer stays.
  */
-static nd_status derive_fp8(nd_reader *r, const char *where)
+static nd_status derive_fp8(nd_reader *r)
 {
     nd_config *c = r->config;
     const int named = r->state[ND_STATE_FP8_BACKEND];
@@ -242,7 +244,7 @@ static nd_status derive_fp8(nd_reader *r, const char *where)
     if (backend == 0 || is_given(r, ND_FIELD_fp8_recipe)) {
         return ND_OK;
     }
-    ND_TRY(check_fp8_backend(r, backend, where));
+    ND_TRY(check_fp8_backend(r, backend));
     if (backend == ND_FP8_BACKEND_TE) {
         c->fp8.all_gather = false;
         return nd_reader_put(r, ND_FIELD_fp8_recipe, "delayed");
@@ -251,26 +253,25 @@ static nd_status derive_fp8(nd_reader *r, const char *where)
     return nd_reader_put(r, ND_FIELD_fp8_recipe, "tensorwise");
 }
 
-/* `where` is the beginning of messages. */
-static nd_status end_layer(nd_reader *r, const char *where)
+static nd_status end_layer(nd_reader *r)
 {
     const nd_config *c = r->config;
-    ND_TRY(derive_model(r, where));
+    ND_TRY(derive_model(r));
     ND_TRY(derive_validation(r));
     ND_TRY(derive_strategy(r, ND_STATE_SAVE, ND_FIELD_checkpoint_interval, c->checkpoint.interval,
                            "--save-strategy", "--save-steps"));
     ND_TRY(derive_strategy(r, ND_STATE_EVAL, ND_FIELD_train_validation_interval,
                            c->train.validation_interval, "--eval-strategy", "--eval-steps"));
     derive_steps(r);
-    ND_TRY(derive_ulysses(r, where));
+    ND_TRY(derive_ulysses(r));
     if (r->layer == ND_LAYER_FLAGS) {
         ND_TRY(derive_mesh_of_flags(r));
     } else if (c->from_accelerate) {
-        ND_TRY(derive_mesh_of_file(r, where));
+        ND_TRY(derive_mesh_of_file(r));
     }
-    ND_TRY(derive_fp8(r, where));
+    ND_TRY(derive_fp8(r));
     if (r->notices[0]) {
-        nd_log_info("%swithout a meaning here, ignored: %s", where, r->notices);
+        nd_log_info("%swithout a meaning here, ignored: %s", r->where, r->notices);
     }
     return ND_OK;
 }
@@ -290,29 +291,27 @@ static nd_status end_layers(nd_reader *r)
 
 /* Configuration files. */
 
-enum { WHERE_MAX = 600 };
-
-static const char *format_where(char where[WHERE_MAX], const char *file, const nd_yaml_node *node)
+/* Messages begin with the line of the node. */
+static void place(nd_reader *r, const nd_yaml_node *node)
 {
-    snprintf(where, WHERE_MAX, "%.500s:%d: ", file, node->line);
-    return where;
+    snprintf(r->where, sizeof r->where, "%.500s:%d: ", r->file, node->line);
 }
 
-static nd_status fail_no_map(const char *where, const char *what, const nd_yaml_node *node)
+static nd_status fail_no_map(const nd_reader *r, const char *what, const nd_yaml_node *node)
 {
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %s; it must be a map of keys", where, what,
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %s; it must be a map of keys", r->where, what,
                    nd_yaml_kind_name(node->kind));
 }
 
 /* A scalar or a list of scalars as text: *out is owned by the caller. */
-static nd_status flatten(const nd_yaml_node *node, const char *where, const char *name, char **out)
+static nd_status flatten(const nd_reader *r, const nd_yaml_node *node, const char *name, char **out)
 {
     nd_text text;
-    ND_REFUSE(node->kind == ND_YAML_MAP, "%s%s is a map of keys; it must be a single value", where,
-              name);
+    ND_REFUSE(node->kind == ND_YAML_MAP, "%s%s is a map of keys; it must be a single value",
+              r->where, name);
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
         ND_REFUSE(n->kind != ND_YAML_SCALAR,
-                  "%s%s holds %s inside a list; its items must be single values", where, name,
+                  "%s%s holds %s inside a list; its items must be single values", r->where, name,
                   nd_yaml_kind_name(n->kind));
     }
     ND_TRY(nd_text_begin(&text));
@@ -327,7 +326,7 @@ static nd_status flatten(const nd_yaml_node *node, const char *where, const char
 /* Native files. */
 
 /* The keys of the section, and the nearest one, which may be of another section. */
-static nd_status fail_key(const char *where, const char *section, const char *key)
+static nd_status fail_key(const nd_reader *r, const char *section, const char *key)
 {
     const char *of = section, *near = NULL;
     char keys[1024] = "";
@@ -336,7 +335,7 @@ static nd_status fail_key(const char *where, const char *section, const char *ke
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
         ND_REFUSE(nd_axis_reserved(a) && strcmp(section, "mesh") == 0 &&
                       strcmp(key, nd_axis_name(a)) == 0,
-                  "%smesh.%s: %s; remove it", where, key, nd_axis_reserved(a));
+                  "%smesh.%s: %s; remove it", r->where, key, nd_axis_reserved(a));
     }
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
@@ -352,13 +351,13 @@ static nd_status fail_key(const char *where, const char *section, const char *ke
     return nd_fail(ND_ERR_CONFIG,
                    search.best || near ? "%sunknown key '%s.%.80s'; did you mean %s.%s?"
                                        : "%sunknown key '%s.%.80s'; the keys of %s are %s",
-                   where, section, key, search.best ? section : of,
+                   r->where, section, key, search.best ? section : of,
                    search.best ? search.best
                    : near      ? near
                                : keys);
 }
 
-static nd_status fail_section(const char *where, const char *key)
+static nd_status fail_section(const nd_reader *r, const char *key)
 {
     char names[256] = "";
     nd_suggest search;
@@ -374,59 +373,58 @@ static nd_status fail_section(const char *where, const char *key)
     }
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         ND_REFUSE(strcmp(nd_fields[i].key, key) == 0,
-                  "%sunknown section '%.80s'; the key belongs in a section: %s", where, key,
+                  "%sunknown section '%.80s'; the key belongs in a section: %s", r->where, key,
                   nd_fields[i].name);
     }
     return nd_fail(ND_ERR_CONFIG,
                    search.best ? "%sunknown section '%.80s'; did you mean %s?"
                                : "%sunknown section '%.80s'; the sections are %s",
-                   where, key, search.best ? search.best : names);
+                   r->where, key, search.best ? search.best : names);
 }
 
-static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_node *node,
-                          const char *file)
+static nd_status read_key(nd_reader *r, const char *section, const nd_yaml_node *node)
 {
-    char where[WHERE_MAX], name[128], *text = NULL;
+    char name[128], *text = NULL;
     snprintf(name, sizeof name, "%s.%s", section, node->key);
     const int id = nd_field_find(name);
     const bool is_null = nd_yaml_is_null(node);
-    format_where(where, file, node);
+    place(r, node);
     if (id < 0) {
-        return fail_key(where, section, node->key);
+        return fail_key(r, section, node->key);
     }
     const nd_field *f = &nd_fields[id];
     const bool is_list = f->type == ND_FIELD_TYPE_LIST || f->type == ND_FIELD_TYPE_CHOICES ||
                          f->type == ND_FIELD_TYPE_PAIR;
     const bool sources = node->kind != ND_YAML_SCALAR && f->type == ND_FIELD_TYPE_SOURCES;
     ND_REFUSE(is_null && !nd_field_is_text(f),
-              "%s%s has no value; give one or remove the line (%s)", where, name, f->help);
+              "%s%s has no value; give one or remove the line (%s)", r->where, name, f->help);
     ND_REFUSE(node->kind == ND_YAML_SEQUENCE && !sources && !is_list,
-              "%s%s is a list; it must be a single value (%s)", where, name, f->help);
-    ND_TRY(sources ? nd_data_sources_flatten(file, name, node, &text)
-                   : flatten(node, where, name, &text));
-    const nd_setting setting = {where, name, is_null ? "" : text, sources || node->quoted};
-    nd_status status = nd_reader_set(reader, (nd_field_id)id, &setting);
+              "%s%s is a list; it must be a single value (%s)", r->where, name, f->help);
+    ND_TRY(sources ? nd_data_sources_flatten(r->file, name, node, &text)
+                   : flatten(r, node, name, &text));
+    const nd_setting setting = {r->where, name, is_null ? "" : text, sources || node->quoted};
+    nd_status status = nd_reader_set(r, (nd_field_id)id, &setting);
     free(text);
     return status;
 }
 
-static nd_status read_native(nd_reader *reader, const nd_yaml_node *root, const char *file)
+static nd_status read_native(nd_reader *r, const nd_yaml_node *root)
 {
     for (const nd_yaml_node *s = root->first; s; s = s->next) {
-        char where[WHERE_MAX], what[128];
-        format_where(where, file, s);
+        char what[128];
+        place(r, s);
         if (nd_section_find(s->key) < 0) {
-            return fail_section(where, s->key);
+            return fail_section(r, s->key);
         }
         if (nd_yaml_is_null(s)) {
             continue;
         }
         if (s->kind != ND_YAML_MAP) {
             snprintf(what, sizeof what, "section %s", s->key);
-            return fail_no_map(where, what, s);
+            return fail_no_map(r, what, s);
         }
         for (const nd_yaml_node *n = s->first; n; n = n->next) {
-            ND_TRY(read_key(reader, s->key, n, file));
+            ND_TRY(read_key(r, s->key, n));
         }
     }
     return ND_OK;
@@ -450,112 +448,109 @@ static nd_map_id find_map(const char *key)
     return m < ND_MAP_COUNT ? m : ND_MAP_TOP;
 }
 
-static nd_status fail_foreign_key(nd_map_id map, const char *where, const char *name)
+static nd_status fail_foreign_key(const nd_reader *r, nd_map_id map, const char *name)
 {
     nd_suggest search;
     nd_suggest_init(&search, name);
     nd_names_offer(map, &search);
     for (int m = ND_MAP_FSDP; map == ND_MAP_TOP && m < ND_MAP_COUNT; m++) {
         ND_REFUSE(nd_name_find((nd_map_id)m, name),
-                  "%s%.80s is a key of %s; indent it, and the keys like it, below %s:", where, name,
-                  nd_maps[m].key, nd_maps[m].key);
+                  "%s%.80s is a key of %s; indent it, and the keys like it, below %s:", r->where,
+                  name, nd_maps[m].key, nd_maps[m].key);
         nd_suggest_offer(&search, nd_maps[m].key);
     }
     return nd_fail(ND_ERR_CONFIG, "%sunknown key '%s%s%.80s' of an accelerate configuration%s%s%s",
-                   where, nd_maps[map].key, map == ND_MAP_TOP ? "" : ".", name,
+                   r->where, nd_maps[map].key, map == ND_MAP_TOP ? "" : ".", name,
                    search.best ? "; did you mean " : "; remove it", search.best ? search.best : "",
                    search.best ? "?" : "");
 }
 
-static nd_status read_foreign_key(nd_reader *reader, nd_map_id map, const nd_yaml_node *node,
-                                  const char *file)
+static nd_status read_foreign_key(nd_reader *r, nd_map_id map, const nd_yaml_node *node)
 {
-    char where[WHERE_MAX], *text = NULL;
+    char *text = NULL;
     const nd_name *name = nd_name_find(map, node->key);
-    format_where(where, file, node);
+    place(r, node);
     if (!name) {
-        return fail_foreign_key(map, where, node->key);
+        return fail_foreign_key(r, map, node->key);
     }
     if (name->kind == ND_NAME_IGNORED) {
-        return nd_name_apply(reader, name, &(nd_setting){where, node->key, "", false});
+        return nd_name_apply(r, name, &(nd_setting){r->where, node->key, "", false});
     }
     if (nd_yaml_is_null(node)) {
         return ND_OK; /* accelerate's value for "not given" */
     }
-    ND_REFUSE(name->kind == ND_NAME_SETS && reader->set_by[name->field] == reader->layer,
-              "%s%s: the file gives this key under its other name too; keep one of them", where,
+    ND_REFUSE(name->kind == ND_NAME_SETS && r->set_by[name->field] == r->layer,
+              "%s%s: the file gives this key under its other name too; keep one of them", r->where,
               node->key);
-    ND_TRY(flatten(node, where, node->key, &text));
-    nd_setting setting = {where, node->key, text, false};
-    nd_status status = nd_name_apply(reader, name, &setting);
+    ND_TRY(flatten(r, node, node->key, &text));
+    nd_setting setting = {r->where, node->key, text, false};
+    nd_status status = nd_name_apply(r, name, &setting);
     free(text);
     return status;
 }
 
-static nd_status read_map(nd_reader *reader, nd_map_id map, const nd_yaml_node *node,
-                          const char *file)
+static nd_status read_map(nd_reader *r, nd_map_id map, const nd_yaml_node *node)
 {
-    char where[WHERE_MAX];
     if (nd_yaml_is_null(node)) {
         return ND_OK;
     }
     if (node->kind != ND_YAML_MAP) {
-        return fail_no_map(format_where(where, file, node), node->key, node);
+        place(r, node);
+        return fail_no_map(r, node->key, node);
     }
     for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        ND_TRY(read_foreign_key(reader, map, n, file));
+        ND_TRY(read_foreign_key(r, map, n));
     }
     return ND_OK;
 }
 
 /* Refuses a file that lacks accelerate's own keys; other missing ones get accelerate's values. */
-static nd_status complete_accelerate(nd_reader *reader, const char *file)
+static nd_status complete_accelerate(nd_reader *r)
 {
-    const int64_t workers = reader->config->launch.workers;
-    const int distributed = reader->state[ND_STATE_DISTRIBUTED];
+    const int64_t workers = r->config->launch.workers;
+    const int distributed = r->state[ND_STATE_DISTRIBUTED];
     ND_REFUSE(distributed == 0,
               "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, MULTI_CPU "
               "and FSDP",
-              file);
+              r->file);
     ND_REFUSE(distributed == ND_DISTRIBUTED_NO && workers > 1,
               "%s: distributed_type is NO but num_processes is %lld; use MULTI_GPU or FSDP, or one "
               "process",
-              file, nd_ll(workers));
+              r->file, nd_ll(workers));
     if (distributed == ND_DISTRIBUTED_NO) {
-        ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
+        ND_TRY(nd_reader_put(r, ND_FIELD_launch_workers, "1"));
     }
-    if (reader->set_by[ND_FIELD_train_precision] != reader->layer && !reader->no_fp16[0]) {
-        ND_TRY(nd_reader_put(reader, ND_FIELD_train_precision, "fp32"));
+    if (r->set_by[ND_FIELD_train_precision] != r->layer && !r->no_fp16[0]) {
+        ND_TRY(nd_reader_put(r, ND_FIELD_train_precision, "fp32"));
         nd_log_info("%s has no mixed_precision, so the precision is fp32, as in accelerate, unless "
                     "a flag such as --precision bf16 changes it",
-                    file);
+                    r->file);
     }
-    reader->config->from_accelerate = true; /* the reader sets the axes at its end */
+    r->config->from_accelerate = true; /* the reader sets the axes at its end */
     return ND_OK;
 }
 
-static nd_status read_accelerate(nd_reader *reader, const nd_yaml_node *root, const char *file)
+static nd_status read_accelerate(nd_reader *r, const nd_yaml_node *root)
 {
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         const nd_map_id map = find_map(n->key);
         ND_REFUSE(is_foreign_map(n->key) && !nd_yaml_is_null(n) && n->count > 0,
                   "%s:%d: %s: this engine does not exist here; use distributed_type: FSDP with "
                   "fsdp_config and parallelism_config",
-                  file, n->line, n->key);
+                  r->file, n->line, n->key);
         if (!is_foreign_map(n->key)) {
-            ND_TRY(map == ND_MAP_TOP ? read_foreign_key(reader, map, n, file)
-                                     : read_map(reader, map, n, file));
+            ND_TRY(map == ND_MAP_TOP ? read_foreign_key(r, map, n) : read_map(r, map, n));
         }
     }
-    return complete_accelerate(reader, file);
+    return complete_accelerate(r);
 }
 
 /* A native file or accelerate's, told apart by its top-level keys. */
-static nd_status read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file)
+static nd_status read_yaml(nd_reader *r, const nd_yaml_node *root)
 {
     const nd_yaml_node *native = NULL, *accelerate = NULL;
     ND_REFUSE(root->kind != ND_YAML_MAP, "%s:%d: the file is %s; it must be a map of sections",
-              file, root->line, nd_yaml_kind_name(root->kind));
+              r->file, root->line, nd_yaml_kind_name(root->kind));
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         native = !native && nd_section_find(n->key) >= 0 ? n : native;
         if (!accelerate && (nd_name_find(ND_MAP_TOP, n->key) || find_map(n->key) != ND_MAP_TOP ||
@@ -566,19 +561,19 @@ static nd_status read_yaml(nd_reader *reader, const nd_yaml_node *root, const ch
     ND_REFUSE(native && accelerate,
               "%s holds the section %s (line %d) and accelerate's key %s (line %d); write the file "
               "in one of the two forms",
-              file, native->key, native->line, accelerate->key, accelerate->line);
-    return accelerate ? read_accelerate(reader, root, file) : read_native(reader, root, file);
+              r->file, native->key, native->line, accelerate->key, accelerate->line);
+    return accelerate ? read_accelerate(r, root) : read_native(r, root);
 }
 
-static nd_status read_root(nd_reader *reader, const nd_yaml_node *root, const char *name)
+static nd_status read_root(nd_reader *r, const nd_yaml_node *root, const char *name)
 {
-    char where[600];
-    snprintf(where, sizeof where, "%.500s: ", name);
-    begin_layer(reader, ND_LAYER_FILE);
-    reader->config->from_accelerate = false;
-    ND_TRY(read_yaml(reader, root, name));
-    ND_TRY(end_layer(reader, where));
-    return nd_text_replace(&reader->config->source, name);
+    begin_layer(r, ND_LAYER_FILE);
+    r->file = name;
+    r->config->from_accelerate = false;
+    ND_TRY(read_yaml(r, root));
+    snprintf(r->where, sizeof r->where, "%.500s: ", name);
+    ND_TRY(end_layer(r));
+    return nd_text_replace(&r->config->source, name);
 }
 
 nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name)
@@ -591,7 +586,7 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
     return status == ND_OK ? end_layers(&reader) : status;
 }
 
-static nd_status read_file(nd_reader *reader, const char *path)
+static nd_status read_file(nd_reader *r, const char *path)
 {
     nd_yaml_node *root = NULL;
     char folder[4096];
@@ -605,7 +600,7 @@ static nd_status read_file(nd_reader *reader, const char *path)
               "--config-file %s does not exist; paths are relative to the working directory, %s",
               path, getcwd(folder, sizeof folder) ? folder : "which cannot be read");
     ND_TRY(nd_yaml_read(path, &root));
-    nd_status status = read_root(reader, root, path);
+    nd_status status = read_root(r, root, path);
     nd_yaml_destroy(root);
     return status;
 }
@@ -623,7 +618,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     ND_TRY(config_file ? read_file(&reader, config_file) : ND_OK);
     begin_layer(&reader, ND_LAYER_FLAGS);
     ND_TRY(nd_flags_apply(&reader, argc, argv));
-    ND_TRY(end_layer(&reader, ""));
+    ND_TRY(end_layer(&reader));
     ND_TRY(end_layers(&reader));
     if (reader.set_by[ND_FIELD_data_validation_path] == ND_LAYER_DEFAULT) {
         ND_TRY(nd_fs_exists(config->data.validation_path, &there));

@@ -174,18 +174,15 @@ int nd_field_find(const char *name)
 int nd_field_near(const char *name)
 {
     nd_suggest search;
+    int nearest = -1;
     nd_suggest_init(&search, name);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_suggest before = search;
         nd_suggest_offer(&search, nd_fields[i].key);
         nd_flag_list_offer(&search, nd_fields[i].flags);
+        nearest = strcmp(search.name, before.name) != 0 ? i : nearest;
     }
-    for (int i = 0; i < ND_FIELD_COUNT && search.best; i++) {
-        if (strcmp(nd_fields[i].key, search.best) == 0 ||
-            nd_flag_list_holds(nd_fields[i].flags, search.best)) {
-            return i;
-        }
-    }
-    return -1;
+    return nearest;
 }
 
 int nd_section_find(const char *name)

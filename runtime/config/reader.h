@@ -162,6 +162,8 @@ typedef struct nd_reader {
     nd_config *config;  /* borrowed */
     bool notes_origins; /* keeps where each path was given, in the words of the user */
     nd_layer layer;     /* being read */
+    const char *file;   /* of that layer */
+    char where[600];    /* what messages begin with: "file.yaml:12: ", or "" */
     uint8_t set_by[ND_FIELD_COUNT];
 
     /* Names of other programs set these in a layer; they are applied when all of it is read. */

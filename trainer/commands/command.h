@@ -10,8 +10,7 @@ typedef struct nd_command nd_command;
 struct nd_session;
 
 typedef struct nd_command_call {
-    nd_config *config; /* resolved, but for nd_config_take_epochs */
-    const nd_cli *cli;
+    nd_config *config;            /* resolved, but for nd_config_take_epochs */
     nd_worker *worker;            /* has its identity */
     const nd_command_flags *line; /* the command's own flags */
     int argc;                     /* of main */

@@ -488,7 +488,7 @@ static nd_status eval_requests(nd_session *s)
         c.rules.max_tokens = context + 1;
         c.rules.any_gold = true;
         ND_TRY_OUT(open_generator(&c, context));
-        status = nd_stdin_each_line(s, "", answer, &c);
+        status = nd_stdin_each(s, "", answer, &c);
     } else {
         status = score_all(&c);
     }

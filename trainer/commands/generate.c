@@ -186,7 +186,14 @@ out:
     return status;
 }
 
-/* All of the input, whose requests are run at once. */
+static nd_status encode_all(void *context, const char *text, size_t size)
+{
+    generation *g = context;
+    return encode(g, g->jsonl, text, size);
+}
+
+/* All of the input, whose requests are run at once. Ranks agree on the command line, and so on
+ * --prompt. */
 static nd_status read_requests(generation *g)
 {
     nd_session *s = g->session;
@@ -194,22 +201,19 @@ static nd_status read_requests(generation *g)
     const char *prompt = s->flags[ND_GENERATE_PROMPT].text, *file = prompt_file(s);
     char *text = NULL;
     size_t size = 0;
-    nd_status status = ND_OK;
-    if (prompt || file) {
-        if (reads && prompt) {
-            size = strlen(prompt);
-            status = nd_fs_format(&text, "%s", prompt);
-        } else if (reads) {
-            status = nd_fs_read(file, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size);
-        }
-        status = nd_session_share(s, status, &text, &size);
-    } else {
+    if (prompt) {
+        return encode(g, false, prompt, strlen(prompt));
+    }
+    if (!file) {
         if (reads && isatty(STDIN_FILENO)) {
             nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
         }
-        status = nd_stdin_read(s, &text, &size);
+        return nd_stdin_each(s, NULL, encode_all, g);
     }
-    status = status == ND_OK ? encode(g, g->jsonl && !prompt, text, size) : status;
+    nd_status status =
+        reads ? nd_fs_read(file, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size) : ND_OK;
+    status = nd_session_share(s, status, &text, &size);
+    status = status == ND_OK ? encode_all(g, text, size) : status;
     free(text);
     return status;
 }
@@ -626,7 +630,7 @@ static nd_status run_lines(generation *g)
         g->messages = json_array();
         ND_TRY(g->messages ? ND_OK : nd_fail_memory("a conversation"));
     }
-    return nd_stdin_each_line(s, "> ", answer, g);
+    return nd_stdin_each(s, "> ", answer, g);
 }
 
 static nd_status run(nd_session *s)

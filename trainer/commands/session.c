@@ -380,53 +380,45 @@ static nd_status wait_for_input(stdin_state *in, nd_session *s, bool line)
     }
 }
 
-/* The first line of what was read, without its end. */
-static nd_status take_line(stdin_state *in, char **line, size_t *size)
+/* All that was read, or (line) its first line, without the end. */
+static nd_status take_part(stdin_state *in, bool line, char **text, size_t *size)
 {
-    const char *end = memchr(in->bytes.data, '\n', in->bytes.count);
+    const char *end = line ? memchr(in->bytes.data, '\n', in->bytes.count) : NULL;
     const size_t all = end ? (size_t)(end - (char *)in->bytes.data) + 1 : in->bytes.count;
     *size = all - (end != NULL);
-    ND_TRY(ND_ALLOC(*size + 1, line));
-    memcpy(*line, in->bytes.data, *size);
+    if (!end) {
+        *text = (char *)in->bytes.data; /* NULL without any */
+        in->bytes = (nd_bytes){0};
+        return ND_OK;
+    }
+    ND_TRY(ND_ALLOC(*size + 1, text));
+    memcpy(*text, in->bytes.data, *size);
     memmove(in->bytes.data, in->bytes.data + all, in->bytes.count - all);
     in->bytes.count -= all;
     return ND_OK;
 }
 
-nd_status nd_stdin_each_line(nd_session *s, const char *prompt,
-                             nd_status (*take)(void *context, const char *line, size_t size),
-                             void *context)
+nd_status nd_stdin_each(nd_session *s, const char *prompt,
+                        nd_status (*take)(void *context, const char *text, size_t size),
+                        void *context)
 {
     const bool first = s->worker->rank.rank == 0;
     stdin_state in = {0};
     nd_status status = ND_OK;
     do {
-        char *line = NULL;
+        char *text = NULL;
         size_t size = 0;
-        if (first && isatty(STDIN_FILENO)) {
+        if (first && prompt && isatty(STDIN_FILENO)) {
             fputs(prompt, stderr);
         }
-        status = wait_for_input(&in, s, true);
-        if (status == ND_OK && in.any) {
-            status = first ? take_line(&in, &line, &size) : ND_OK;
-            status = nd_session_share(s, status, &line, &size);
-            status = status == ND_OK ? take(context, line, size) : status;
+        status = wait_for_input(&in, s, prompt);
+        if (status == ND_OK && (in.any || !prompt)) {
+            status = first ? take_part(&in, prompt, &text, &size) : ND_OK;
+            status = nd_session_share(s, status, &text, &size);
+            status = status == ND_OK ? take(context, text, size) : status;
         }
-        free(line);
-    } while (status == ND_OK && in.any);
+        free(text);
+    } while (status == ND_OK && in.any && prompt);
     free(in.bytes.data);
     return status;
-}
-
-nd_status nd_stdin_read(nd_session *s, char **text, size_t *size)
-{
-    stdin_state in = {0};
-    nd_status status = wait_for_input(&in, s, false);
-    if (status != ND_OK) {
-        free(in.bytes.data);
-        return status;
-    }
-    *text = (char *)in.bytes.data; /* NULL without any */
-    *size = in.bytes.count;
-    return nd_session_share(s, ND_OK, text, size);
 }

@@ -93,13 +93,11 @@ bool nd_session_word_is_due(nd_session *session);
 
 enum { ND_STDIN_BYTES_MAX = 1 << 30 };
 
-/* All of rank 0's standard input on all ranks, owned by the caller. Collective over all ranks.
- * ND_ERR_PREEMPTED: one of them got a stop signal. */
-nd_status nd_stdin_read(nd_session *session, char **text, size_t *size);
-/* Calls `take` on all ranks with each line, without its end. On a terminal the prompt is shown
- * before it. Collective, as above. */
-nd_status nd_stdin_each_line(nd_session *session, const char *prompt,
-                             nd_status (*take)(void *context, const char *line, size_t size),
-                             void *context);
+/* Calls `take` on all ranks with each line of rank 0's standard input, without its end; on a
+ * terminal the prompt is shown before it. Without a prompt, once with all of the input. Collective
+ * over all ranks. ND_ERR_PREEMPTED: one of them got a stop signal. */
+nd_status nd_stdin_each(nd_session *session, const char *prompt,
+                        nd_status (*take)(void *context, const char *text, size_t size),
+                        void *context);
 
 #endif
