@@ -4,16 +4,14 @@
  *   ndtrain COMMAND ...     the commands are in runtime/config/commands.def
  *   ndtrain --version       prints the version and what is inside
  */
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
@@ -23,7 +21,7 @@
 #include "runtime/device/device.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/parts.h" /* made by meson.build: what this program was built with */
+#include "trainer/parts.h" /* made by meson.build: what this program was built with */
 #include "trainer/run/run.h"
 #include "trainer/worker/worker.h"
 
@@ -193,20 +191,21 @@ static int finish(nd_status status)
 /* The resolved configuration that ndlaunch hands down as an inherited memory file. */
 static nd_status read_inherited(nd_config *config, int fd)
 {
-    struct stat st;
-    if (fstat(fd, &st) != 0 || st.st_size <= 0) {
+    enum { MOST = 64 << 20 };
+    char path[32], *text = NULL;
+    size_t size = 0;
+    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read, if it read one */
+    const bool named = name && name[0];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (nd_fs_read(path, MOST, ND_ERR_INTERNAL, &text, &size) != ND_OK || size == 0) {
+        free(text);
         return nd_fail(ND_ERR_INTERNAL,
                        "the inherited configuration (descriptor %d) cannot be read", fd);
     }
-    char *text = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (text == MAP_FAILED) {
-        return nd_fail_system(errno, "the map of the inherited configuration");
-    }
-    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read */
-    nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,
-                                           name && name[0] ? name : "configuration from ndlaunch");
-    munmap(text, (size_t)st.st_size);
-    if (status == ND_OK && !(name && name[0])) {
+    nd_status status =
+        nd_config_read_text(config, text, size, named ? name : "configuration from ndlaunch");
+    free(text);
+    if (status == ND_OK && !named) {
         config->source[0] = '\0'; /* ndlaunch read flags only */
     }
     return status;
@@ -252,11 +251,6 @@ static nd_status read_settings(nd_config *config, nd_cli *cli, const nd_identity
     }
     ND_TRY(adopt_world_size(config, id));
     return nd_config_resolve(config);
-}
-
-static bool has_own_flags(const nd_command *command)
-{
-    return command != &nd_command_train && command != &nd_command_check;
 }
 
 static nd_status run_command(const nd_command *command, nd_command_call *call, const nd_cli *cli,
@@ -321,7 +315,8 @@ int main(int argc, char **argv)
     /* With `check`, the command behind it; the words are then without "check". */
     const bool checks = command == &nd_command_check && count > 1;
     const nd_command *use = checks ? find_command(words[1]) : command;
-    use = use && has_own_flags(use) && (use->trains || !checks) ? use : NULL;
+    const bool has_flags = use && use != &nd_command_train && use != &nd_command_check;
+    use = has_flags && (use->trains || !checks) ? use : NULL;
     count -= checks && use;
     words += checks && use;
     nd_command_call call = {

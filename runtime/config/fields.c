@@ -122,6 +122,7 @@ static void print_field(FILE *out, const nd_config *config, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
     const void *member = member_of(config, f);
+    const bool is_several = f->type == ND_FIELD_TYPE_CHOICES;
     char first[40], second[40];
     unsigned bits;
     switch (f->type) {
@@ -141,12 +142,9 @@ static void print_field(FILE *out, const nd_config *config, nd_field_id id)
         fputs(*(const bool *)member ? "true" : "false", out);
         return;
     case ND_FIELD_TYPE_CHOICE:
-        memcpy(&bits, member, sizeof bits);
-        print_choices(out, f, 1U << (bits < 32 ? bits : 31));
-        return;
     case ND_FIELD_TYPE_CHOICES:
         memcpy(&bits, member, sizeof bits);
-        print_choices(out, f, bits);
+        print_choices(out, f, is_several ? bits : 1U << (bits < 32 ? bits : 31));
         return;
     default:
         fputs(*(char *const *)member ? *(char *const *)member : "", out); /* unset: NULL */

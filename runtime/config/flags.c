@@ -73,7 +73,7 @@ static part split_word(nd_command_id command, const char *word)
     return p;
 }
 
-/* A command line that is read from word to word. */
+/* A command line that is read from word to word; begins at word 1. */
 typedef struct walk {
     nd_command_id command; /* whose own flags are known */
     int argc;
@@ -81,11 +81,6 @@ typedef struct walk {
     int at;   /* the next word */
     int open; /* an own flag that takes further words, or NO_FLAG */
 } walk;
-
-static walk begin_walk(nd_command_id command, int argc, char *const *argv)
-{
-    return (walk){command, argc, argv, 1, NO_FLAG};
-}
 
 static const char *next_word(const walk *w)
 {
@@ -123,7 +118,7 @@ const char *nd_command_flags_next(const nd_command_flags *line, nd_own_flag_id f
 {
     int number = 0;
     part p;
-    for (walk w = begin_walk(line->command, line->argc, line->argv); next_part(&w, &p);) {
+    for (walk w = {line->command, line->argc, line->argv, 1, NO_FLAG}; next_part(&w, &p);) {
         if (p.own == (int)flag && number++ == *at) {
             ++*at;
             return p.value;
@@ -222,7 +217,7 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd
         v->real = nd_own_flags[i].initial ? atof(nd_own_flags[i].initial) : 0;
         v->whole = (int64_t)v->real;
     }
-    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+    for (walk w = {command, argc, argv, 1, NO_FLAG}; next_part(&w, &p);) {
         if (p.own != NO_FLAG) {
             ND_TRY(take_value(out, &p));
         } else if (!(row->programs & ND_TAKES_SETTINGS)) {
@@ -368,7 +363,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 {
     const nd_command_id command = nd_command_find(ND_NDTRAIN, argv[0]);
     part p;
-    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+    for (walk w = {command, argc, argv, 1, NO_FLAG}; next_part(&w, &p);) {
         if (p.own != NO_FLAG || !nd_flag_list_holds(run_flags, p.name)) {
             continue;
         }
@@ -394,7 +389,7 @@ static nd_status apply_words(nd_reader *reader, nd_command_id command, int argc,
     char list[512], shown[ND_FLAG_NAME_MAX + 2];
     part p;
     target t;
-    for (walk w = begin_walk(command, argc, argv); next_part(&w, &p);) {
+    for (walk w = {command, argc, argv, 1, NO_FLAG}; next_part(&w, &p);) {
         if (p.own != NO_FLAG) {
             continue;
         }

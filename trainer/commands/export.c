@@ -21,14 +21,6 @@ static const char *setting(const nd_model_files *m, const char *key)
     return value ? value : "";
 }
 
-/* Unless a flag says otherwise, weights keep their type; those of a checkpoint get the run's. */
-static int64_t choose_type(const nd_model_files *m, const nd_flag_value *flag)
-{
-    const bool wide = m->reader ? !nd_hf_reader_is_bf16(m->reader)
-                                : strcmp(setting(m, "output.dtype"), "fp32") == 0;
-    return flag->given ? flag->whole : wide ? FP32 : BF16;
-}
-
 /* Takes those of --side-files. Where the model that the run began with is not found, a checkpoint
  * goes without. */
 static nd_status choose_side_files(nd_model_files *m, const char *flag)
@@ -83,7 +75,11 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
 {
     const char *file = line->values[ND_EXPORT_GGUF].text, *out = line->word[1];
     const char *side = line->values[ND_EXPORT_SIDE_FILES].text, *slash = strrchr(m->folder, '/');
-    const int64_t type = choose_type(m, &line->values[ND_EXPORT_DTYPE]);
+    /* Unless a flag says otherwise, weights keep their type; a checkpoint's get the run's. */
+    const nd_flag_value *dtype = &line->values[ND_EXPORT_DTYPE];
+    const bool wide = m->reader ? !nd_hf_reader_is_bf16(m->reader)
+                                : strcmp(setting(m, "output.dtype"), "fp32") == 0;
+    const int64_t type = dtype->given ? dtype->whole : wide ? FP32 : BF16;
     const double begin = nd_clock_seconds();
     char size[64], step[48] = "";
     uint64_t bytes = 0;

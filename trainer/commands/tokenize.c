@@ -26,11 +26,9 @@ typedef struct work {
     bool bar;            /* standard error is a terminal */
 } work;
 
-/* The rules but for those of --chat-format. */
+/* The rules but for those of --chat-format. Choices stand in the order of their enums. */
 static nd_corpus_rules rules_of(const nd_flag_value *v)
 {
-    static const nd_special_in_text specials[] = {ND_SPECIAL_TEXT, ND_SPECIAL_PARSE,
-                                                  ND_SPECIAL_REFUSE};
     const nd_flag_value *key = &v[ND_TOKENIZE_KEY];
     const bool chat = v[ND_TOKENIZE_CHAT].whole != ND_CHOOSE_CHAT_NONE;
     return (nd_corpus_rules){.json_key = key->given ? key->text : "text",
@@ -38,14 +36,14 @@ static nd_corpus_rules rules_of(const nd_flag_value *v)
                              .pairs = !key->given || chat,
                              .append_eod = v[ND_TOKENIZE_EOD].given,
                              .add_special = !v[ND_TOKENIZE_NO_SPECIAL].given,
-                             .special_in_text = specials[v[ND_TOKENIZE_SPECIAL_IN_TEXT].whole],
+                             .special_in_text =
+                                 (nd_special_in_text)v[ND_TOKENIZE_SPECIAL_IN_TEXT].whole,
                              .refuse_invalid = v[ND_TOKENIZE_INVALID].whole == 1,
                              .drop_unknown = v[ND_TOKENIZE_DROP].given};
 }
 
 static nd_status read_flags(const nd_command_flags *line, work *w)
 {
-    static const nd_data_format formats[] = {ND_DATA_AUTO, ND_DATA_TEXT, ND_DATA_JSONL};
     const nd_flag_value *v = line->values, *threads = &v[ND_TOKENIZE_THREADS];
     const char *input, *separator = v[ND_TOKENIZE_SEPARATOR].text;
     *w = (work){.flags = v,
@@ -62,7 +60,7 @@ static nd_status read_flags(const nd_command_flags *line, work *w)
     ND_REFUSE(separator && !*separator, "--document-separator is empty; give a text");
     ND_TRY(separator ? nd_corpus_separator(separator, &w->rules, &w->separator) : ND_OK);
     for (int at = 0; (input = nd_command_flags_next(line, ND_TOKENIZE_INPUT, &at));) {
-        ND_TRY(nd_corpus_files_add(&w->files, input, formats[v[ND_TOKENIZE_FORMAT].whole]));
+        ND_TRY(nd_corpus_files_add(&w->files, input, (nd_data_format)v[ND_TOKENIZE_FORMAT].whole));
     }
     return ND_OK;
 }

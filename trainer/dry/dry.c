@@ -284,6 +284,12 @@ static nd_ops counting_ops(const nd_ops *real)
     return ops;
 }
 
+#define NOTHING(function, ...)                                                                     \
+    static nd_status function(__VA_ARGS__)                                                         \
+    {                                                                                              \
+        return ND_OK;                                                                              \
+    }
+
 /* Memory is an address that is never read. */
 
 static nd_status dry_alloc(nd_device *device, size_t bytes, void **out)
@@ -300,20 +306,9 @@ static void dry_host_free(nd_device *device, void *p)
 {
 }
 
-static nd_status dry_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
-{
-    return ND_OK;
-}
-
-static nd_status dry_zero(nd_stream *stream, void *dst, size_t bytes)
-{
-    return ND_OK;
-}
-
-static nd_status dry_wait(nd_stream *stream, nd_event *event)
-{
-    return ND_OK;
-}
+NOTHING(dry_copy, nd_stream *stream, void *dst, const void *src, size_t bytes)
+NOTHING(dry_zero, nd_stream *stream, void *dst, size_t bytes)
+NOTHING(dry_wait, nd_stream *stream, nd_event *event)
 
 /* A device whose streams and events are those of the CPU, where nothing is pending. */
 static nd_status open_dry_device(nd_device_table *table, nd_device **out)
@@ -333,19 +328,12 @@ static nd_status open_dry_device(nd_device_table *table, nd_device **out)
 
 /* Communicators that send nothing. */
 
-static nd_status dry_create(nd_transport *transport, nd_comm *comm)
-{
-    return ND_OK;
-}
-
 static void dry_destroy(nd_comm *comm)
 {
 }
 
-static nd_status nothing(void *operation)
-{
-    return ND_OK;
-}
+NOTHING(dry_create, nd_transport *transport, nd_comm *comm)
+NOTHING(nothing, void *operation)
 
 /* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
  * an all-gather. In a group of several ranks the caller waits for an event, which is complete. */

@@ -475,15 +475,6 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_nccl(&options, &worker->transport);
 }
 
-/* For a worker of PMIx, launch.rdzv_endpoint names the address at which rank 0 listens. */
-static nd_status apply_endpoint(nd_identity *id, const nd_config *config)
-{
-    if (id->source != ND_IDENTITY_PMIX || !config->launch.rdzv_endpoint[0]) {
-        return ND_OK;
-    }
-    return nd_endpoint_parse(config->launch.rdzv_endpoint, id->master_addr, &id->master_port);
-}
-
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
 {
     nd_identity *id = &worker->identity;
@@ -494,7 +485,11 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     atomic_store(&rank->progress->rank, id->rank);
     nd_progress_set_phase(rank->progress, ND_PHASE_RENDEZVOUS, 0);
     if (id->world_size > 1) { /* else there is no store */
-        ND_TRY(apply_endpoint(id, config));
+        /* For a worker of PMIx, the endpoint is the address at which rank 0 listens. */
+        const char *endpoint = config->launch.rdzv_endpoint;
+        ND_TRY(id->source == ND_IDENTITY_PMIX && endpoint[0]
+                   ? nd_endpoint_parse(endpoint, id->master_addr, &id->master_port)
+                   : ND_OK);
         const nd_store_watch watch = {nd_worker_report_loss, worker};
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &watch, &worker->store));
         ND_TRY(nd_store_barrier(worker->store, "start"));
