@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A GGUF file from memory: what the reader accepts lies inside the file, and its values can be
  * read. */
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include "runtime/base/fs.h"
 #include "tests/fuzz/fuzz.h"
 #include "trainer/weights/gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int fd = -1;
-    static char path[64];
+    int fd;
+    const char *path = fuzz_file(data, size, &fd);
     nd_safetensors_list list;
     nd_shape shape;
-    if (fd < 0) {
-        fd = memfd_create("gguf", MFD_CLOEXEC);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
     if (nd_gguf_open(path, &list, &shape, NULL) != ND_OK) {
         return 0;
     }

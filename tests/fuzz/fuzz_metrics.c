@@ -2,10 +2,7 @@
 /* metrics.jsonl read back, whatever it holds. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "runtime/base/fs.h"
 #include "runtime/base/printable.h"
 #include "tests/fuzz/fuzz.h"
 #include "trainer/view/metrics.h"
@@ -23,14 +20,9 @@ static void check_column(const nd_column *column)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int fd = -1;
-    static char path[64];
+    int fd;
+    const char *path = fuzz_file(data, size, &fd);
     nd_metrics metrics;
-    if (fd < 0) {
-        fd = memfd_create("metrics", MFD_CLOEXEC);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
     if (nd_metrics_read(path, &metrics) == ND_OK) {
         for (int k = 0; k < metrics.count; k++) {
             check_column(&metrics.columns[k]);

@@ -3,11 +3,8 @@
  * nothing. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "runtime/base/fs.h"
 #include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/corpus.h"
 
@@ -35,15 +32,10 @@ static nd_status read_all(const char *path, size_t piece, XXH64_hash_t *hash, si
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int fd = -1;
-    static char path[64];
+    int fd;
+    const char *path = fuzz_file(data, size, &fd);
     XXH64_hash_t whole, pieces;
     size_t whole_size, pieces_size;
-    if (fd < 0) {
-        fd = memfd_create("stream", MFD_CLOEXEC);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
     nd_status first = read_all(path, 1 << 16, &whole, &whole_size);
     nd_status second = read_all(path, 61, &pieces, &pieces_size);
     if (whole_size < LIMIT && pieces_size < LIMIT) {

@@ -493,26 +493,28 @@ Test(flags, unknown_or_broken)
 
 Test(flags, what_else_is_asked)
 {
-    nd_config c;
-    nd_cli cli;
-    assert_ok(nd_config_init(&c));
-    char *help[] = {"ndlaunch", "--nonsense", "--help"};
-    cr_assert_eq(nd_config_parse(&c, &cli, 3, help), ND_OK, "help wins over mistakes");
-    cr_expect(cli.help && !cli.version);
-    cr_expect_str_eq(cli.help_topic, "");
-    char *topic[] = {"ndlaunch", "--help", "fp8", "--num-steps", "3"};
-    assert_ok(nd_config_parse(&c, &cli, 5, topic));
-    cr_expect_str_eq(cli.help_topic, "fp8");
-    char *joined[] = {"ndlaunch", "--help=all"};
-    assert_ok(nd_config_parse(&c, &cli, 2, joined));
-    cr_expect_str_eq(cli.help_topic, "all");
-    char *flag[] = {"ndlaunch", "-h", "--num-steps", "3"};
-    assert_ok(nd_config_parse(&c, &cli, 4, flag));
-    cr_expect(cli.help && !*cli.help_topic, "a flag is no section");
-    char *version[] = {"ndlaunch", "--version"};
-    assert_ok(nd_config_parse(&c, &cli, 2, version));
-    cr_expect(cli.version);
-    nd_config_fini(&c);
+    static const struct {
+        const char *flags, *topic;          /* topic: NULL: none is asked for */
+    } cases[] = {{"--nonsense --help", ""}, /* help wins over mistakes */
+                 {"--help fp8 --num-steps 3", "fp8"},
+                 {"--help=all", "all"},
+                 {"-h --num-steps 3", ""}, /* a flag is no section */
+                 {"--version", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[64], *rest = words, *argv[8] = {"ndlaunch"};
+        int argc = 1;
+        nd_config c;
+        nd_cli cli;
+        snprintf(words, sizeof words, "%s", cases[i].flags);
+        while (rest) {
+            argv[argc++] = strsep(&rest, " ");
+        }
+        assert_ok(nd_config_init(&c));
+        assert_ok(nd_config_parse(&c, &cli, argc, argv));
+        cr_expect(cli.help == (cases[i].topic != NULL) && cli.version == !cases[i].topic);
+        cr_expect_str_eq(cli.help_topic, cases[i].topic ? cases[i].topic : "");
+        nd_config_fini(&c);
+    }
 }
 
 /* The text of --help TOPIC; owned by the caller. No line is longer than a screen is wide. */
@@ -578,21 +580,16 @@ Test(flags, help_of_a_section)
         free(text);
     }
     cr_expect_eq(all, ND_FIELD_COUNT);
-    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "opimizer"), ND_ERR_CONFIG);
-    cr_expect_str_eq(nd_error_last()->message,
-                     "--help opimizer: there is no such section; did you mean --help optimizer?");
-    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "lr"), ND_ERR_CONFIG);
-    cr_expect_str_eq(
-        nd_error_last()->message,
-        "--help lr: there is no such section; --help optimizer has the key optimizer.lr");
-    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "zzzzzzzz"), ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
-    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "eval"), ND_ERR_CONFIG);
-    cr_expect_str_eq(nd_error_last()->message,
-                     "--help eval: this is a command; write ndlaunch eval --help");
-    cr_expect_eq(nd_config_help(stdout, ND_NDLAUNCH, "ckpt"), ND_ERR_CONFIG);
-    cr_expect_str_eq(nd_error_last()->message,
-                     "--help ckpt: there is no such section; --help alone lists the sections");
+    static const char *const wrong[][2] = {
+        {"opimizer", "there is no such section; did you mean --help optimizer?"},
+        {"lr", "there is no such section; --help optimizer has the key optimizer.lr"},
+        {"zzzzzzzz", "--help alone lists the sections"},
+        {"eval", "--help eval: this is a command; write ndlaunch eval --help"},
+        {"ckpt", "there is no such section; --help alone lists the sections"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        expect_sentence(nd_config_help(stdout, ND_NDLAUNCH, wrong[i][0]), ND_ERR_CONFIG,
+                        wrong[i][1]);
+    }
 }
 
 static void expect_name(nd_program of, const char *word, nd_status wanted, const char *words)

@@ -197,60 +197,48 @@ Test(resolve, checks_what_was_put_into_the_struct)
     nd_config_fini(&c);
 }
 
-/* 400 s a GB of text that is encoded; other formats are mapped and open at once. */
+/* 400 s a GB of text that is encoded, and eight times as much where it is compressed; other formats
+ * are mapped and open at once. 10 s a GB of a model that is verified, be its files links as in a
+ * cache. Each file has 3 GB. */
 Test(resolve, time_to_index_the_data)
 {
+    static const struct {
+        const char *path, *validation, *tokenizer, *model; /* within the folder */
+        nd_data_format format;
+        double seconds;
+    } cases[] = {{"none", "none", "bytes", "", ND_DATA_AUTO, 0},
+                 {"big.jsonl", "none", "bytes", "", ND_DATA_AUTO, 1200},
+                 {"big.jsonl", "big.jsonl", "bytes", "", ND_DATA_AUTO, 2400},
+                 {"big.jsonl", "big.jsonl", "bytes", "", ND_DATA_TEXT, 0},
+                 {"big.jsonl", "big.jsonl", "model", "", ND_DATA_TEXT, 2400},
+                 {"x[1]", "none", "bytes", "", ND_DATA_AUTO, 1200}, /* its name is no pattern */
+                 {"x*/*.jsonl", "none", "bytes", "", ND_DATA_AUTO, 1200},
+                 {"x*/*.jsonl", "none", "model", "", ND_DATA_AUTO, 1200},
+                 {"a.ndjson.zst", "none", "bytes", "", ND_DATA_AUTO, 9600},
+                 {"none", "none", "bytes", "x[1]", ND_DATA_AUTO, 0}, /* nothing to verify by */
+                 {"none", "none", "bytes", "model", ND_DATA_AUTO, 60}};
+    static const char *const files[] = {"big.jsonl", "x[1]/a.jsonl", "a.ndjson.zst", "model/blob"};
     tempdir dir;
-    nd_config c;
     tempdir_make(&dir);
-    cr_assert_eq(truncate(tempdir_write(&dir, "big.jsonl", "", 0), 3000000000), 0); /* no disk */
-    assert_ok(nd_config_init(&c));
-    cr_expect_eq(nd_config_data_seconds(&c), 0.0);
-    assert_ok(nd_text_replace(&c.data.path, tempdir_file(&dir, "big.jsonl")));
-    cr_expect_float_eq(nd_config_data_seconds(&c), 1200.0, 1e-6);
-    assert_ok(nd_text_replace(&c.data.validation_path, c.data.path));
-    cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
-    c.data.format = ND_DATA_TEXT;
-    cr_expect_eq(nd_config_data_seconds(&c), 0.0);
-    assert_ok(nd_text_replace(&c.data.tokenizer, "model")); /* it is encoded */
-    cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
-    assert_ok(nd_text_replace(&c.data.path, dir.path));
-    cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
-    nd_config_fini(&c);
-    /* As bytes, in a folder whose name is no pattern, and by a pattern. */
-    char folder[PATH_MAX], file[PATH_MAX + 16];
-    snprintf(folder, sizeof folder, "%s/x[1]", dir.path);
-    snprintf(file, sizeof file, "%s/a.jsonl", folder);
-    cr_assert_eq(mkdir(folder, 0700), 0);
-    cr_assert_eq(rename(tempdir_file(&dir, "big.jsonl"), file), 0);
-    assert_ok(nd_config_init(&c));
-    for (int i = 0; i < 3; i++) {
-        assert_ok(nd_text_replace(&c.data.path, i ? tempdir_file(&dir, "x*/*.jsonl") : folder));
-        cr_expect_float_eq(nd_config_data_seconds(&c), 1200.0, 1e-6, "%d", i);
-        assert_ok(nd_text_replace(&c.data.tokenizer, i ? "model" : "bytes"));
+    cr_assert_eq(mkdir(tempdir_file(&dir, "x[1]"), 0700), 0);
+    cr_assert_eq(mkdir(tempdir_file(&dir, "model"), 0700), 0);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        cr_assert_eq(truncate(tempdir_write(&dir, files[i], "", 0), 3000000000), 0); /* no disk */
     }
-    nd_config_fini(&c);
-    /* Compressed, as bytes. */
-    char packed[PATH_MAX + 32];
-    snprintf(packed, sizeof packed, "%s/a.ndjson.zst", folder);
-    cr_assert_eq(rename(file, packed), 0);
-    assert_ok(nd_config_init(&c));
-    assert_ok(nd_text_replace(&c.data.path, packed));
-    cr_expect_float_eq(nd_config_data_seconds(&c), 9600.0, 1e-6);
-    nd_config_fini(&c);
-    /* 10 s a GB of a model that is verified, be its files links as in a cache. */
-    assert_ok(nd_config_init(&c));
-    c.model.verify = true;
-    assert_ok(nd_text_replace(&c.model.path, dir.path));
-    cr_assert_eq(truncate(tempdir_write(&dir, "blob", "", 0), 3000000000), 0);
-    cr_expect_eq(nd_config_data_seconds(&c), 0.0); /* nothing to verify by */
-    tempdir_write(&dir, "SHA256SUMS", "", 0);
-    cr_expect_float_eq(nd_config_data_seconds(&c), 30.0, 1e-6);
-    cr_assert_eq(symlink("blob", tempdir_file(&dir, "model.safetensors")), 0);
-    cr_expect_float_eq(nd_config_data_seconds(&c), 60.0, 1e-6);
-    nd_config_fini(&c);
-    cr_assert_eq(unlink(packed), 0);
-    cr_assert_eq(rmdir(folder), 0);
+    tempdir_write(&dir, "model/SHA256SUMS", "", 0);
+    cr_assert_eq(symlink("blob", tempdir_file(&dir, "model/model.safetensors")), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_config c;
+        assert_ok(nd_config_init(&c));
+        assert_ok(nd_text_replace(&c.data.path, tempdir_file(&dir, cases[i].path)));
+        assert_ok(
+            nd_text_replace(&c.data.validation_path, tempdir_file(&dir, cases[i].validation)));
+        assert_ok(nd_text_replace(&c.data.tokenizer, cases[i].tokenizer));
+        assert_ok(nd_text_replace(&c.model.path, tempdir_file(&dir, cases[i].model)));
+        c.data.format = cases[i].format;
+        cr_expect_float_eq(nd_config_data_seconds(&c), cases[i].seconds, 1e-6, "case %zu", i);
+        nd_config_fini(&c);
+    }
     tempdir_remove(&dir);
 }
 

@@ -44,16 +44,6 @@ Test(shipped, each_is_whole)
     }
 }
 
-Test(shipped, the_documented_long_run)
-{
-    nd_config c;
-    char path[1024];
-    assert_ok(FLAGS(&c, "--config-file", source_path("configs/cp.yaml", path), "--sequence-length",
-                    "128000", "--num-steps", "1"));
-    assert_ok(nd_config_resolve(&c));
-    nd_config_fini(&c);
-}
-
 Test(shipped, the_documentation_names_every_key_and_default)
 {
     char path[1024], wanted[256], *text = NULL;

@@ -74,9 +74,11 @@ static void run_rank(int r, bool pmix, const nd_error *error)
     _exit((int)error->status);
 }
 
-/* What the ranks print, and for each whether it was killed. */
-static void fail_together(const nd_error errors[RANKS], bool pmix, char *text, size_t capacity,
-                          bool killed[RANKS])
+/* What the ranks printed, and for each whether it was killed. */
+static char text[4096];
+static bool killed[RANKS];
+
+static void fail_together(const nd_error errors[RANKS], bool pmix)
 {
     int ends[2], status;
     size_t used = 0;
@@ -92,7 +94,7 @@ static void fail_together(const nd_error errors[RANKS], bool pmix, char *text, s
         }
     }
     close(ends[1]);
-    while (used + 1 < capacity && (n = read(ends[0], text + used, capacity - 1 - used)) > 0) {
+    while (used + 1 < sizeof text && (n = read(ends[0], text + used, sizeof text - 1 - used)) > 0) {
         used += (size_t)n;
     }
     text[used] = '\0';
@@ -110,9 +112,7 @@ static const nd_error no_file = {ND_ERR_IO, ND_CAUSE_LOCAL, "a file cannot be re
 
 static void expect_text(const nd_error errors[RANKS], const char *expected, int code)
 {
-    char text[4096];
-    bool killed[RANKS];
-    fail_together(errors, true, text, sizeof text, killed);
+    fail_together(errors, true);
     cr_expect_str_eq(text, expected);
     cr_expect_eq(job->code, code);
     for (int r = 0; r < RANKS; r++) {
@@ -138,9 +138,7 @@ Test(failure, under_pmix_rank_1_tells_of_a_lost_rank_0_before_the_others)
     static const nd_error first = {(nd_status)HEARS, ND_CAUSE_OWN, "rank 0 was lost"};
     static const nd_error later = {(nd_status)HEARS, ND_CAUSE_OWN, "another rank says so"};
     const nd_error errors[RANKS] = {{0}, first, later, later};
-    char text[4096];
-    bool killed[RANKS];
-    fail_together(errors, true, text, sizeof text, killed);
+    fail_together(errors, true);
     cr_expect_eq(strncmp(text, "error: rank 0 was lost\n", 23), 0, "%s", text);
     cr_expect_eq(job->code, ND_ERR_IO);
     for (int r = 0; r < RANKS; r++) {
@@ -154,9 +152,7 @@ Test(failure, at_a_deadline_each_rank_says_for_whom_it_waits)
                                             {ND_ERR_HANG, ND_CAUSE_OWN, "waits for rank 2"},
                                             {0},
                                             {ND_ERR_HANG, ND_CAUSE_OWN, "waits for rank 0"}};
-    char text[4096];
-    bool killed[RANKS];
-    fail_together(waiting, true, text, sizeof text, killed);
+    fail_together(waiting, true);
     for (int r = 0; r < RANKS; r++) {
         cr_expect(killed[r] && strstr(text, waiting[r].message), "rank %d: %s", r, text);
     }
@@ -203,9 +199,7 @@ Test(failure, without_pmix_too_each_rank_reaches_its_deadline_before_one_ends)
 Test(failure, without_pmix_each_rank_prints_its_own)
 {
     const nd_error errors[RANKS] = {lost_peer, named, own, lost_peer};
-    char text[4096];
-    bool killed[RANKS];
-    fail_together(errors, false, text, sizeof text, killed);
+    fail_together(errors, false);
     for (int r = 0; r < RANKS; r++) {
         cr_expect(!killed[r] && strstr(text, errors[r].message), "rank %d: %s", r, text);
     }
@@ -213,7 +207,7 @@ Test(failure, without_pmix_each_rank_prints_its_own)
 }
 
 /* What a child prints that ends in nd_worker_report_loss; its exit code. */
-static int end_lost(nd_worker *worker, char *text, size_t capacity)
+static int end_lost(nd_worker *worker)
 {
     int ends[2], status = -1;
     cr_assert_eq(pipe(ends), 0);
@@ -225,7 +219,7 @@ static int end_lost(nd_worker *worker, char *text, size_t capacity)
         _exit(1);
     }
     close(ends[1]);
-    ssize_t n = read(ends[0], text, capacity - 1);
+    ssize_t n = read(ends[0], text, sizeof text - 1);
     text[n > 0 ? n : 0] = '\0';
     close(ends[0]);
     cr_assert_eq(waitpid(child, &status, 0), child);
@@ -236,10 +230,9 @@ static int end_lost(nd_worker *worker, char *text, size_t capacity)
 Test(failure, a_lost_rank_ends_this_process_unless_another_thread_has_reported)
 {
     nd_worker worker = worker_of(0, false);
-    char text[4096];
-    cr_expect_eq(end_lost(&worker, text, sizeof text), ND_ERR_IO);
+    cr_expect_eq(end_lost(&worker), ND_ERR_IO);
     cr_expect_not_null(strstr(text, "rank 2 was lost"), "%s", text);
     worker.reported = true;
-    cr_expect_eq(end_lost(&worker, text, sizeof text), 1);
+    cr_expect_eq(end_lost(&worker), 1);
     cr_expect_str_empty(text);
 }
