@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from steps import check
+from steps import call, check
 
 PROGRAM = r"""
 #include <stdio.h>
@@ -52,9 +52,7 @@ def main():
         codes = "\n".join(f"printf \"{form} %d %.9g\\n\", {code}, $nd_fp8(\"{form}\", {code})" for form in ("e4m3", "e5m2") for code in range(256))
         (folder / "commands").write_text("set debuginfod enabled off\nbreak stop\nrun >values\n" +
                                          "".join(f"print {n}\n" for n in ("view", "bf16", "fp8", "none", "elsewhere", "matrix")) + codes + "\n")
-        done = subprocess.run(["gdb", "-nx", "-batch", "-ix", source / "scripts/gdb/ndtrain.py", "-x", "commands", "t"], cwd=folder,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-        said = done.stdout
+        said = call(["gdb", "-nx", "-batch", "-ix", source / "scripts/gdb/ndtrain.py", "-x", "commands", "t"], cwd=folder)
         check((folder / "values").exists(), f"the program did not run under gdb:\n{said}")
         values = [line.split() for line in (folder / "values").read_text().splitlines()]
     printed = dict(re.findall(r"^\$(\d+) = (.*)$", said, re.M))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from steps import check
+from steps import call, check
 
 SOURCE = pathlib.Path(sys.argv[1])
 DOCKERFILE, DEF, CONTAINER, PACKAGE = ((SOURCE / name).read_text() for name in (
@@ -122,8 +122,7 @@ def check_container():
     sources = run_container("install", SNAPSHOT=day, os_release="ID=ubuntu\n")[2]
     check(sources == f'APT::Snapshot "{day}";\n', f"on Ubuntu the sources are {sources}")
     for script in ("setup", "package"):
-        help = subprocess.run([SOURCE / "scripts" / script, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        check(help.returncode == 0 and "--cuda" in help.stdout, f"scripts/{script} has no --cuda")
+        check("--cuda" in call([SOURCE / "scripts" / script, "--help"]), f"scripts/{script} has no --cuda")
 
 
 def check_meson():
@@ -136,9 +135,8 @@ def check_packages():
     """The names that apt is asked for, where it knows some."""
     if not shutil.which("apt-cache"):
         return
-    names = ["dpkg-dev", "libpmix2"] + subprocess.run([SOURCE / "scripts/setup", "--list"], stdin=subprocess.DEVNULL, capture_output=True,
-                                                      text=True, timeout=60).stdout.split()
-    known = subprocess.run(["apt-cache", "pkgnames"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60).stdout.split()
+    names = ["dpkg-dev", "libpmix2"] + call([SOURCE / "scripts/setup", "--list"]).split()
+    known = call(["apt-cache", "pkgnames"]).split()
     if "gcc" in known and "bookworm" in pathlib.Path("/etc/os-release").read_text(): # the release of the base
         check(set(names) <= set(known), f"apt knows no {set(names) - set(known)}")
 

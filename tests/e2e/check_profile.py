@@ -18,7 +18,7 @@ import threading
 import time
 
 import browser
-from steps import check
+from steps import call, check
 
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -156,9 +156,7 @@ def check_in_perfetto(package, folder, text):
 
 def check_report(ndtrain, folder, events):
     """`ndtrain report` reads the file that the run has written."""
-    done = subprocess.run([ndtrain, "report", "run"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=60)
-    check(done.returncode == 0, f"the report ended with {done.returncode}:\n{done.stdout}")
+    call([ndtrain, "report", "run"], cwd=folder)
     text = (folder / "run/report.html").read_text()
     waits = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))["runs"][0]["waits"]
     check(waits["steps"] == 2 and len(waits["ranks"]) == RANKS, f"the report says of who waited: {waits}")
@@ -177,12 +175,11 @@ def main():
         folder = pathlib.Path(name)
         (folder / "model.json").write_text(json.dumps(MODEL))
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
-        done = subprocess.run([ndlaunch, "--device", "cpu", "--num-processes", str(RANKS), "--dp-shard-size", "2", "--tp-size", "2",
-                               "--sequence-length", "64", "--num-steps", "5", "--set", "model.config=model.json", "--set",
-                               "data.path=text.txt", "--set", "output.dir=run", "--set", "output.save_model=false",
-                               "--validation-path", "text.txt", "--eval-steps", "3", "--profile-steps", "3-4"], cwd=folder,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-        check(done.returncode == 0 and "profile of 4 ranks" in done.stdout, f"the run ended with {done.returncode}:\n{done.stdout}")
+        said = call([ndlaunch, "--device", "cpu", "--num-processes", str(RANKS), "--dp-shard-size", "2", "--tp-size", "2",
+                     "--sequence-length", "64", "--num-steps", "5", "--set", "model.config=model.json", "--set",
+                     "data.path=text.txt", "--set", "output.dir=run", "--set", "output.save_model=false",
+                     "--validation-path", "text.txt", "--eval-steps", "3", "--profile-steps", "3-4"], cwd=folder)
+        check("profile of 4 ranks" in said, said)
         text = (folder / "run" / "profile.json").read_text()
         events = json.loads(text)["traceEvents"]
         viewer = find_viewer()

@@ -8,20 +8,17 @@ import subprocess
 import sys
 import tempfile
 
-from steps import check
+from steps import call, check
 
 SOURCE = pathlib.Path(sys.argv[1])
 
 
-def call(status, script, *arguments):
-    done = subprocess.run([SOURCE / "scripts" / script, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=60)
-    check(done.returncode == status, f"{script} {' '.join(arguments)} ended with {done.returncode}, not {status}:\n{done.stdout}")
-    return done.stdout
+def script(name, *arguments, code=0):
+    return call([SOURCE / "scripts" / name, *arguments], code)
 
 
 def packages(*arguments):
-    return call(0, "setup", "--list", *arguments).split()
+    return script("setup", "--list", *arguments).split()
 
 
 def the_programs_need_no_tools_of_the_tests():
@@ -98,11 +95,10 @@ def a_package_that_no_source_has_is_named():
 
 
 def wrong_arguments_do_nothing():
-    check("--frobnicate" in call(2, "setup", "--frobnicate"), "the argument is not named")
-    check("--frobnicate" in call(2, "build", "--frobnicate"), "the argument is not named")
-    check("contradict" in call(2, "build", "--without-cuda", "--cuda"), "two options that contradict each other")
-    for script in ("setup", "build"):
-        check("--cuda" in call(0, script, "--help"), f"{script} --help does not name --cuda")
+    check("contradict" in script("build", "--without-cuda", "--cuda", code=2), "two options that contradict each other")
+    for name in ("setup", "build"):
+        check("--frobnicate" in script(name, "--frobnicate", code=2), "the argument is not named")
+        check("--cuda" in script(name, "--help"), f"{name} --help does not name --cuda")
 
 
 the_programs_need_no_tools_of_the_tests()

@@ -5,11 +5,10 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
-from steps import check
+from steps import call, check
 
 SOURCE, BUILD = (pathlib.Path(path) for path in sys.argv[1:3])
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -19,10 +18,7 @@ CONFIG = "launch: {workers: 1, device: cpu}\nmodel: {config: model.json}\ndata: 
 
 
 def sweep(folder, *arguments, code=0, launcher=BUILD / "ndlaunch"):
-    done = subprocess.run([SOURCE / "scripts/sweep", *arguments], cwd=folder, env={**os.environ, "ND_LAUNCH": str(launcher)},
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
-    check(done.returncode == code, f"{arguments} ended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
-    return done.stdout + done.stderr
+    return call([SOURCE / "scripts/sweep", *arguments], code, cwd=folder, env={**os.environ, "ND_LAUNCH": str(launcher)})
 
 
 def setting(run, key):
@@ -62,9 +58,8 @@ def check_places(folder):
         shutil.copy(SOURCE / "scripts" / part, folder / "tree/scripts")
     (folder / "tree/build").symlink_to(BUILD)
     environment = {key: value for key, value in os.environ.items() if key != "ND_LAUNCH"}
-    done = subprocess.run(["tree/scripts/sweep", "optimizer.lr=1e-3", "tiny.yaml", "--folder", "places"], cwd=folder, env=environment,
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
-    check(done.returncode == 0 and (folder / "places/report.html").is_file(), f"called elsewhere: {done.stderr}")
+    said = call(["tree/scripts/sweep", "optimizer.lr=1e-3", "tiny.yaml", "--folder", "places"], cwd=folder, env=environment)
+    check((folder / "places/report.html").is_file(), f"called elsewhere: {said}")
     check("no.yaml cannot be used: No such file" in sweep(folder, "optimizer.lr=1", "no.yaml", code=2), "no configuration")
 
 

@@ -52,6 +52,13 @@ def check(holds, words):
         raise AssertionError(words)
 
 
+def call(words, code=0, **more):
+    """What a program prints, which ends with this code."""
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, **more)
+    check(done.returncode == code, f"{words} ended with {done.returncode}, not {code}:\n{done.stdout}")
+    return done.stdout
+
+
 TESTS = []
 
 
