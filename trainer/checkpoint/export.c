@@ -397,66 +397,14 @@ nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options 
     return status;
 }
 
-/* The same tensor of two dumps, where both have its elements. */
-static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[2],
-                                const nd_dump_tensor *const of[2])
+static nd_status compare_dumped(void *context, const nd_dump_pair *pair)
 {
-    const int64_t count = of[0]->rows * of[0]->cols;
-    float *values[2] = {0};
-    bool *there[2] = {0};
-    int64_t both = 0, one = 0;
-    nd_status status = ND_OK;
-    for (int s = 0; s < 2; s++) {
-        ND_TRY_OUT(ND_ALLOC(count, &values[s]));
-        ND_TRY_OUT(ND_ALLOC(count, &there[s]));
-        ND_TRY_OUT(nd_dump_read(files[s], of[s], values[s], there[s]));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        if (there[0][i] && there[1][i]) {
-            values[0][both] = values[0][i];
-            values[1][both++] = values[1][i];
-        }
-        one += there[0][i] != there[1][i];
-    }
-    compare_values(c, values[0], values[1], both);
-    c->array.presence = one > 0 ? ND_DIFF_SIZES : ND_DIFF_BOTH; /* a rank's file is missing */
-out:
-    for (int s = 0; s < 2; s++) {
-        free(values[s]);
-        free(there[s]);
-    }
-    return status;
-}
-
-static const nd_dump_tensor *find_dumped(const nd_dump_files *files, const char *name)
-{
-    int64_t count = 0;
-    const nd_dump_tensor *list = nd_dump_tensors(files, &count);
-    for (int64_t i = 0; i < count; i++) {
-        if (strcmp(list[i].name, name) == 0) {
-            return &list[i];
-        }
-    }
-    return NULL;
-}
-
-/* s: the side whose tensors are looked for on the other one; of B only those that A lacks. */
-static nd_status compare_dumps(comparison *c, const nd_dump_files *const files[2], int s)
-{
-    int64_t count = 0;
-    const nd_dump_tensor *list = nd_dump_tensors(files[s], &count);
-    for (int64_t i = 0; i < count; i++) {
-        const nd_dump_tensor *other = find_dumped(files[!s], list[i].name);
-        const nd_dump_tensor *const of[] = {&list[i], other};
-        if (s == 1 && other) {
-            continue;
-        }
-        bool sized = other && other->rows == list[i].rows && other->cols == list[i].cols;
-        c->array = (nd_diff_array){.name = list[i].name, .presence = presence_of(s, other, sized)};
-        ND_TRY(sized ? compare_dumped(c, files, of) : ND_OK);
-        ND_TRY(end_array(c));
-    }
-    return ND_OK;
+    comparison *c = context;
+    const int side = pair->in[0] ? 0 : 1;
+    c->array = (nd_diff_array){.name = pair->name,
+                               .presence = presence_of(side, pair->in[!side], pair->alike)};
+    compare_values(c, pair->values[0], pair->values[1], pair->count);
+    return end_array(c);
 }
 
 nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
@@ -464,17 +412,6 @@ nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *opti
                        nd_diff_totals *totals)
 {
     comparison c = {.options = options, .visit = visit, .context = context, .totals = totals};
-    nd_dump_files *files[2] = {0};
-    nd_status status = ND_OK;
     *totals = (nd_diff_totals){0};
-    ND_TRY_OUT(nd_dump_open(folders[0], &files[0]));
-    ND_TRY_OUT(nd_dump_open(folders[1], &files[1]));
-    const nd_dump_files *const both[] = {files[0], files[1]};
-    for (int s = 0; s < 2; s++) {
-        ND_TRY_OUT(compare_dumps(&c, both, s));
-    }
-out:
-    nd_dump_close(files[0]);
-    nd_dump_close(files[1]);
-    return status;
+    return nd_dump_each_pair(folders, compare_dumped, &c);
 }

@@ -1,17 +1,213 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writes the tensors of a step of one rank. */
+/* The tensors that a dump may hold, and the file of a step of one rank. */
 #include "trainer/dump/dump.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/dump/parts.h"
+#include "runtime/base/suggest.h"
 #include "trainer/context/deal.h"
 #include "trainer/weights/safetensors.h"
+
+/* Which tensors there are, and which of them log.dump_tensors names. */
+
+enum { NAME_MAX_BYTES = 160 };
+
+/* A row of points.def. */
+typedef struct dump_row {
+    const char *name;
+    nd_unit_kind unit; /* BLOCK or HEAD */
+    bool gradient;
+    enum { ROWS_LOCAL, ROWS_ALL } rows;
+    enum { COLUMNS_HIDDEN, COLUMNS_OUT, COLUMNS_IN } columns;
+    nd_param_id param;
+    enum { WHEN_ALWAYS, WHEN_PRE_NORM, WHEN_POST_NORM, WHEN_ONE_COPY } when;
+} dump_row;
+
+static const dump_row dump_rows[ND_DUMP_POINTS] = {
+#define ND_POINT(id, unit, name, gradient, rows, columns, param, when)                             \
+    {name, ND_UNIT_##unit, gradient, ROWS_##rows, COLUMNS_##columns, ND_PARAM_##param, WHEN_##when},
+#include "trainer/dump/points.def"
+#undef ND_POINT
+};
+
+/* A tensor that can be dumped: of a micro-batch (row), or of the state (param). */
+typedef struct subject {
+    char name[NAME_MAX_BYTES];
+    int64_t order; /* of the computation, the same on every rank and mesh */
+    const dump_row *row;
+    int64_t layer;
+    int micro;
+    const nd_param *param; /* NULL: of a micro-batch */
+    bool gradient;         /* of param */
+} subject;
+
+typedef struct all_subjects {
+    const nd_layout *layout;
+    const nd_shape *shape;
+    int64_t tp;
+    int micros;
+    nd_status (*visit)(void *context, const subject *subject);
+    void *context;
+} all_subjects;
+
+/* The next word of a list, without spaces before it; false: there is none. */
+static bool next_word(const char **list, char word[NAME_MAX_BYTES])
+{
+    const char *begin = *list + strspn(*list, " ,");
+    const size_t n = strcspn(begin, ",");
+    snprintf(word, NAME_MAX_BYTES, "%.*s", (int)n, begin);
+    *list = begin + n;
+    return n > 0;
+}
+
+/* Whether the list of names and patterns, separated by commas, has the name. */
+static bool has_name(const char *list, const char *name)
+{
+    char pattern[NAME_MAX_BYTES];
+    bool found = false;
+    while (!found && next_word(&list, pattern)) {
+        found = fnmatch(pattern, name, 0) == 0;
+    }
+    return found;
+}
+
+/* The points of one unit in one pass. */
+static nd_status each_point(const all_subjects *all, subject of, nd_unit_kind unit, bool gradient,
+                            int64_t *order)
+{
+    const bool when[] = {[WHEN_ALWAYS] = true,
+                         [WHEN_PRE_NORM] = all->shape->post_norm != 1,
+                         [WHEN_POST_NORM] = all->shape->post_norm == 1,
+                         [WHEN_ONE_COPY] = nd_shape_kv_copies(all->shape, all->tp) == 1};
+    for (int p = 0; p < ND_DUMP_POINTS; p++) {
+        const dump_row *row = &dump_rows[p];
+        if (row->unit != unit || row->gradient != gradient) {
+            continue;
+        }
+        of.order = (*order)++;
+        if (!when[row->when]) {
+            continue;
+        }
+        char block[40] = "";
+        if (unit == ND_UNIT_BLOCK) {
+            snprintf(block, sizeof block, "model.layers.%lld.", (long long)of.layer);
+        }
+        snprintf(of.name, sizeof of.name, "%s%s", block, row->name);
+        of.row = row;
+        ND_TRY(all->visit(all->context, &of));
+    }
+    return ND_OK;
+}
+
+static nd_status each_param(const all_subjects *all, bool gradient, int64_t *order)
+{
+    const nd_layout *layout = all->layout;
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[gradient ? layout->param_count - 1 - i : i];
+        subject of = {.param = p, .gradient = gradient, .order = (*order)++};
+        snprintf(of.name, sizeof of.name, "%s%s", p->name, gradient ? ".grad" : "");
+        ND_TRY(all->visit(all->context, &of));
+    }
+    return ND_OK;
+}
+
+/* Visits every tensor in the order of the computation. */
+static nd_status each_subject(const all_subjects *all)
+{
+    const int64_t layers = all->layout->layers;
+    int64_t order = 0;
+    ND_TRY(each_param(all, false, &order));
+    for (int micro = 0; micro < all->micros; micro++) {
+        subject of = {.micro = micro, .layer = -1};
+        for (int64_t l = 0; l < layers; l++) {
+            of.layer = l;
+            ND_TRY(each_point(all, of, ND_UNIT_BLOCK, false, &order));
+        }
+        of.layer = -1;
+        ND_TRY(each_point(all, of, ND_UNIT_HEAD, false, &order));
+        ND_TRY(each_point(all, of, ND_UNIT_HEAD, true, &order));
+        for (int64_t l = layers; l-- > 0;) {
+            of.layer = l;
+            ND_TRY(each_point(all, of, ND_UNIT_BLOCK, true, &order));
+        }
+    }
+    return each_param(all, true, &order);
+}
+
+/* A word of the list, looked for among the names. */
+typedef struct search {
+    char word[NAME_MAX_BYTES];
+    bool found;
+    nd_suggest suggest;
+    char near[NAME_MAX_BYTES];
+    char known[1500]; /* those of layer 0, with N in its place */
+} search;
+
+static nd_status look(void *context, const subject *of)
+{
+    search *s = context;
+    const int before = s->suggest.distance;
+    s->found |= fnmatch(s->word, of->name, 0) == 0;
+    nd_suggest_offer(&s->suggest, of->name);
+    if (s->suggest.distance < before) {
+        snprintf(s->near, sizeof s->near, "%s", of->name);
+    }
+    const char *last = strrchr(s->known, ' '), *in_layer = strstr(of->name, ".layers.0.");
+    const size_t length = strlen(s->known);
+    if ((in_layer || !strstr(of->name, ".layers.")) && !(of->param && of->gradient)) {
+        snprintf(s->known + length, sizeof s->known - length, "%s%s%s", last || length ? ", " : "",
+                 in_layer ? "N." : "", in_layer ? in_layer + sizeof ".layers.0." - 1 : of->name);
+    }
+    return ND_OK;
+}
+
+static nd_status check_word(all_subjects *all, search *s)
+{
+    nd_suggest_init(&s->suggest, s->word);
+    all->context = s;
+    ND_TRY(each_subject(all));
+    return s->found
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "log.dump_tensors has \"%s\", which is no tensor of this "
+                         "model%s%s%s; there are, with N. for model.layers.NUMBER. and also .grad "
+                         "of each weight: %s",
+                         s->word, s->near[0] ? "; did you mean \"" : "", s->near,
+                         s->near[0] ? "\"?" : "", s->known);
+}
+
+nd_status nd_dump_check(const nd_config *config, const nd_shape *shape)
+{
+    const char *list = config->log.dump_tensors;
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_layout_options options = {.shape = shape, .mesh = &one};
+    nd_layout *layout = NULL;
+    nd_status status = ND_OK;
+    if (!*list) {
+        return ND_OK;
+    }
+    ND_TRY(nd_layout_create(&options, &layout));
+    all_subjects all = {.layout = layout,
+                        .shape = shape,
+                        .tp = config->resolved_mesh.size[ND_AXIS_TP],
+                        .micros = 1,
+                        .visit = look};
+    search s = {.found = false};
+    while (status == ND_OK && next_word(&list, s.word)) {
+        status = check_word(&all, &s);
+        s = (search){.found = false};
+    }
+    nd_layout_destroy(layout);
+    return status;
+}
+
+/* The file of a step. */
 
 enum { BOUNCE_BYTES = 8 << 20 };
 
@@ -21,7 +217,7 @@ typedef struct range {
 
 /* A tensor of the files of this rank. */
 typedef struct entry {
-    nd_dump_subject of;
+    subject of;
     int64_t rows, cols; /* of this rank's part, as the file has it */
     int64_t whole_rows; /* of the whole tensor, as are whole_cols */
     int64_t whole_cols;
@@ -59,24 +255,24 @@ static int64_t *number_at(const nd_dump *d, int micro, int64_t layer, nd_dump_po
 static bool place_activation(const nd_dump *d, entry *e)
 {
     const nd_dims *m = &d->dims;
-    const nd_dump_row *row = e->of.row;
+    const dump_row *row = e->of.row;
     const nd_param *p = nd_layout_param(d->layout, row->param, e->of.layer);
-    const int64_t first = row->rows == ND_DUMP_ROWS_ALL ? 0 : d->rank->coord.at[ND_AXIS_TP] * m->Tl;
+    const int64_t first = row->rows == ROWS_ALL ? 0 : d->rank->coord.at[ND_AXIS_TP] * m->Tl;
     e->dtype = m->act;
-    e->rows = row->rows == ND_DUMP_ROWS_ALL ? m->T : m->Tl;
+    e->rows = row->rows == ROWS_ALL ? m->T : m->Tl;
     e->row_range = (range){first, first + e->rows};
     e->whole_rows = nd_mesh_group_size(&d->rank->mesh, ND_GROUP_DP) * m->B * m->S;
     e->whole_cols = m->C;
     e->col_range = (range){0, m->C};
-    if (row->columns == ND_DUMP_COLUMNS_OUT) {
+    if (row->columns == COLUMNS_OUT) {
         e->whole_cols = p->rows;
         e->col_range = (range){p->row_begin, nd_min(p->row_begin + p->local_rows, p->rows)};
-    } else if (row->columns == ND_DUMP_COLUMNS_IN) {
+    } else if (row->columns == COLUMNS_IN) {
         e->whole_cols = p->cols;
         e->col_range = (range){p->col_begin, p->col_begin + p->local_cols};
     }
     e->cols = e->col_range.end - e->col_range.begin;
-    return row->columns == ND_DUMP_COLUMNS_HIDDEN || p->owned;
+    return row->columns == COLUMNS_HIDDEN || p->owned;
 }
 
 /* What this rank has of a weight: its whole block, or a part of it as a row of elements. */
@@ -104,17 +300,17 @@ static bool place_state(const nd_dump *d, entry *e)
     return p->owned && d->rank->coord.at[ND_AXIS_DP_REPLICATE] == 0;
 }
 
-static nd_status add(void *context, const nd_dump_subject *of)
+static nd_status add(void *context, const subject *of)
 {
     nd_dump *d = context;
     entry *e = &d->entries[d->count];
     *e = (entry){.of = *of};
-    if (!nd_dump_names(d->rank->config->log.dump_tensors, of->name) ||
+    if (!has_name(d->rank->config->log.dump_tensors, of->name) ||
         !(of->param ? place_state(d, e) : place_activation(d, e)) || e->rows <= 0 || e->cols <= 0) {
         return ND_OK;
     }
     if (!of->param) {
-        *number_at(d, of->micro, of->layer, (nd_dump_point)(of->row - nd_dump_rows)) = d->count;
+        *number_at(d, of->micro, of->layer, (nd_dump_point)(of->row - dump_rows)) = d->count;
     }
     d->count++;
     return ND_OK;
@@ -136,13 +332,13 @@ nd_status nd_dump_create(nd_rank *rank, const nd_layout *layout, const nd_dims *
     ND_TRY_OUT(ND_ALLOC(micros * dims->T, &d->places));
     ND_TRY_OUT(ND_ALLOC(BOUNCE_BYTES, &d->bounce));
     memset(d->numbers, -1, (size_t)most * sizeof *d->numbers);
-    const nd_dump_all all = {.layout = layout,
-                             .shape = &rank->shape,
-                             .tp = rank->mesh.size[ND_AXIS_TP],
-                             .micros = micros,
-                             .visit = add,
-                             .context = d};
-    ND_TRY_OUT(nd_dump_each(&all));
+    const all_subjects all = {.layout = layout,
+                              .shape = &rank->shape,
+                              .tp = rank->mesh.size[ND_AXIS_TP],
+                              .micros = micros,
+                              .visit = add,
+                              .context = d};
+    ND_TRY_OUT(each_subject(&all));
     *out = d;
 out:
     if (status != ND_OK) {
@@ -357,9 +553,9 @@ nd_status nd_dump_show(nd_dump *d, const nd_dump_place *at, nd_tensor x)
     int64_t column = 0;
     for (nd_dump_point p = at->point; p < at->point + (nd_dump_point)at->points; p++) {
         const int64_t number = *number_at(d, at->micro, at->layer, p);
-        const nd_param *param = nd_layout_param(d->layout, nd_dump_rows[p].param, at->layer);
+        const nd_param *param = nd_layout_param(d->layout, dump_rows[p].param, at->layer);
         const int64_t width = at->points == 1 ? x.shape[1] : param->local_rows;
-        if (number >= 0 && nd_dump_rows[p].gradient == at->backward) {
+        if (number >= 0 && dump_rows[p].gradient == at->backward) {
             entry *e = &d->entries[number];
             const int64_t cols = nd_min(width, e->cols - at->column); /* without padding */
             const nd_tensor part = nd_tensor_columns(x, column, nd_max(cols, 0));

@@ -60,25 +60,21 @@ nd_status nd_dump_end(nd_dump *dump);
 
 /* Reading (read.c). */
 
-typedef struct nd_dump_files nd_dump_files;
-
-typedef struct nd_dump_tensor {
-    const char *name;
-    int64_t order;      /* of the computation */
-    int64_t rows, cols; /* of the whole tensor, of all ranks */
-    int64_t part;       /* the first of its parts, for nd_dump_read */
-} nd_dump_tensor;
-
 /* Whether the folder holds the files of a step. ND_ERR_DATA: it holds folders of steps. */
 nd_status nd_dump_is(const char *folder, bool *out);
-/* Reads the headers of all ranks' files. ND_ERR_DATA: they are damaged, or no dump. */
-nd_status nd_dump_open(const char *folder, nd_dump_files **out);
-void nd_dump_close(nd_dump_files *files); /* NULL is legal */
-/* The tensors in the order of the computation, of which some rank has a part; borrowed. */
-const nd_dump_tensor *nd_dump_tensors(const nd_dump_files *files, int64_t *count);
-/* The parts of all ranks, as F32, put together in values (rows x cols); there (rows x cols) says of
- * each element whether some rank has it. */
-nd_status nd_dump_read(const nd_dump_files *files, const nd_dump_tensor *tensor, float *values,
-                       bool *there);
+
+/* A tensor of two dumps, of which some rank has a part. */
+typedef struct nd_dump_pair {
+    const char *name;
+    bool in[2];       /* the dump has it */
+    bool alike;       /* both have it, in one shape, and the same elements of it */
+    int64_t count;    /* elements that both have; 0 where the shapes differ */
+    float *values[2]; /* (count) of each, as F32 */
+} nd_dump_pair;
+/* Visits the tensors of two folders of dumps in the order of the computation; what only the second
+ * one has comes last. ND_ERR_DATA: one is no dump, or damaged. */
+nd_status nd_dump_each_pair(const char *const folders[2],
+                            nd_status (*visit)(void *context, const nd_dump_pair *pair),
+                            void *context);
 
 #endif

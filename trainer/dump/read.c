@@ -20,20 +20,20 @@ typedef struct dump_file {
 
 /* A rank's part of a tensor. */
 typedef struct part {
-    nd_dump_tensor of;
+    const char *name;   /* of the tensor */
+    int64_t order;      /* of the computation */
+    int64_t rows, cols; /* of the whole tensor, of all ranks */
     const dump_file *file;
     const nd_safetensors_tensor *stored;
     json_t *note; /* owned */
 } part;
 
-struct nd_dump_files {
+typedef struct dump {
     dump_file *files; /* [file_count] */
     int file_count;
-    part *parts; /* [part_count], in the order of the computation */
+    part *parts; /* [part_count], in the order of the computation: those of a tensor are adjacent */
     int64_t part_count;
-    nd_dump_tensor *tensors; /* [tensor_count], likewise */
-    int64_t tensor_count;
-};
+} dump;
 
 nd_status nd_dump_is(const char *folder, bool *out)
 {
@@ -55,24 +55,20 @@ nd_status nd_dump_is(const char *folder, bool *out)
     return status;
 }
 
-void nd_dump_close(nd_dump_files *f)
+static void close_dump(dump *d)
 {
-    for (int i = 0; f && i < f->file_count; i++) {
-        if (f->files[i].fd >= 0) {
-            close(f->files[i].fd);
+    for (int i = 0; i < d->file_count; i++) {
+        if (d->files[i].fd >= 0) {
+            close(d->files[i].fd);
         }
-        free(f->files[i].path);
-        nd_safetensors_list_fini(&f->files[i].list);
+        free(d->files[i].path);
+        nd_safetensors_list_fini(&d->files[i].list);
     }
-    for (int64_t i = 0; f && i < f->part_count; i++) {
-        json_decref(f->parts[i].note);
+    for (int64_t i = 0; d->parts && i < d->part_count; i++) {
+        json_decref(d->parts[i].note);
     }
-    if (f) {
-        free(f->files);
-        free(f->parts);
-        free(f->tensors);
-        free(f);
-    }
+    free(d->files);
+    free(d->parts);
 }
 
 /* How many rows the ranges have; -1: they are no ranges of the tensor's rows. */
@@ -106,8 +102,7 @@ static nd_status read_note(const dump_file *file, part *p)
                       cols < INT64_C(1) << 31 && left >= 0 && right >= left && right <= cols &&
                       begin >= 0 && end >= begin;
     const int64_t block = fits ? rows_of(ranges, rows) * (right - left) : -1;
-    p->file = file;
-    p->of = (nd_dump_tensor){p->stored->name, order, rows, cols, 0};
+    *p = (part){p->stored->name, order, rows, cols, file, p->stored, p->note};
     if (block < 0 || end > block ||
         nd_safetensors_tensor_count(p->stored) != (end > 0 ? end - begin : block) ||
         (p->stored->dtype != ND_SAFETENSORS_F32 && p->stored->dtype != ND_SAFETENSORS_BF16)) {
@@ -119,80 +114,83 @@ static nd_status read_note(const dump_file *file, part *p)
     return ND_OK;
 }
 
-static nd_status open_file(nd_dump_files *f, const char *folder, const char *name)
+static nd_status open_file(dump *d, const char *folder, const char *name)
 {
-    dump_file *file = &f->files[f->file_count++];
+    dump_file *file = &d->files[d->file_count++];
     file->fd = -1;
     ND_TRY(nd_fs_format(&file->path, "%s/%s", folder, name));
     ND_TRY(nd_fs_open_own(file->path, ND_ERR_DATA, &file->fd, NULL));
     ND_TRY(nd_safetensors_read_header(file->fd, file->path, &file->list));
-    f->part_count += file->list.count;
+    d->part_count += file->list.count;
     return ND_OK;
 }
 
 static int by_order(const void *a, const void *b)
 {
-    const nd_dump_tensor *x = &((const part *)a)->of, *y = &((const part *)b)->of;
+    const part *x = a, *y = b;
     return x->order != y->order ? (x->order > y->order) - (x->order < y->order)
                                 : strcmp(x->name, y->name);
 }
 
-static nd_status list_parts(nd_dump_files *f)
+static nd_status list_parts(dump *d)
 {
-    part *p = NULL;
-    ND_TRY(ND_ALLOC(f->part_count, &f->parts));
-    ND_TRY(ND_ALLOC(f->part_count, &f->tensors));
-    p = f->parts;
-    for (int i = 0; i < f->file_count; i++) {
-        for (int64_t t = 0; t < f->files[i].list.count; t++, p++) {
-            p->stored = &f->files[i].list.tensors[t];
-            ND_TRY(read_note(&f->files[i], p));
+    ND_TRY(ND_ALLOC(d->part_count, &d->parts));
+    part *p = d->parts;
+    for (int i = 0; i < d->file_count; i++) {
+        for (int64_t t = 0; t < d->files[i].list.count; t++, p++) {
+            p->stored = &d->files[i].list.tensors[t];
+            ND_TRY(read_note(&d->files[i], p));
         }
     }
-    qsort(f->parts, (size_t)f->part_count, sizeof *f->parts, by_order);
-    for (int64_t i = 0; i < f->part_count; i++) {
-        const nd_dump_tensor *of = &f->parts[i].of;
-        const nd_dump_tensor *last = f->tensor_count > 0 ? &f->tensors[f->tensor_count - 1] : NULL;
-        if (!last || strcmp(of->name, last->name) != 0) {
-            f->tensors[f->tensor_count] = *of;
-            f->tensors[f->tensor_count++].part = i;
-        } else if (of->rows != last->rows || of->cols != last->cols) {
+    qsort(d->parts, (size_t)d->part_count, sizeof *d->parts, by_order);
+    for (int64_t i = 1; i < d->part_count; i++) {
+        const part *last = &d->parts[i - 1];
+        p = &d->parts[i];
+        if (strcmp(p->name, last->name) == 0 && (p->rows != last->rows || p->cols != last->cols)) {
             return nd_fail(ND_ERR_DATA,
                            "\"%s\": %.100s has another shape than in other files; the "
                            "files are of different runs",
-                           f->parts[i].file->path, of->name);
+                           p->file->path, p->name);
         }
     }
     return ND_OK;
 }
 
-nd_status nd_dump_open(const char *folder, nd_dump_files **out)
+static nd_status open_dump(const char *folder, dump *d)
 {
     nd_fs_names names = {0};
-    nd_dump_files *f = NULL;
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(1, &f));
     ND_TRY_OUT(nd_fs_list(folder, &names));
-    ND_TRY_OUT(ND_ALLOC(names.count + 1, &f->files));
+    ND_TRY_OUT(ND_ALLOC(names.count + 1, &d->files));
     for (int i = 0; i < names.count; i++) {
         if (fnmatch(rank_file, names.list[i], 0) == 0) {
-            ND_TRY_OUT(open_file(f, folder, names.list[i]));
+            ND_TRY_OUT(open_file(d, folder, names.list[i]));
         }
     }
-    ND_TRY_OUT(list_parts(f));
-    *out = f;
+    status = list_parts(d);
 out:
     nd_fs_names_fini(&names);
-    if (status != ND_OK) {
-        nd_dump_close(f);
-    }
     return status;
 }
 
-const nd_dump_tensor *nd_dump_tensors(const nd_dump_files *f, int64_t *count)
+/* The first part of a tensor; part_count: there is none. */
+static int64_t find_tensor(const dump *d, const char *name)
 {
-    *count = f->tensor_count;
-    return f->tensors;
+    int64_t i = 0;
+    while (i < d->part_count && strcmp(d->parts[i].name, name) != 0) {
+        i++;
+    }
+    return i;
+}
+
+/* The first part of the tensor behind that of part i. */
+static int64_t next_tensor(const dump *d, int64_t i)
+{
+    const char *name = d->parts[i].name;
+    while (i < d->part_count && strcmp(d->parts[i].name, name) == 0) {
+        i++;
+    }
+    return i;
 }
 
 /* Puts the elements [first, first + count) of a part's block into their places. */
@@ -211,7 +209,7 @@ static void put(const part *p, int64_t first, int64_t count, const float *from, 
             const int64_t from_here = before > first ? before : first,
                           to = before + width < first + count ? before + width : first + count;
             for (int64_t k = from_here; k < to; k++) {
-                const int64_t at = row * p->of.cols + left + k - before;
+                const int64_t at = row * p->cols + left + k - before;
                 values[at] = from[k - first];
                 there[at] = true;
             }
@@ -224,16 +222,9 @@ static nd_status read_part(const part *p, float *values, bool *there)
 {
     const json_t *elements = json_object_get(p->note, "elements");
     const int64_t count = nd_safetensors_tensor_count(p->stored);
-    const size_t size = p->stored->dtype == ND_SAFETENSORS_BF16 ? 2 : 4;
     float *from = NULL;
     ND_TRY(ND_ALLOC(count, &from));
-    nd_status status = nd_fs_pread(p->file->fd, p->file->path, from, (size_t)count * size,
-                                   (int64_t)p->stored->begin);
-    for (int64_t i = count; size == 2 && i-- > 0;) {
-        nd_bf16 code;
-        memcpy(&code, (const char *)from + 2 * i, 2);
-        from[i] = nd_bf16_to_f32(code);
-    }
+    nd_status status = nd_safetensors_read(p->file->fd, p->file->path, p->stored, 0, count, from);
     if (status == ND_OK) {
         put(p, json_integer_value(json_array_get(elements, 0)), count, from, values, there);
     }
@@ -241,13 +232,63 @@ static nd_status read_part(const part *p, float *values, bool *there)
     return status;
 }
 
-nd_status nd_dump_read(const nd_dump_files *f, const nd_dump_tensor *tensor, float *values,
-                       bool *there)
+/* Puts the parts of all ranks together, and keeps the elements that both dumps have. first: the
+ * parts of each dump where the tensor begins. */
+static nd_status visit_both(const dump dumps[2], const int64_t first[2], nd_dump_pair pair,
+                            nd_status (*visit)(void *context, const nd_dump_pair *pair),
+                            void *context)
 {
-    memset(there, 0, (size_t)(tensor->rows * tensor->cols) * sizeof *there);
-    for (int64_t i = tensor->part;
-         i < f->part_count && strcmp(f->parts[i].of.name, tensor->name) == 0; i++) {
-        ND_TRY(read_part(&f->parts[i], values, there));
+    const int64_t all = dumps[0].parts[first[0]].rows * dumps[0].parts[first[0]].cols;
+    bool *there[2] = {0}; /* (rows x cols): some rank has the element */
+    nd_status status = ND_OK;
+    pair.alike = true;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(ND_ALLOC(all, &pair.values[s]));
+        ND_TRY_OUT(ND_ALLOC(all, &there[s]));
+        for (int64_t i = first[s]; i < next_tensor(&dumps[s], first[s]); i++) {
+            ND_TRY_OUT(read_part(&dumps[s].parts[i], pair.values[s], there[s]));
+        }
     }
-    return ND_OK;
+    for (int64_t i = 0; i < all; i++) {
+        if (there[0][i] && there[1][i]) {
+            pair.values[0][pair.count] = pair.values[0][i];
+            pair.values[1][pair.count++] = pair.values[1][i];
+        }
+        pair.alike &= there[0][i] == there[1][i]; /* else a rank's file is missing */
+    }
+    status = visit(context, &pair);
+out:
+    for (int s = 0; s < 2; s++) {
+        free(pair.values[s]);
+        free(there[s]);
+    }
+    return status;
+}
+
+nd_status nd_dump_each_pair(const char *const folders[2],
+                            nd_status (*visit)(void *context, const nd_dump_pair *pair),
+                            void *context)
+{
+    dump dumps[2] = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(open_dump(folders[0], &dumps[0]));
+    ND_TRY_OUT(open_dump(folders[1], &dumps[1]));
+    for (int s = 0; s < 2; s++) {
+        const dump *own = &dumps[s], *other = &dumps[!s];
+        for (int64_t i = 0; i < own->part_count; i = next_tensor(own, i)) {
+            const part *p = &own->parts[i];
+            const int64_t first[] = {i, find_tensor(other, p->name)};
+            const part *q = first[1] < other->part_count ? &other->parts[first[1]] : NULL;
+            const nd_dump_pair pair = {.name = p->name, .in = {s == 0 || q, s == 1 || q}};
+            if (s == 0 && q && q->rows == p->rows && q->cols == p->cols) {
+                ND_TRY_OUT(visit_both(dumps, first, pair, visit, context));
+            } else if (s == 0 || !q) {
+                ND_TRY_OUT(visit(context, &pair));
+            }
+        }
+    }
+out:
+    close_dump(&dumps[0]);
+    close_dump(&dumps[1]);
+    return status;
 }

@@ -317,20 +317,6 @@ bool nd_hf_reader_is_bf16(const nd_hf_reader *reader)
     return all;
 }
 
-/* Values. */
-
-/* Widens `count` 16-bit values that lie in the upper half of out, from the front. None is
- * overwritten before it is read, since value i lies at or after byte 4 i. */
-static void widen_in_place(float *out, int64_t count, bool half)
-{
-    const uint8_t *source = (const uint8_t *)out + 2 * count;
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t code;
-        memcpy(&code, source + 2 * i, sizeof code);
-        out[i] = half ? nd_f16_to_f32(code) : nd_bf16_to_f32(code);
-    }
-}
-
 nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_t begin,
                             int64_t count, float *out)
 {
@@ -344,16 +330,8 @@ nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_
     if (reader->gguf) {
         return nd_gguf_read(file->fd, file->path, t, reader->shape.head_dim, begin, count, out);
     }
-    if (t->dtype == ND_SAFETENSORS_F32) {
-        return nd_fs_pread(file->fd, file->path, out, (size_t)count * 4,
-                           (int64_t)t->begin + begin * 4);
-    }
-    ND_ASSERT(t->dtype == ND_SAFETENSORS_BF16 ||
-              t->dtype == ND_SAFETENSORS_F16); /* nd_hf_reader_check has passed */
-    ND_TRY(nd_fs_pread(file->fd, file->path, (uint8_t *)out + 2 * count, (size_t)count * 2,
-                       (int64_t)t->begin + begin * 2));
-    widen_in_place(out, count, t->dtype == ND_SAFETENSORS_F16);
-    return ND_OK;
+    /* nd_hf_reader_check has passed: the dtype is one of those that are read */
+    return nd_safetensors_read(file->fd, file->path, t, begin, count, out);
 }
 
 /* Compares the tensors of the folder with those of a model of its config.json. */

@@ -10,6 +10,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/tensor/dtype.h"
 
 static const struct {
     const char *name;
@@ -310,6 +311,25 @@ nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_li
     status = status == ND_OK ? nd_safetensors_parse(header, (size_t)n, bytes, path, out) : status;
     free(header);
     return status;
+}
+
+nd_status nd_safetensors_read(int fd, const char *path, const nd_safetensors_tensor *t,
+                              int64_t begin, int64_t count, float *out)
+{
+    const bool wide = t->dtype == ND_SAFETENSORS_F32;
+    const size_t size = wide ? 4 : 2;
+    ND_ASSERT(wide || t->dtype == ND_SAFETENSORS_BF16 || t->dtype == ND_SAFETENSORS_F16);
+    /* 16-bit values are read into the upper half of out and widened from the front. None is
+     * overwritten before it is read, since value i lies at or after byte 4 i. */
+    uint8_t *to = (uint8_t *)out + (4 - size) * (size_t)count;
+    ND_TRY(
+        nd_fs_pread(fd, path, to, (size_t)count * size, (int64_t)t->begin + begin * (int64_t)size));
+    for (int64_t i = 0; i < count && !wide; i++) {
+        uint16_t code;
+        memcpy(&code, to + 2 * i, sizeof code);
+        out[i] = t->dtype == ND_SAFETENSORS_F16 ? nd_f16_to_f32(code) : nd_bf16_to_f32(code);
+    }
+    return ND_OK;
 }
 
 static int by_size_then_name(const void *a, const void *b)

@@ -78,6 +78,9 @@ nd_status nd_safetensors_parse(const char *header, size_t size, uint64_t file_by
 
 /* Reads and parses the header of an open file. */
 nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_list *out);
+/* Elements [begin, begin + count) of a tensor in F32, BF16 or F16, as F32 (exact). */
+nd_status nd_safetensors_read(int fd, const char *path, const nd_safetensors_tensor *tensor,
+                              int64_t begin, int64_t count, float *out);
 
 /*
  * Sorts by element size (large first, so that all are aligned), then by name; sets begin and end;
