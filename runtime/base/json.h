@@ -41,5 +41,7 @@ nd_status nd_json_check_keys(const json_t *object, const char *const *known, con
 /* json_dumps, whole or NULL: that function may leave out a part where it cannot enlarge its buffer.
  * Owned by the caller. */
 char *nd_json_text(const json_t *root, size_t flags);
+/* Replaces FOLDER/name durably by this text; `root` is stolen, and NULL where memory ran out. */
+nd_status nd_json_write(const char *folder, const char *name, json_t *root, size_t flags);
 
 #endif

@@ -23,7 +23,7 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
         free(inputs->model_folder);
         inputs->model_folder = NULL;
         ND_TRY(nd_fs_format(&inputs->model_folder, "%s", nd_hf_reader_folder(inputs->weights)));
-        ND_TRY(nd_hf_side_files_bytes(inputs->model_folder, true, &inputs->side_bytes));
+        ND_TRY(nd_hf_side_files_bytes(inputs->model_folder, &inputs->side_bytes));
         inputs->shape = *nd_hf_reader_shape(inputs->weights);
     } else {
         ND_TRY(nd_shape_read(config->model.config, &inputs->shape));

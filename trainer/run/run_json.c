@@ -144,7 +144,7 @@ nd_status nd_run_file_next(const char *dir, const char *name, const char *suffix
 nd_status nd_run_record_write(nd_run *s, json_t *sections)
 {
     json_t *root = NULL;
-    char path[ND_RUN_PATH_MAX], first[ND_RUN_PATH_MAX + 16], *text = NULL;
+    char path[ND_RUN_PATH_MAX], first[ND_RUN_PATH_MAX + 16];
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_run_file_next(s->dir, "run", ".json", path));
     snprintf(first, sizeof first, "%s/run.json", s->dir);
@@ -156,11 +156,10 @@ nd_status nd_run_record_write(nd_run *s, json_t *sections)
         goto out;
     }
     ND_TRY_OUT(build(s, sections, &root));
-    text = nd_json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    ND_TRY_OUT(text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("run.json"));
+    ND_TRY_OUT(nd_json_write(s->dir, strrchr(path, '/') + 1, json_incref(root),
+                             JSON_INDENT(2) | JSON_REAL_PRECISION(17)));
     memcpy(s->record, path, sizeof path);
 out:
-    free(text);
     json_decref(root);
     json_decref(sections);
     return status;

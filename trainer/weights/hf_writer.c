@@ -12,8 +12,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
-#include "trainer/corpus/chat.h"
-#include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/weights/weights.h"
 
@@ -33,11 +31,11 @@ typedef struct weight_file {
     nd_safetensors_list list;
 } weight_file;
 
-/* A tensor, its file and the elements that have arrived; sorted by name. */
+/* A tensor and its file; sorted by name. */
 typedef struct tensor_entry {
     const nd_safetensors_tensor *tensor; /* borrowed from the file's list */
     weight_file *file;
-    nd_coverage coverage;
+    int64_t left; /* elements that have not arrived yet */
 } tensor_entry;
 
 struct nd_hf_writer {
@@ -147,7 +145,9 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
         weight_file *file = &writer->files[f];
         for (int64_t t = 0; t < file->list.count; t++) {
             writer->entries[writer->entry_count++] =
-                (tensor_entry){.tensor = &file->list.tensors[t], .file = file};
+                (tensor_entry){.tensor = &file->list.tensors[t],
+                               .file = file,
+                               .left = nd_safetensors_tensor_count(&file->list.tensors[t])};
         }
     }
     qsort(writer->entries, (size_t)writer->entry_count, sizeof *writer->entries, by_name);
@@ -260,9 +260,6 @@ void nd_hf_writer_abort(nd_hf_writer *writer)
         nd_safetensors_list_fini(&file->list);
         free(file->path);
     }
-    for (int64_t i = 0; i < writer->entry_count; i++) {
-        nd_coverage_fini(&writer->entries[i].coverage);
-    }
     free(writer->entries);
     free(writer->files);
     free(writer->converted);
@@ -311,21 +308,21 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
         }
         nd_fs_beat();
     }
-    return nd_coverage_add(&e->coverage, begin, begin + count);
+    e->left -= count;
+    return ND_OK;
 }
 
 /* Committing. */
 
-static nd_status check_coverage(const nd_hf_writer *writer)
+static nd_status check_written(const nd_hf_writer *writer)
 {
     for (int64_t i = 0; i < writer->entry_count; i++) {
         const tensor_entry *e = &writer->entries[i];
-        int64_t count = nd_safetensors_tensor_count(e->tensor);
-        int64_t gap = nd_coverage_first_gap(&e->coverage, count);
-        if (gap < count) {
+        if (e->left != 0) {
             return nd_fail(ND_ERR_INTERNAL,
-                           "element %lld of %lld of tensor \"%s\" was never written to \"%s\"",
-                           (long long)gap, (long long)count, e->tensor->name, writer->folder);
+                           "%lld of %lld elements of tensor \"%s\" were never written to \"%s\"",
+                           (long long)e->left, (long long)nd_safetensors_tensor_count(e->tensor),
+                           e->tensor->name, writer->folder);
         }
     }
     return ND_OK;
@@ -340,113 +337,21 @@ static nd_status write_index(const nd_hf_writer *writer)
     }
     json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
                              (json_int_t)writer->tensor_bytes, "weight_map", map);
-    char *text = nd_json_text(root, JSON_INDENT(2));
-    json_decref(root);
-    return nd_hf_text_write(writer->temporary, "model.safetensors.index.json", text);
-}
-
-static nd_status write_config(const nd_hf_writer *writer)
-{
-    char *path = NULL;
-    nd_shape shape = writer->options.shape;
-    if (shape.eos_id < 0 && writer->options.tokenizer) { /* else what is generated would not end */
-        shape.eos_id = nd_corpus_model_end(NULL, writer->options.tokenizer, shape.vocab);
-    }
-    ND_TRY(nd_fs_format(&path, "%s/config.json", writer->temporary));
-    const char *dtype = writer->options.dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
-    nd_status status = nd_shape_write(&shape, dtype, path);
-    free(path);
-    return status;
-}
-
-/* The token that ends a turn; -1: none. It is no reason to lose a model. */
-static int32_t find_end_of_turn(const nd_hf_writer *writer)
-{
-    nd_tokenizer *tokenizer = NULL;
-    nd_chat chat;
-    nd_chat_rules rules;
-    char *path = NULL;
-    const bool found = nd_fs_format(&path, "%s/tokenizer.json", writer->temporary) == ND_OK &&
-                       nd_tokenizer_open(path, &tokenizer) == ND_OK &&
-                       nd_chat_rules_find(path, writer->options.chat, &rules) == ND_OK &&
-                       nd_chat_find(tokenizer, &rules, &chat) == ND_OK;
-    nd_error_clear();
-    nd_tokenizer_close(tokenizer);
-    free(path);
-    return found && chat.close < writer->options.shape.vocab ? chat.close : -1;
-}
-
-/* A model that has learned to end its turns is asked by generation_config.json to end there. A file
- * that is no JSON stays as it is. */
-static nd_status name_end_of_turn(const nd_hf_writer *writer)
-{
-    static const char name[] = "generation_config.json";
-    const nd_hf_writer_options *o = &writer->options;
-    const int32_t end = o->chat == ND_CHOOSE_CHAT_NONE ? -1 : find_end_of_turn(writer);
-    json_t *root = NULL, *ends, *old, *one;
-    bool named = false;
-    size_t i;
-    nd_status status = end < 0 ? ND_OK : nd_json_read(writer->temporary, name, 0, &root);
-    if (status == ND_ERR_DATA) {
-        nd_error_clear();
-        return ND_OK;
-    }
-    if (end < 0 || status != ND_OK) {
-        return status;
-    }
-    root = root ? root : json_object();
-    old = json_object_get(root, "eos_token_id");
-    ends = json_is_array(old) ? json_incref(old) : json_array();
-    if (json_is_integer(old)) {
-        nd_json_append(&ends, json_incref(old));
-    } else if ((!old || json_is_null(old)) && o->shape.eos_id >= 0) {
-        nd_json_append(&ends, json_integer(o->shape.eos_id));
-    }
-    for (i = 0; (!old || json_is_null(old)) && i < (size_t)o->shape.more_end_count; i++) {
-        nd_json_append(&ends, json_integer(o->shape.more_ends[i]));
-    }
-    json_array_foreach(ends, i, one)
-    {
-        named = named || json_integer_value(one) == end;
-    }
-    if (json_is_object(root) && !named) {
-        nd_json_append(&ends, json_integer(end));
-        nd_json_set(&root, "eos_token_id", json_incref(ends));
-        status = nd_hf_text_write(writer->temporary, name, nd_json_text(root, JSON_INDENT(2)));
-    }
-    json_decref(ends);
-    json_decref(root);
-    return status;
+    return nd_json_write(writer->temporary, "model.safetensors.index.json", root, JSON_INDENT(2));
 }
 
 static nd_status finish_files(nd_hf_writer *writer)
 {
-    const nd_hf_writer_options *o = &writer->options;
     for (int64_t f = 0; f < writer->file_count; f++) {
         int fd = writer->files[f].fd;
         writer->files[f].fd = -1;
         ND_TRY(nd_fs_sync_close(fd, writer->files[f].path));
     }
-    if (writer->file_count > 1) {
-        ND_TRY(write_index(writer));
+    ND_TRY(writer->file_count > 1 ? write_index(writer) : ND_OK);
+    ND_TRY(nd_hf_files_write(writer->temporary, &writer->options, &writer->lacks));
+    if (writer->lacks.status != ND_OK) {
+        nd_log_warning("the model in %s lacks a file: %s", writer->folder, writer->lacks.message);
     }
-    ND_TRY(write_config(writer));
-    ND_TRY(o->byte_tokenizer ? nd_hf_byte_tokenizer_write(writer->temporary) : ND_OK);
-    nd_status status = o->tokenizer ? nd_hf_tokenizer_copy(o->tokenizer, writer->temporary) : ND_OK;
-    if (status == ND_OK && o->source) {
-        status = nd_hf_side_files_copy(o->source, writer->temporary,
-                                       !o->byte_tokenizer && !o->tokenizer);
-    }
-    status = status == ND_OK ? name_end_of_turn(writer) : status;
-    if (status == ND_ERR_IO) {
-        nd_log_warning("the model in %s lacks a file: %s", writer->folder,
-                       nd_error_last()->message);
-        writer->lacks = *nd_error_last();
-        nd_error_clear();
-        status = ND_OK;
-    }
-    ND_TRY(status);
-    ND_TRY(nd_checksums_write(writer->temporary));
     return nd_fs_sync_folder(writer->temporary);
 }
 
@@ -468,7 +373,7 @@ nd_status nd_hf_writer_commit(nd_hf_writer *writer)
     nd_status status = ND_OK;
     char *parent = NULL;
     ND_TRY_OUT(nd_fs_parent(writer->folder, &parent));
-    ND_TRY_OUT(check_coverage(writer));
+    ND_TRY_OUT(check_written(writer));
     ND_TRY_OUT(finish_files(writer));
     if (!writer->options.inside) {
         ND_TRY_OUT(publish(writer));

@@ -86,34 +86,16 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
 nd_status nd_hf_writer_commit(nd_hf_writer *writer);
 void nd_hf_writer_abort(nd_hf_writer *writer); /* removes the temporary folder; NULL is legal */
 
-/*
- * Side files: the tokenizer, the chat template, generation_config.json. They stay as they are when
- * a model is trained further. `tokenizer` false leaves out the tokenizer's.
- */
-/* Bytes of those that the folder holds. */
-nd_status nd_hf_side_files_bytes(const char *folder, bool tokenizer, uint64_t *bytes);
-/* Copies them and fsyncs the copies. A file that cannot be copied whatever is tried, such as a link
- * out of its folder, gets a warning. ND_ERR_IO: one could not be read although it may be good. */
-nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer);
-/* Copies this file as tokenizer.json, and the tokenizer's other files of its folder when that is
- * its name. ND_ERR_DATA when it cannot be read. */
-nd_status nd_hf_tokenizer_copy(const char *path, const char *to);
-/* Writes and fsyncs a file of the folder. The text is freed; NULL: memory ran out. */
-nd_status nd_hf_text_write(const char *folder, const char *name, char *text);
-/*
- * Writes and fsyncs tokenizer.json and tokenizer_config.json for a model whose ids are bytes, as
- * transformers' AutoTokenizer reads them: byte-level BPE without merges, whose vocabulary maps the
- * character that stands for byte b to id b.
- */
-nd_status nd_hf_byte_tokenizer_write(const char *folder);
-
-/*
- * SHA256SUMS: safetensors has no checksums, so a damaged weight would load without an error. The
- * program sha256sum reads and writes the same format.
- */
-/* Writes and fsyncs the list of all files in the folder. */
-nd_status nd_checksums_write(const char *folder);
-/* ND_ERR_DATA names the first file that differs or is missing. *files: how many are listed and
+/* Writes and fsyncs the files beside the weights: config.json, the tokenizer, the chat template,
+ * generation_config.json, and SHA256SUMS of all that the folder then holds (safetensors has no
+ * checksums, so a damaged weight would load without an error). *lacks: why one of them could not be
+ * read (ND_ERR_IO) and is not there; else it stays as it is. */
+nd_status nd_hf_files_write(const char *folder, const nd_hf_writer_options *options,
+                            nd_error *lacks);
+/* Bytes of those files of the folder that a model which is trained further gets. */
+nd_status nd_hf_side_files_bytes(const char *folder, uint64_t *bytes);
+/* SHA256SUMS, as the program sha256sum reads and writes it. ND_ERR_DATA names the first file that
+ * differs or is missing. *files: how many are listed and
  * match; 0 when the folder has no list. Reads all of them. */
 nd_status nd_checksums_verify(const char *folder, int *files);
 

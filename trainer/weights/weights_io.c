@@ -1,12 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights between this rank's shards and a model folder. */
+/* Initial values, and weights between this rank's shards and a model folder. */
 #include "trainer/weights/weights.h"
 
 #include <stdlib.h>
 
 #include "runtime/base/math.h"
 
-enum { SAVE_BYTES = 16 << 20, SAVE_PIECE_MIN = 1024, SAVE_PIECE_MAX = 1 << 18 };
+/* Initial values. */
+
+enum { ONES = 1 << 14 };
+
+typedef struct init_context {
+    nd_fsdp *fsdp;
+    float init_std;
+    uint64_t seed;
+    float *ones;
+} init_context;
+
+/* A value depends on seed, parameter and the element's place in the whole tensor, whatever the
+ * mesh. */
+static nd_status init_span(void *context, const nd_span *span)
+{
+    init_context *c = context;
+    nd_rank *r = c->fsdp->rank;
+    float *to = c->fsdp->master + span->begin;
+    int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
+    for (int64_t done = 0; span->param->init == ND_INIT_ONE && done < count; done += ONES) {
+        const int64_t n = nd_min(count - done, ONES);
+        ND_TRY(nd_copy(&r->stream, to + done, c->ones, (size_t)n * sizeof *to));
+    }
+    if (span->param->init == ND_INIT_ONE) {
+        return ND_OK;
+    }
+    if (span->param->init == ND_INIT_ZERO) {
+        return nd_zero(&r->stream, to, (size_t)count * sizeof *to);
+    }
+    for (int64_t done = 0; done < count; done += adjacent) {
+        ND_TRY(ND_CALL(r->ops, &r->stream, random_normal, .out = to + done, .count = adjacent,
+                       .deviation = c->init_std, .seed = c->seed,
+                       .random_stream = span->param->random_stream,
+                       .first = (uint64_t)nd_span_global(span, done)));
+    }
+    return ND_OK;
+}
+
+nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed)
+{
+    init_context context = {.fsdp = fsdp, .init_std = (float)init_std, .seed = seed};
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(ONES, &context.ones));
+    for (int i = 0; i < ONES; i++) {
+        context.ones[i] = 1.0f;
+    }
+    for (int u = 0; u < fsdp->layout->unit_count && status == ND_OK; u++) {
+        status = nd_layout_each_span(fsdp->layout, &fsdp->layout->units[u],
+                                     fsdp->layout->shard_index, init_span, &context);
+    }
+    nd_status synced = nd_stream_sync(&fsdp->rank->stream); /* `ones` is read until then */
+    free(context.ones);
+    nd_fsdp_weights_changed(fsdp);
+    return status == ND_OK ? synced : status;
+}
+
+/* Reading. */
 
 /* One rank's reading. */
 typedef struct filling {
@@ -66,20 +122,13 @@ static nd_status fill_segment(filling *f, const nd_unit *unit)
     return ND_OK;
 }
 
-/* The amaxes of this rank's part of a unit's FP8 weights. */
-static nd_status measure_unit(filling *f, const nd_unit *unit)
+/* measures: only the amaxes of this rank's part of a unit's FP8 weights. */
+static nd_status fill_unit(filling *f, const nd_unit *unit, bool measures)
 {
-    f->use = nd_fsdp_measure;
-    f->kind = ND_SEGMENT_FP8;
-    ND_TRY(nd_scales_begin_weights(f->fsdp->scales, unit->layer));
-    return fill_segment(f, unit);
-}
-
-static nd_status put_unit(filling *f, const nd_unit *unit)
-{
-    f->use = nd_fsdp_put;
+    f->use = measures ? nd_fsdp_measure : nd_fsdp_put;
+    ND_TRY(measures ? nd_scales_begin_weights(f->fsdp->scales, unit->layer) : ND_OK);
     for (f->kind = 0; f->kind < ND_SEGMENT_COUNT; f->kind++) {
-        ND_TRY(fill_segment(f, unit));
+        ND_TRY(!measures || f->kind == ND_SEGMENT_FP8 ? fill_segment(f, unit) : ND_OK);
     }
     return ND_OK;
 }
@@ -98,16 +147,16 @@ static nd_status fill_units(filling *f)
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
         if (nd_fsdp_measures(f->fsdp, unit)) {
-            f->status = f->status == ND_OK ? measure_unit(f, unit) : f->status;
+            f->status = f->status == ND_OK ? fill_unit(f, unit, true) : f->status;
             ND_TRY(agree(f));
             ND_TRY(nd_scales_settle_weights(f->fsdp->scales, unit->layer));
         }
-        f->status = f->status == ND_OK ? put_unit(f, unit) : f->status;
+        f->status = f->status == ND_OK ? fill_unit(f, unit, false) : f->status;
     }
     return agree(f);
 }
 
-static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
+nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
 {
     const bool gpu = fsdp->rank->device->kind != ND_DEVICE_CPU;
     filling f = {.fsdp = fsdp, .values = values, .shared = shared, .capacity = INT64_MAX};
@@ -117,12 +166,6 @@ static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
     f.status = gpu ? ND_ALLOC(f.capacity, &f.host) : ND_OK;
     nd_status status = fill_units(&f);
     free(f.host);
-    return status;
-}
-
-nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
-{
-    nd_status status = fill(fsdp, values, shared);
     if (status == ND_OK && shared) {
         status =
             nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master, fsdp->converts ? fsdp : NULL);
@@ -150,6 +193,10 @@ nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
     const nd_values values = {.context = (void *)reader, .want = read_span};
     return nd_weights_fill(fsdp, &values, true);
 }
+
+/* Writing. */
+
+enum { SAVE_BYTES = 16 << 20, SAVE_PIECE_MIN = 1024, SAVE_PIECE_MAX = 1 << 18 };
 
 typedef struct save_context {
     nd_hf_writer *writer;

@@ -34,7 +34,6 @@
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
 #include "trainer/run/state.h"
-#include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/worker/worker.h"
 
@@ -351,22 +350,6 @@ Test(out_of_memory, tokens_with_a_mask)
     tempdir_make(&dir);
     expect_resource(write_and_read_tokens);
     tempdir_remove(&dir);
-}
-
-static nd_status add_ranges(void)
-{
-    nd_coverage coverage = {0};
-    nd_status status = ND_OK;
-    for (int64_t i = 0; i < 10 && status == ND_OK; i++) {
-        status = nd_coverage_add(&coverage, 10 * i, 10 * i + 1);
-    }
-    nd_coverage_fini(&coverage);
-    return status;
-}
-
-Test(out_of_memory, ranges)
-{
-    expect_resource(add_ranges);
 }
 
 static void let_jansson_fail(void)
