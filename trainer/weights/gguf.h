@@ -11,6 +11,7 @@
  * and k change places; callers see the order of Hugging Face.
  */
 #include <jansson.h>
+#include <stdio.h>
 
 #include "runtime/base/fs.h"
 #include "trainer/layout/layout.h"
@@ -65,7 +66,7 @@ nd_status nd_gguf_write_rows(nd_gguf_writer *writer, const char *name, int64_t b
 
 /* Types of values. */
 
-enum { ND_GGUF_ALIGNMENT = 32, ND_GGUF_BLOCK_MAX = 256, ND_GGUF_TYPES = 31 };
+enum { ND_GGUF_BLOCK_MAX = 256, ND_GGUF_TYPES = 31 };
 /* In the `number` of a tensor whose rows change places this is added to its type. */
 enum { ND_GGUF_TURNED = 64 };
 
@@ -92,6 +93,11 @@ typedef struct nd_gguf_head {
     json_t *files; /* of a model folder, by their names */
 } nd_gguf_head;
 
+/* Under nd_fs_map_guard: sets keys and list, by llama.cpp's names. */
+nd_status nd_gguf_take_head(nd_gguf_head *head);
+/* And back, from the beginning of the file; sets where each tensor begins, and where the next one
+ * does as its end. Integers stand for U32, reals for F32. A failure shows in ferror. */
+void nd_gguf_put_head(FILE *out, json_t *keys, nd_safetensors_list *list);
 /* ND_ERR_DATA with the path before the sentence. */
 nd_status nd_gguf_refuse(const nd_gguf_head *head, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -99,23 +105,13 @@ nd_status nd_gguf_refuse(const nd_gguf_head *head, const char *format, ...)
  * family's name. */
 json_t *nd_gguf_get(const nd_gguf_head *head, const char *key);
 const char *nd_gguf_text(const nd_gguf_head *head, const char *key);
-/* Add files to head->files, which becomes NULL where memory runs out. */
-nd_status nd_gguf_read_config(nd_gguf_head *head);
+
+/* Adds the tokenizer's files to head->files, which becomes NULL where memory runs out. */
 nd_status nd_gguf_read_tokenizer(nd_gguf_head *head);
-/* Keys that are not read into config.json have the values that follow from the shape. */
-nd_status nd_gguf_check_keys(const nd_gguf_head *head, const nd_shape *shape);
-
-/* And back. Keys become NULL where memory runs out. Integers stand for U32, reals for F32. */
-nd_status nd_gguf_check_shape(const nd_shape *shape);
-void nd_gguf_add_shape(const nd_shape *shape, json_t **keys);
-nd_status nd_gguf_make_keys(const nd_gguf_options *options, json_t **keys);
-
-/* The layout of a whole model, whose parameters know where their elements are in a GGUF file
- * (nd_param_in_file), and the name of a parameter's tensor there. */
-nd_status nd_gguf_layout(const nd_shape *shape, nd_layout **out);
-void nd_gguf_name(const nd_param *param, char name[ND_PARAM_NAME]);
+/* And back: the keys before those of the shape, which gets the ids of the tokenizer, and those
+ * behind. One is NULL where memory runs out. */
+nd_status nd_gguf_make_keys(const nd_gguf_options *options, nd_shape *shape, json_t *keys[2]);
 /* RoPE of the type llama3 is a tensor of factors, one for each pair of a head. */
-#define ND_GGUF_FACTORS "rope_freqs.weight"
 float nd_gguf_factor(const nd_rope_config *rope, int64_t head_dim, int64_t pair);
 
 #endif

@@ -1,22 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GGUF files: keys with values, a list of tensors, and the values of these. */
+/* The head of a GGUF file: keys with values, and a list of tensors. */
 #include <byteswap.h>
-#include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/hash.h"
 #include "runtime/base/json.h"
-#include "trainer/corpus/token_cache.h"
 #include "trainer/weights/gguf.h"
 
-enum { VERSION = 3, VALUES_MAX = 1 << 23, RUN_VALUES = 8192, ALIGNMENT = 32 };
-enum { FILE_FLAGS = JSON_INDENT(1) | JSON_REAL_PRECISION(9) };
+enum { VERSION = 3, VALUES_MAX = 1 << 23, ALIGNMENT = 32 };
 
 /* Kinds of values (gguf_type). */
 enum { U32 = 4, I32, F32, FLAG, TEXT, ARRAY, F64 = 12 };
 
 /* Reading. */
+
+nd_status nd_gguf_refuse(const nd_gguf_head *h, const char *format, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return nd_fail(ND_ERR_DATA, "\"%s\": %s", h->path, text);
+}
+
+json_t *nd_gguf_get(const nd_gguf_head *h, const char *key)
+{
+    const char *family = json_string_value(json_object_get(h->keys, "general.architecture"));
+    char name[160];
+    snprintf(name, sizeof name, "%.60s%s", *key == '.' && family ? family : "", key);
+    return json_object_get(h->keys, name);
+}
+
+const char *nd_gguf_text(const nd_gguf_head *h, const char *key)
+{
+    return json_string_value(nd_gguf_get(h, key));
+}
 
 /* Bytes as a number; zero behind the end. */
 static uint64_t take(nd_gguf_head *h, size_t bytes)
@@ -168,7 +188,7 @@ static nd_status place_tensors(nd_gguf_head *h)
     return ND_OK;
 }
 
-static nd_status take_head(nd_gguf_head *h)
+nd_status nd_gguf_take_head(nd_gguf_head *h)
 {
     const uint64_t magic = take(h, 4);
     const uint32_t version = (uint32_t)take(h, 4);
@@ -193,138 +213,21 @@ static nd_status take_head(nd_gguf_head *h)
                   : place_tensors(h);
 }
 
-/* A tensor that is there gets another name and number, and the type as which it is read: one that
- * has the name of a model folder from the beginning stays without. */
-static nd_status rename_tensor(nd_gguf_head *h, const char *from, const char *to, int64_t number)
-{
-    nd_safetensors_tensor *t = (nd_safetensors_tensor *)nd_safetensors_list_find(&h->list, from);
-    if (!t) {
-        return ND_OK;
-    }
-    t->number += number;
-    t->dtype = ND_SAFETENSORS_F32;
-    free(t->name);
-    t->name = NULL;
-    return nd_fs_format(&t->name, "%s", to);
-}
-
-/* Tensors get the names that they have in a model folder; what no model has keeps its own. */
-static nd_status name_tensors(nd_gguf_head *h, nd_shape *shape)
-{
-    nd_layout *layout = NULL;
-    char *text = nd_json_text(json_object_get(h->files, "config.json"), FILE_FLAGS);
-    nd_status status = text ? nd_shape_parse(text, strlen(text), h->path, shape)
-                            : nd_fail_memory("the head of \"%s\"", h->path);
-    free(text);
-    ND_TRY(status);
-    ND_TRY(nd_gguf_check_keys(h, shape));
-    ND_TRY(nd_gguf_layout(shape, &layout));
-    for (int i = 0; i < layout->param_count && status == ND_OK; i++) {
-        const nd_param *p = &layout->params[i];
-        char name[ND_PARAM_NAME];
-        nd_gguf_name(p, name);
-        status = rename_tensor(h, name, p->file_name, p->paired > 0 ? ND_GGUF_TURNED : 0);
-    }
-    nd_layout_destroy(layout);
-    return status == ND_OK ? rename_tensor(h, ND_GGUF_FACTORS, "rotary_emb.inv_freq", 0) : status;
-}
-
-/* Under nd_fs_map_guard: all that lasts hangs at the context. */
-static nd_status read_head(void *context)
-{
-    ND_TRY(take_head(context));
-    ND_TRY(nd_gguf_read_config(context));
-    return nd_gguf_read_tokenizer(context);
-}
-
-/* A file that has this text stays; anything else under its name is replaced. */
-static nd_status make_file(const char *folder, const char *name, const json_t *file)
-{
-    char *path = NULL, *there = NULL, *text = nd_json_text(file, FILE_FLAGS);
-    size_t size;
-    nd_status status =
-        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
-    ND_TRY_OUT(status);
-    status = nd_fs_read(path, strlen(text), ND_ERR_DATA, &there, &size);
-    if (status == ND_ERR_DATA || (status == ND_OK && strcmp(there, text) != 0)) {
-        nd_error_clear();
-        status = nd_fs_write_atomic(path, text, strlen(text));
-    }
-out:
-    free(there);
-    free(text);
-    free(path);
-    return status;
-}
-
-static nd_status make_folder(const nd_gguf_head *h, char **out)
-{
-    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(h->files, FILE_FLAGS);
-    const char *name;
-    json_t *file;
-    nd_status status = text ? nd_sha256(text, strlen(text), hex) : nd_fail_memory("%s", h->path);
-    ND_TRY_OUT(status);
-    ND_TRY_OUT(nd_token_cache_folder("", &cache));
-    ND_TRY_OUT(nd_fs_format(&folder, "%s/%.32s.model", cache, hex));
-    ND_TRY_OUT(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
-                                  "set XDG_CACHE_HOME to a folder that can be written"));
-    json_object_foreach(h->files, name, file)
-    {
-        ND_TRY_OUT(make_file(folder, name, file));
-    }
-    *out = folder;
-    folder = NULL;
-out:
-    free(text);
-    free(folder);
-    free(cache);
-    return status;
-}
-
-nd_status nd_gguf_open(const char *path, nd_safetensors_list *list, nd_shape *shape, char **folder)
-{
-    nd_gguf_head h = {.path = path, .keys = json_object(), .files = json_object()};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &h.map));
-    ND_TRY_OUT(nd_fs_map_guard(&h.map, path, read_head, &h));
-    ND_TRY_OUT(name_tensors(&h, shape));
-    ND_TRY_OUT(folder ? make_folder(&h, folder) : ND_OK);
-    *list = h.list;
-    h.list = (nd_safetensors_list){0};
-out:
-    json_decref(h.keys);
-    json_decref(h.files);
-    nd_safetensors_list_fini(&h.list);
-    nd_fs_map_close(&h.map);
-    return status;
-}
-
 /* Writing. */
 
-struct nd_gguf_writer {
-    FILE *out; /* a failure shows in ferror */
-    const char *path;
-    nd_layout *layout;
-    int type;         /* ggml_type of matrices */
-    uint64_t *begins; /* [layout->param_count]: places of tensors behind the first one's */
-    uint64_t first;   /* the place of that */
-    uint64_t end;     /* of the file */
-    int64_t left;     /* elements that are not written yet */
-};
-
-static void put(nd_gguf_writer *w, uint64_t number, size_t bytes)
+static void put(FILE *out, uint64_t number, size_t bytes)
 {
-    fwrite(&number, bytes, 1, w->out);
+    fwrite(&number, bytes, 1, out);
 }
 
-static void put_text(nd_gguf_writer *w, const char *text, size_t size)
+static void put_text(FILE *out, const char *text, size_t size)
 {
-    put(w, size, 8);
-    fwrite(text, 1, size, w->out);
+    put(out, size, 8);
+    fwrite(text, 1, size, out);
 }
 
 /* With its kind, unless it is one of a list. */
-static void put_value(nd_gguf_writer *w, const json_t *value, bool listed)
+static void put_value(FILE *out, const json_t *value, bool listed)
 {
     static const int kinds[] = {[JSON_ARRAY] = ARRAY, [JSON_STRING] = TEXT, [JSON_INTEGER] = U32,
                                 [JSON_REAL] = F32,    [JSON_TRUE] = FLAG,   [JSON_FALSE] = FLAG};
@@ -333,156 +236,54 @@ static void put_value(nd_gguf_writer *w, const json_t *value, bool listed)
     const float real = (float)json_real_value(value);
     uint64_t bits = json_is_true(value) ? 1 : (uint64_t)json_integer_value(value);
     size_t i;
-    put(w, (uint64_t)kind, listed ? 0 : 4);
+    put(out, (uint64_t)kind, listed ? 0 : 4);
     if (kind == TEXT) {
-        put_text(w, json_string_value(value), json_string_length(value));
+        put_text(out, json_string_value(value), json_string_length(value));
     } else if (kind == ARRAY) {
-        put(w, json_is_integer(one) ? I32 : TEXT, 4);
-        put(w, json_array_size(value), 8);
+        put(out, json_is_integer(one) ? I32 : TEXT, 4);
+        put(out, json_array_size(value), 8);
         json_array_foreach(value, i, one)
         {
-            put_value(w, one, true);
+            put_value(out, one, true);
         }
     } else {
         memcpy(&bits, &real, kind == F32 ? sizeof real : 0);
-        put(w, bits, kind == FLAG ? 1 : 4);
+        put(out, bits, kind == FLAG ? 1 : 4);
     }
 }
 
-static int type_of(const nd_gguf_writer *w, const nd_param *p)
+void nd_gguf_put_head(FILE *out, json_t *keys, nd_safetensors_list *list)
 {
-    return p->axes == 1                                  ? ND_GGUF_FP32
-           : p->cols % nd_gguf_types[w->type].block != 0 ? ND_GGUF_FP16
-                                                         : w->type;
-}
-
-/* Lists a tensor of rows x cols, or a vector of `rows`; returns its place among the values. */
-static uint64_t list_tensor(nd_gguf_writer *w, const char *name, int type, int axes, int64_t rows,
-                            int64_t cols)
-{
-    const nd_gguf_type *t = &nd_gguf_types[type];
-    const uint64_t begin = w->end;
-    put_text(w, name, strlen(name));
-    put(w, (uint64_t)axes, 4); /* then the axis of adjacent elements first */
-    put(w, (uint64_t)cols, axes > 1 ? 8 : 0);
-    put(w, (uint64_t)rows, 8);
-    put(w, (uint64_t)type, 4);
-    put(w, begin, 8);
-    w->end += nd_round_up_bytes((size_t)(rows * cols / t->block * t->bytes), ALIGNMENT);
-    return begin;
-}
-
-static void write_head(nd_gguf_writer *w, const nd_shape *s, json_t *keys)
-{
-    const bool factors = s->rope.type == ND_ROPE_LLAMA3;
     const char *key;
     json_t *value;
-    fwrite("GGUF", 1, 4, w->out);
-    put(w, VERSION, 4);
-    put(w, (uint64_t)w->layout->param_count + factors, 8);
-    put(w, json_object_size(keys), 8);
+    uint64_t at = 0;
+    fwrite("GGUF", 1, 4, out);
+    put(out, VERSION, 4);
+    put(out, (uint64_t)list->count, 8);
+    put(out, json_object_size(keys), 8);
     json_object_foreach(keys, key, value)
     {
-        put_text(w, key, strlen(key));
-        put_value(w, value, false);
+        put_text(out, key, strlen(key));
+        put_value(out, value, false);
     }
-    if (factors) {
-        list_tensor(w, ND_GGUF_FACTORS, 0, 1, s->head_dim / 2, 1);
-    }
-    for (int i = 0; i < w->layout->param_count; i++) {
-        const nd_param *p = &w->layout->params[i];
-        char name[ND_PARAM_NAME];
-        nd_gguf_name(p, name);
-        w->begins[i] = list_tensor(w, name, type_of(w, p), p->axes, p->rows, p->cols);
-        w->left += p->rows * p->cols;
-    }
-    w->first = nd_round_up_bytes((size_t)ftello(w->out), ALIGNMENT);
-    w->end += w->first;
-    fseeko(w->out, (off_t)w->first, SEEK_SET);
-    for (int64_t i = 0; factors && i < s->head_dim / 2; i++) {
-        const float factor = nd_gguf_factor(&s->rope, s->head_dim, i);
-        fwrite(&factor, sizeof factor, 1, w->out);
-    }
-}
-
-/* A write that failed is tried again here, and says why. */
-static nd_status check_written(const nd_gguf_writer *w)
-{
-    return w->out && fflush(w->out) == 0 && !ferror(w->out)
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", w->path, strerror(errno));
-}
-
-nd_status nd_gguf_write_rows(nd_gguf_writer *w, const char *name, int64_t begin, int64_t count,
-                             const float *values)
-{
-    const nd_param *p = w->layout->params;
-    while (strcmp(p->name, name) != 0) {
-        p++;
-    }
-    const nd_gguf_type *type = &nd_gguf_types[type_of(w, p)];
-    uint8_t stored[4 * RUN_VALUES];
-    bool held = true;
-    w->left -= count;
-    for (int64_t done = 0, n = 0; done < count; done += n) {
-        const int64_t at = begin + done, block = nd_param_in_file(p, at) / type->block;
-        n = nd_min(nd_min(nd_param_adjacent(p, at), count - done), RUN_VALUES);
-        for (int64_t i = 0; i < n / type->block; i++) {
-            held &= type->store(values + done + i * type->block, stored + i * type->bytes);
+    for (int64_t i = 0; i < list->count; i++) {
+        nd_safetensors_tensor *t = &list->tensors[i];
+        const nd_gguf_type *type = &nd_gguf_types[t->number];
+        const int64_t blocks = nd_safetensors_tensor_count(t) / type->block;
+        put_text(out, t->name, strlen(t->name));
+        put(out, (uint64_t)t->axes, 4);
+        for (int a = t->axes; a-- > 0;) { /* the axis of adjacent elements first */
+            put(out, (uint64_t)t->shape[a], 8);
         }
-        fseeko(w->out, (off_t)(w->first + w->begins[p - w->layout->params]) + block * type->bytes,
-               SEEK_SET);
-        fwrite(stored, (size_t)type->bytes, (size_t)(n / type->block), w->out);
+        put(out, (uint64_t)t->number, 4);
+        put(out, at, 8);
+        t->begin = at;
+        at += nd_round_up_bytes((size_t)(blocks * type->bytes), ALIGNMENT);
     }
-    return held ? check_written(w)
-                : nd_fail(ND_ERR_DATA,
-                          "the tensor %s has a value that F16 cannot hold; export it as bf16 or "
-                          "fp32",
-                          p->name);
-}
-
-nd_status nd_gguf_write(const char *path, const nd_gguf_options *options,
-                        nd_status (*fill)(void *context, nd_gguf_writer *writer), void *context)
-{
-    nd_gguf_writer w = {.path = path, .type = options->type};
-    json_t *keys = NULL;
-    char *parent = NULL, *temporary = NULL;
-    bool there = false;
-    nd_status status = ND_OK;
-    ND_TRY(nd_fs_exists(path, &there));
-    if (there) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s exists; remove it, or give another name", path);
+    const uint64_t first = nd_round_up_bytes((size_t)ftello(out), ALIGNMENT);
+    for (int64_t i = list->count - 1; i >= 0; i--) {
+        list->tensors[i].end = first + at;
+        at = list->tensors[i].begin;
+        list->tensors[i].begin += first;
     }
-    ND_TRY(nd_gguf_check_shape(options->shape));
-    ND_TRY_OUT(nd_gguf_layout(options->shape, &w.layout));
-    ND_TRY_OUT(ND_ALLOC(w.layout->param_count, &w.begins));
-    ND_TRY_OUT(nd_gguf_make_keys(options, &keys));
-    ND_TRY_OUT(keys ? nd_fs_temporary(path, &temporary)
-                    : nd_fail_memory("the head of \"%s\"", path));
-    ND_TRY_OUT(nd_fs_parent(path, &parent));
-    w.out = nd_fs_stream_new(temporary);
-    ND_TRY_OUT(check_written(&w));
-    write_head(&w, options->shape, keys);
-    ND_TRY_OUT(check_written(&w));
-    ND_TRY_OUT(nd_fs_check_space(parent, w.end, "the GGUF file"));
-    ND_TRY_OUT(fill(context, &w));
-    ND_ASSERT(w.left == 0);
-    fseeko(w.out, 0, SEEK_END);
-    for (uint64_t at = (uint64_t)ftello(w.out); at < w.end; at++) { /* padding */
-        fputc(0, w.out);
-    }
-    ND_TRY_OUT(check_written(&w));
-    ND_TRY_OUT(nd_fs_sync_file(temporary));
-    status = nd_fs_rename(temporary, path);
-out:
-    if (w.out) {
-        fclose(w.out);
-        nd_fs_remove_tree(temporary); /* where all went well nothing has that name */
-    }
-    nd_layout_destroy(w.layout);
-    json_decref(keys);
-    free(w.begins);
-    free(temporary);
-    free(parent);
-    return status;
 }

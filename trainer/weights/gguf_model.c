@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The shape of a model: keys of a GGUF file, config.json, and the names of tensors. */
+/* Models in GGUF files: keys and config.json, names of tensors, and their values. */
+#include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/hash.h"
 #include "runtime/base/json.h"
+#include "trainer/corpus/token_cache.h"
 #include "trainer/weights/gguf.h"
+
+#define FACTORS "rope_freqs.weight"
+enum { RUN_VALUES = 8192, FILE_FLAGS = JSON_INDENT(1) | JSON_REAL_PRECISION(9) };
 
 static bool has_family(nd_family family)
 {
@@ -38,7 +43,7 @@ static const number numbers[NUMBERS] = {
     {"tokenizer.ggml.eos_token_id", "eos_token_id", offsetof(nd_shape, eos_id), true, false},
 };
 
-/* Tensors of all parameters that these families have. */
+/* Names of tensors, of all parameters that these families have. */
 static const char *const parts[ND_PARAM_COUNT] = {
     [ND_PARAM_EMBED] = "token_embd.weight",   [ND_PARAM_NORM_1] = "attn_norm.weight",
     [ND_PARAM_Q] = "attn_q.weight",           [ND_PARAM_K] = "attn_k.weight",
@@ -53,7 +58,7 @@ static const char *const parts[ND_PARAM_COUNT] = {
     [ND_PARAM_NORM_K] = "attn_k_norm.weight",
 };
 
-void nd_gguf_name(const nd_param *param, char name[ND_PARAM_NAME])
+static void name_of(const nd_param *param, char name[ND_PARAM_NAME])
 {
     const char *part = parts[param->id];
     ND_ASSERT(part);
@@ -64,7 +69,9 @@ void nd_gguf_name(const nd_param *param, char name[ND_PARAM_NAME])
     }
 }
 
-nd_status nd_gguf_layout(const nd_shape *shape, nd_layout **out)
+/* The layout of a whole model, whose parameters know where their elements are in a GGUF file
+ * (nd_param_in_file). */
+static nd_status make_layout(const nd_shape *shape, nd_layout **out)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     ND_TRY(nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, out));
@@ -86,29 +93,6 @@ float nd_gguf_factor(const nd_rope_config *rope, int64_t head_dim, int64_t pair)
 }
 
 /* Reading. */
-
-nd_status nd_gguf_refuse(const nd_gguf_head *h, const char *format, ...)
-{
-    char text[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return nd_fail(ND_ERR_DATA, "\"%s\": %s", h->path, text);
-}
-
-json_t *nd_gguf_get(const nd_gguf_head *h, const char *key)
-{
-    const char *family = json_string_value(json_object_get(h->keys, "general.architecture"));
-    char name[160];
-    snprintf(name, sizeof name, "%.60s%s", *key == '.' && family ? family : "", key);
-    return json_object_get(h->keys, name);
-}
-
-const char *nd_gguf_text(const nd_gguf_head *h, const char *key)
-{
-    return json_string_value(nd_gguf_get(h, key));
-}
 
 /* A real number as the decimal one of up to 6 digits that has this value as F32, if there is one;
  * any other value as it is. */
@@ -157,7 +141,7 @@ static json_t *find_llama3(const nd_gguf_head *h, const nd_safetensors_tensor *t
 /* The key rope_scaling of config.json; NULL: none. */
 static nd_status find_scaling(const nd_gguf_head *h, json_t **out)
 {
-    const nd_safetensors_tensor *factors = nd_safetensors_list_find(&h->list, ND_GGUF_FACTORS);
+    const nd_safetensors_tensor *factors = nd_safetensors_list_find(&h->list, FACTORS);
     const char *kind = nd_gguf_text(h, ".rope.scaling.type");
     const json_t *said = nd_gguf_get(h, ".rope.scaling.factor"),
                  *base = nd_gguf_get(h, ".rope.freq_base");
@@ -174,7 +158,7 @@ static nd_status find_scaling(const nd_gguf_head *h, json_t **out)
            : factors && !linear ? find_llama3(h, factors, base ? json_number_value(base) : 10000)
                                 : NULL;
     return !factors || *out ? ND_OK
-                            : nd_gguf_refuse(h, "the factors of its RoPE (" ND_GGUF_FACTORS
+                            : nd_gguf_refuse(h, "the factors of its RoPE (" FACTORS
                                                 ") are not those of Llama 3.1 to 3.3");
 }
 
@@ -183,7 +167,8 @@ static json_t *has(const nd_gguf_head *h, const char *tensor)
     return json_boolean(nd_safetensors_list_find(&h->list, tensor));
 }
 
-nd_status nd_gguf_read_config(nd_gguf_head *h)
+/* The head's config.json and generation_config.json. */
+static nd_status read_config(nd_gguf_head *h)
 {
     const char *name = nd_gguf_text(h, "general.architecture");
     const nd_safetensors_tensor *table = nd_safetensors_list_find(&h->list, "token_embd.weight");
@@ -239,7 +224,8 @@ nd_status nd_gguf_read_config(nd_gguf_head *h)
     return ND_OK;
 }
 
-nd_status nd_gguf_check_keys(const nd_gguf_head *h, const nd_shape *shape)
+/* Keys that are not read into config.json have the values that follow from the shape. */
+static nd_status check_keys(const nd_gguf_head *h, const nd_shape *shape)
 {
     for (int i = 0; i < NUMBERS; i++) {
         const json_t *said = numbers[i].config ? NULL : nd_gguf_get(h, numbers[i].key);
@@ -252,9 +238,115 @@ nd_status nd_gguf_check_keys(const nd_gguf_head *h, const nd_shape *shape)
     return ND_OK;
 }
 
+/* A tensor that is there gets another name, and the type as which it is read: one that
+ * has the name of a model folder from the beginning stays without. */
+static nd_status rename_tensor(nd_gguf_head *h, const char *from, const char *to, int64_t turned)
+{
+    nd_safetensors_tensor *t = (nd_safetensors_tensor *)nd_safetensors_list_find(&h->list, from);
+    if (!t) {
+        return ND_OK;
+    }
+    t->number += turned;
+    t->dtype = ND_SAFETENSORS_F32;
+    free(t->name);
+    t->name = NULL;
+    return nd_fs_format(&t->name, "%s", to);
+}
+
+/* Tensors get the names that they have in a model folder; what no model has keeps its own. */
+static nd_status name_tensors(nd_gguf_head *h, nd_shape *shape)
+{
+    nd_layout *layout = NULL;
+    char *text = nd_json_text(json_object_get(h->files, "config.json"), FILE_FLAGS);
+    nd_status status = text ? nd_shape_parse(text, strlen(text), h->path, shape)
+                            : nd_fail_memory("the head of \"%s\"", h->path);
+    free(text);
+    ND_TRY(status);
+    ND_TRY(check_keys(h, shape));
+    ND_TRY(make_layout(shape, &layout));
+    for (int i = 0; i < layout->param_count && status == ND_OK; i++) {
+        const nd_param *p = &layout->params[i];
+        char name[ND_PARAM_NAME];
+        name_of(p, name);
+        status = rename_tensor(h, name, p->file_name, p->paired > 0 ? ND_GGUF_TURNED : 0);
+    }
+    nd_layout_destroy(layout);
+    return status == ND_OK ? rename_tensor(h, FACTORS, "rotary_emb.inv_freq", 0) : status;
+}
+
+/* Under nd_fs_map_guard: all that lasts hangs at the context. */
+static nd_status read_head(void *context)
+{
+    ND_TRY(nd_gguf_take_head(context));
+    ND_TRY(read_config(context));
+    return nd_gguf_read_tokenizer(context);
+}
+
+/* A file that has this text stays; anything else under its name is replaced. */
+static nd_status make_file(const char *folder, const char *name, const json_t *file)
+{
+    char *path = NULL, *there = NULL, *text = nd_json_text(file, FILE_FLAGS);
+    size_t size;
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    ND_TRY_OUT(status);
+    status = nd_fs_read(path, strlen(text), ND_ERR_DATA, &there, &size);
+    if (status == ND_ERR_DATA || (status == ND_OK && strcmp(there, text) != 0)) {
+        nd_error_clear();
+        status = nd_fs_write_atomic(path, text, strlen(text));
+    }
+out:
+    free(there);
+    free(text);
+    free(path);
+    return status;
+}
+
+static nd_status make_folder(const nd_gguf_head *h, char **out)
+{
+    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(h->files, FILE_FLAGS);
+    const char *name;
+    json_t *file;
+    nd_status status = text ? nd_sha256(text, strlen(text), hex) : nd_fail_memory("%s", h->path);
+    ND_TRY_OUT(status);
+    ND_TRY_OUT(nd_token_cache_folder("", &cache));
+    ND_TRY_OUT(nd_fs_format(&folder, "%s/%.32s.model", cache, hex));
+    ND_TRY_OUT(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
+                                  "set XDG_CACHE_HOME to a folder that can be written"));
+    json_object_foreach(h->files, name, file)
+    {
+        ND_TRY_OUT(make_file(folder, name, file));
+    }
+    *out = folder;
+    folder = NULL;
+out:
+    free(text);
+    free(folder);
+    free(cache);
+    return status;
+}
+
+nd_status nd_gguf_open(const char *path, nd_safetensors_list *list, nd_shape *shape, char **folder)
+{
+    nd_gguf_head h = {.path = path, .keys = json_object(), .files = json_object()};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &h.map));
+    ND_TRY_OUT(nd_fs_map_guard(&h.map, path, read_head, &h));
+    ND_TRY_OUT(name_tensors(&h, shape));
+    ND_TRY_OUT(folder ? make_folder(&h, folder) : ND_OK);
+    *list = h.list;
+    h.list = (nd_safetensors_list){0};
+out:
+    json_decref(h.keys);
+    json_decref(h.files);
+    nd_safetensors_list_fini(&h.list);
+    nd_fs_map_close(&h.map);
+    return status;
+}
+
 /* Writing. */
 
-nd_status nd_gguf_check_shape(const nd_shape *s)
+static nd_status check_shape(const nd_shape *s)
 {
     const nd_rope_type rope = s->rope.type;
     const bool llama = s->family == ND_FAMILY_LLAMA;
@@ -279,7 +371,7 @@ static void add(const nd_shape *s, json_t **keys, const char *key, json_t *value
     nd_json_set(keys, name, value);
 }
 
-void nd_gguf_add_shape(const nd_shape *s, json_t **keys)
+static void add_shape(const nd_shape *s, json_t **keys)
 {
     for (int i = 0; i < NUMBERS; i++) {
         const void *at = (const char *)s + numbers[i].place;
@@ -294,4 +386,137 @@ void nd_gguf_add_shape(const nd_shape *s, json_t **keys)
         add(s, keys, ".rope.scaling.type", json_string("linear"));
         add(s, keys, ".rope.scaling.factor", json_real(s->rope.factor));
     }
+}
+
+struct nd_gguf_writer {
+    FILE *out; /* a failure shows in ferror */
+    const char *path;
+    nd_layout *layout;
+    /* Factors of RoPE if the model has them, then the tensors of the parameters. `number` is a
+     * ggml_type. */
+    nd_safetensors_list list;
+    int64_t left; /* elements of parameters that are not written yet */
+};
+
+static nd_status list_tensor(nd_gguf_writer *w, const char *name, int type, int axes, int64_t rows,
+                             int64_t cols)
+{
+    nd_safetensors_tensor *t = &w->list.tensors[w->list.count++];
+    *t = (nd_safetensors_tensor){.number = type, .axes = axes, .shape = {rows, cols}};
+    return nd_fs_format(&t->name, "%s", name);
+}
+
+static nd_status list_tensors(nd_gguf_writer *w, const nd_shape *s, int type)
+{
+    ND_TRY(ND_ALLOC(w->layout->param_count + 1, &w->list.tensors));
+    ND_TRY(s->rope.type == ND_ROPE_LLAMA3
+               ? list_tensor(w, FACTORS, ND_GGUF_FP32, 1, s->head_dim / 2, 1)
+               : ND_OK);
+    for (int i = 0; i < w->layout->param_count; i++) {
+        const nd_param *p = &w->layout->params[i];
+        const bool fits = p->cols % nd_gguf_types[type].block == 0;
+        char name[ND_PARAM_NAME];
+        name_of(p, name);
+        ND_TRY(list_tensor(w, name,
+                           p->axes == 1 ? ND_GGUF_FP32
+                           : fits       ? type
+                                        : ND_GGUF_FP16,
+                           p->axes, p->rows, p->cols));
+        w->left += p->rows * p->cols;
+    }
+    return ND_OK;
+}
+
+/* A write that failed is tried again here, and says why. */
+static nd_status check_written(const nd_gguf_writer *w)
+{
+    return w->out && fflush(w->out) == 0 && !ferror(w->out)
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", w->path, strerror(errno));
+}
+
+nd_status nd_gguf_write_rows(nd_gguf_writer *w, const char *name, int64_t begin, int64_t count,
+                             const float *values)
+{
+    const nd_param *p = w->layout->params;
+    while (strcmp(p->name, name) != 0) {
+        p++;
+    }
+    const nd_safetensors_tensor *t =
+        &w->list.tensors[p - w->layout->params + w->list.count - w->layout->param_count];
+    const nd_gguf_type *type = &nd_gguf_types[t->number];
+    uint8_t stored[4 * RUN_VALUES];
+    bool held = true;
+    w->left -= count;
+    for (int64_t done = 0, n = 0; done < count; done += n) {
+        const int64_t at = begin + done, block = nd_param_in_file(p, at) / type->block;
+        n = nd_min(nd_min(nd_param_adjacent(p, at), count - done), RUN_VALUES);
+        for (int64_t i = 0; i < n / type->block; i++) {
+            held &= type->store(values + done + i * type->block, stored + i * type->bytes);
+        }
+        fseeko(w->out, (off_t)t->begin + block * type->bytes, SEEK_SET);
+        fwrite(stored, (size_t)type->bytes, (size_t)(n / type->block), w->out);
+    }
+    return held ? check_written(w)
+                : nd_fail(ND_ERR_DATA,
+                          "the tensor %s has a value that F16 cannot hold; export it as bf16 or "
+                          "fp32",
+                          p->name);
+}
+
+nd_status nd_gguf_write(const char *path, const nd_gguf_options *options,
+                        nd_status (*fill)(void *context, nd_gguf_writer *writer), void *context)
+{
+    const nd_shape *shape = options->shape;
+    nd_gguf_writer w = {.path = path};
+    json_t *keys[2] = {NULL}; /* those of the shape stand between them */
+    char *parent = NULL, *temporary = NULL;
+    bool there = false;
+    nd_status status = ND_OK;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (there) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s exists; remove it, or give another name", path);
+    }
+    ND_TRY(check_shape(shape));
+    ND_TRY_OUT(make_layout(shape, &w.layout));
+    ND_TRY_OUT(list_tensors(&w, shape, options->type));
+    nd_shape told = *shape; /* with the tokenizer's ids */
+    ND_TRY_OUT(nd_gguf_make_keys(options, &told, keys));
+    add_shape(&told, &keys[0]);
+    ND_TRY_OUT(keys[0] && keys[1] && json_object_update(keys[0], keys[1]) == 0
+                   ? nd_fs_temporary(path, &temporary)
+                   : nd_fail_memory("the head of \"%s\"", path));
+    ND_TRY_OUT(nd_fs_parent(path, &parent));
+    w.out = nd_fs_stream_new(temporary);
+    ND_TRY_OUT(check_written(&w));
+    nd_gguf_put_head(w.out, keys[0], &w.list);
+    ND_TRY_OUT(check_written(&w));
+    const uint64_t end = w.list.tensors[w.list.count - 1].end;
+    ND_TRY_OUT(nd_fs_check_space(parent, end, "the GGUF file"));
+    fseeko(w.out, (off_t)w.list.tensors[0].begin, SEEK_SET);
+    for (int64_t i = 0; w.list.count > w.layout->param_count && i < shape->head_dim / 2; i++) {
+        const float factor = nd_gguf_factor(&shape->rope, shape->head_dim, i);
+        fwrite(&factor, sizeof factor, 1, w.out);
+    }
+    ND_TRY_OUT(fill(context, &w));
+    ND_ASSERT(w.left == 0);
+    fseeko(w.out, 0, SEEK_END);
+    for (uint64_t at = (uint64_t)ftello(w.out); at < end; at++) { /* padding */
+        fputc(0, w.out);
+    }
+    ND_TRY_OUT(check_written(&w));
+    ND_TRY_OUT(nd_fs_sync_file(temporary));
+    status = nd_fs_rename(temporary, path);
+out:
+    if (w.out) {
+        fclose(w.out);
+        nd_fs_remove_tree(temporary); /* where all went well nothing has that name */
+    }
+    nd_layout_destroy(w.layout);
+    nd_safetensors_list_fini(&w.list);
+    json_decref(keys[0]);
+    json_decref(keys[1]);
+    free(temporary);
+    free(parent);
+    return status;
 }

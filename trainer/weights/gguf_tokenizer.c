@@ -327,6 +327,7 @@ static int32_t find_named(const source *s, const char *key)
     return name ? nd_tokenizer_find(s->tokenizer, name, strlen(name)) : -1;
 }
 
+/* Also sets the ids of the shape that the file names. */
 static nd_status check_source(const source *from, const char *name, nd_shape *s)
 {
     const nd_tokenizer *t = from->tokenizer;
@@ -364,7 +365,7 @@ static int kind_of_token(const nd_tokenizer *t, int32_t id)
 }
 
 static void make_keys(const nd_gguf_options *options, const source *from, const nd_shape *s,
-                      json_t **keys)
+                      json_t *keys[2])
 {
     const nd_tokenizer *t = from->tokenizer;
     const int32_t pad = find_named(from, "pad_token"), turn = find_named(from, "eos_token");
@@ -382,29 +383,28 @@ static void make_keys(const nd_gguf_options *options, const source *from, const 
         nd_json_append(&merges,
                        left && right ? json_sprintf("%s %s", left, right) : json_incref(one));
     }
-    *keys = json_pack("{s:s, s:o, s:i, s:i, s:s, s:s, s:s*, s:b, s:b, s:o, s:o, s:o}",
-                      "general.architecture", nd_families[s->family].model_type, "general.name",
-                      nd_json_string(options->name), "general.quantization_version", 2,
-                      "general.file_type", nd_gguf_types[options->type].file_type,
-                      "tokenizer.ggml.model", "gpt2", "tokenizer.ggml.pre", name_splitting(t),
-                      "tokenizer.chat_template", from->template, "tokenizer.ggml.add_bos_token",
-                      t->before_count > 0, "tokenizer.ggml.add_eos_token", t->behind_count > 0,
-                      "tokenizer.ggml.tokens", texts, "tokenizer.ggml.token_type", kinds,
-                      "tokenizer.ggml.merges", merges);
-    nd_gguf_add_shape(s, keys);
+    keys[1] = json_object();
+    keys[0] = json_pack("{s:s, s:o, s:i, s:i, s:s, s:s, s:s*, s:b, s:b, s:o, s:o, s:o}",
+                        "general.architecture", nd_families[s->family].model_type, "general.name",
+                        nd_json_string(options->name), "general.quantization_version", 2,
+                        "general.file_type", nd_gguf_types[options->type].file_type,
+                        "tokenizer.ggml.model", "gpt2", "tokenizer.ggml.pre", name_splitting(t),
+                        "tokenizer.chat_template", from->template, "tokenizer.ggml.add_bos_token",
+                        t->before_count > 0, "tokenizer.ggml.add_eos_token", t->behind_count > 0,
+                        "tokenizer.ggml.tokens", texts, "tokenizer.ggml.token_type", kinds,
+                        "tokenizer.ggml.merges", merges);
     if (pad >= 0) {
-        nd_json_set(keys, "tokenizer.ggml.padding_token_id", json_integer(pad));
+        nd_json_set(&keys[1], "tokenizer.ggml.padding_token_id", json_integer(pad));
     }
     if (turn >= 0) {
-        nd_json_set(keys, "tokenizer.ggml.eot_token_id", json_integer(turn));
+        nd_json_set(&keys[1], "tokenizer.ggml.eot_token_id", json_integer(turn));
     }
 }
 
-nd_status nd_gguf_make_keys(const nd_gguf_options *options, json_t **keys)
+nd_status nd_gguf_make_keys(const nd_gguf_options *options, nd_shape *shape, json_t *keys[2])
 {
     const char *path = options->tokenizer, *slash = path ? strrchr(path, '/') : NULL;
     source from = {0};
-    nd_shape shape = *options->shape;
     char *folder = NULL;
     nd_status status =
         path ? nd_tokenizer_open(path, &from.tokenizer) : nd_byte_tokenizer_create(&from.tokenizer);
@@ -415,8 +415,8 @@ nd_status nd_gguf_make_keys(const nd_gguf_options *options, json_t **keys)
         ND_TRY_OUT(nd_tokenizer_config_read(folder, &from.config));
         ND_TRY_OUT(nd_chat_template_read(folder, &from.template));
     }
-    ND_TRY_OUT(check_source(&from, options->name, &shape));
-    make_keys(options, &from, &shape, keys);
+    ND_TRY_OUT(check_source(&from, options->name, shape));
+    make_keys(options, &from, shape, keys);
 out:
     json_decref(from.root);
     json_decref(from.config);
