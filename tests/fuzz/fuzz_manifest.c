@@ -26,7 +26,8 @@ static void check(const nd_manifest *m)
     ND_ASSERT(nd_manifest_format(m, &text, &bytes) == ND_OK);
     ND_ASSERT(nd_manifest_parse(text, bytes, "again", &again) == ND_OK);
     int rank = m->writer_count - 1;
-    ND_ASSERT(nd_manifest_layout(m, &m->mesh, nd_mesh_coord_of(&m->mesh, rank), &layout) == ND_OK);
+    ND_ASSERT(nd_manifest_layout(&m->shape, m->layout, &m->mesh, nd_mesh_coord_of(&m->mesh, rank),
+                                 &layout) == ND_OK);
     nd_holder holder = nd_holder_of(&m->mesh, rank);
     nd_piece *pieces = calloc(3 * (size_t)layout->param_count, sizeof *pieces);
     ND_ASSERT(pieces);

@@ -538,7 +538,7 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     assert_ok(nd_manifest_read(path, &m));
     assert_ok(nd_source_open(path, &m, true, &source));
-    assert_ok(nd_manifest_layout(&m, &one, (nd_coord){{0}}, &layout));
+    assert_ok(nd_manifest_layout(&m.shape, m.layout, &one, (nd_coord){{0}}, &layout));
     for (int i = 0; i < until.tensors; i++) {
         const nd_param *p = &layout->params[i];
         const nd_span all = {.param = p, .rows = p->rows, .cols = p->cols};

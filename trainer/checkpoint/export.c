@@ -176,7 +176,8 @@ nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
         const nd_layout_options of = {.shape = nd_hf_reader_shape(options->model), .mesh = &one};
         ND_TRY_OUT(nd_layout_create(&of, &layout));
     } else {
-        ND_TRY_OUT(nd_manifest_layout(manifest, &one, (nd_coord){{0}}, &layout));
+        ND_TRY_OUT(
+            nd_manifest_layout(&manifest->shape, manifest->layout, &one, (nd_coord){{0}}, &layout));
         ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
     }
     ND_TRY_OUT(options->gguf ? ND_OK : open_folder(folder, manifest, options, &to));
@@ -381,22 +382,6 @@ static nd_status compare(comparison *c)
     return both ? compare_extras(c) : ND_OK;
 }
 
-nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
-                             nd_status (*visit)(void *context, const nd_diff_array *array),
-                             void *context, nd_diff_totals *totals)
-{
-    comparison c = {
-        .sides = sides, .options = options, .visit = visit, .context = context, .totals = totals};
-    *totals = (nd_diff_totals){0};
-    nd_status status = compare(&c);
-    for (int s = 0; s < 2; s++) {
-        nd_source_close(c.sources[s]);
-        nd_hf_reader_close(c.models[s]);
-        nd_layout_destroy(c.layouts[s]);
-    }
-    return status;
-}
-
 static nd_status compare_dumped(void *context, const nd_dump_pair *pair)
 {
     comparison *c = context;
@@ -407,11 +392,20 @@ static nd_status compare_dumped(void *context, const nd_dump_pair *pair)
     return end_array(c);
 }
 
-nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
-                       nd_status (*visit)(void *context, const nd_diff_array *array), void *context,
-                       nd_diff_totals *totals)
+nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
+                             nd_status (*visit)(void *context, const nd_diff_array *array),
+                             void *context, nd_diff_totals *totals)
 {
-    comparison c = {.options = options, .visit = visit, .context = context, .totals = totals};
+    comparison c = {
+        .sides = sides, .options = options, .visit = visit, .context = context, .totals = totals};
+    const char *const folders[] = {sides[0].folder, sides[1].folder};
     *totals = (nd_diff_totals){0};
-    return nd_dump_each_pair(folders, compare_dumped, &c);
+    nd_status status =
+        sides[0].is_dump ? nd_dump_each_pair(folders, compare_dumped, &c) : compare(&c);
+    for (int s = 0; s < 2; s++) {
+        nd_source_close(c.sources[s]);
+        nd_hf_reader_close(c.models[s]);
+        nd_layout_destroy(c.layouts[s]);
+    }
+    return status;
 }

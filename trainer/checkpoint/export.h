@@ -74,6 +74,7 @@ typedef struct nd_diff_side {
     const char *folder;
     const nd_manifest *manifest; /* NULL: a Hugging Face folder, which has weights only */
     nd_shape shape;
+    bool is_dump; /* both sides are folders of dumps, which have nothing else */
 } nd_diff_side;
 
 typedef struct nd_diff_options {
@@ -108,17 +109,11 @@ typedef struct nd_diff_totals {
 
 /*
  * Visits every array, also those that are equal, in the order of the model; entries that all ranks
- * share come last. ND_ERR_DATA: the models have other tensors, or what is read is damaged.
+ * share come last. Of dumps, those are visited that some rank of both has, in the order of the
+ * computation; what only B has comes last. ND_ERR_DATA: the models have other tensors, a folder is
+ * no dump, or what is read is damaged.
  */
 nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
                              nd_status (*visit)(void *context, const nd_diff_array *array),
                              void *context, nd_diff_totals *totals);
-/*
- * The same of two folders of dumps, of what some rank of both has, in the order of the computation;
- * what only B has comes last. ND_ERR_DATA: one is no dump, or damaged.
- */
-nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
-                       nd_status (*visit)(void *context, const nd_diff_array *array), void *context,
-                       nd_diff_totals *totals);
-
 #endif

@@ -52,7 +52,6 @@ typedef struct nd_folder {
     int64_t step;   /* -1: none, which only BEGUN and DOOMED may lack */
     int64_t number; /* K of one that was set aside; 1: it has none */
 } nd_folder;
-nd_folder nd_folder_parse(const char *name);
 /* The folders whose names are of these kinds, and links to nowhere, by step, kind and number; owned
  * by the caller. A run that does not exist has none. */
 nd_status nd_folder_list(const char *run, int kinds, nd_folder **out, int *count);

@@ -63,8 +63,6 @@ typedef struct nd_manifest {
 
 void nd_manifest_fini(nd_manifest *manifest);
 
-/* Tensors of the manifest's shape, and their segments from the layout of any rank. */
-nd_status nd_manifest_set_layout(nd_manifest *manifest, const nd_layout *layout);
 void nd_manifest_pairs_fini(nd_manifest_pairs *pairs);
 nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value);
 /* NULL: there is no such key. */
@@ -90,9 +88,8 @@ nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd
 /* Reads FOLDER/manifest.json. */
 nd_status nd_manifest_read(const char *folder, nd_manifest *out);
 
-/* The layout that the writers of the manifest's mesh had (coord: a place in it), or, with another
- * mesh, what its tensors would be there. */
-nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
-                             nd_layout **out);
+/* A layout of this shape at a place of a mesh; segments as in another one, of any rank. */
+nd_status nd_manifest_layout(const nd_shape *shape, const nd_layout *segments, const nd_mesh *mesh,
+                             nd_coord coord, nd_layout **out);
 
 #endif

@@ -523,7 +523,8 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     nd_clock_utc((int64_t)time(NULL), m->time);
     m->identity = *s->options.identity;
     m->config = *s->options.config;
-    ND_TRY(nd_manifest_set_layout(m, s->trainer->model->layout));
+    ND_TRY(nd_manifest_layout(&m->shape, s->trainer->model->layout, &(nd_mesh){{1, 1, 1, 1, 1}},
+                              (nd_coord){{0}}, &m->layout));
     return ND_ALLOC(r->world_size, &m->writers);
 }
 

@@ -87,8 +87,6 @@ extern const nd_checksum_hashes nd_checksums[ND_CHECKSUM_COUNT];
 enum { ND_DIGEST_TEXT_MAX = 80 };
 nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
                          char out[ND_DIGEST_TEXT_MAX]);
-/* Whether a text has the form that nd_digest_text gives for this kind. */
-bool nd_digest_text_is_valid(nd_checksum kind, const char *text);
 
 /* The flat state arrays of a rank. SGD has the first only. */
 typedef enum nd_state_kind {

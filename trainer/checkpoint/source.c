@@ -104,7 +104,8 @@ nd_status nd_source_open(const char *folder, const nd_manifest *manifest, bool v
     for (int t = 0; t < tp; t++) {
         nd_coord coord = {{0}};
         coord.at[ND_AXIS_TP] = t;
-        ND_TRY_OUT(nd_manifest_layout(manifest, &manifest->mesh, coord, &source->layouts[t]));
+        ND_TRY_OUT(nd_manifest_layout(&manifest->shape, manifest->layout, &manifest->mesh, coord,
+                                      &source->layouts[t]));
     }
     *out = source;
     source = NULL;
@@ -167,8 +168,8 @@ out:
 static nd_status make_writer(nd_source *source, int rank, source_writer *writer)
 {
     const nd_manifest *m = source->manifest;
-    nd_holder holder = nd_holder_of(&m->mesh, rank);
-    nd_shard_plan_options options = {.layout = source->layouts[holder.tp],
+    const int tp = nd_mesh_coord_of(&m->mesh, rank).at[ND_AXIS_TP];
+    nd_shard_plan_options options = {.layout = source->layouts[tp],
                                      .mesh = &m->mesh,
                                      .rank = rank,
                                      .arrays = m->arrays,
@@ -272,17 +273,6 @@ static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
     return ND_OK;
 }
 
-/* The inverse of nd_holder_of. */
-static int holder_rank(const nd_mesh *mesh, const nd_holder *holder)
-{
-    nd_coord coord = {0};
-    coord.at[ND_AXIS_DP_REPLICATE] = holder->replica;
-    coord.at[ND_AXIS_DP_SHARD] = holder->shard / mesh->size[ND_AXIS_CP];
-    coord.at[ND_AXIS_CP] = holder->shard % mesh->size[ND_AXIS_CP];
-    coord.at[ND_AXIS_TP] = holder->tp;
-    return nd_mesh_rank_of(mesh, coord);
-}
-
 /* Only the shards that overlap the rectangle's rows in this tp rank's block. */
 static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, const nd_span *want,
                              float *to, int64_t *found)
@@ -304,8 +294,13 @@ static nd_status add_from_tp(nd_source *source, int tp, nd_state_kind array, con
     int64_t end = begin + (shared.rows - 1) * block.cols + shared.cols;
     for (int64_t s = begin / segment->shard_count; s * segment->shard_count < end; s++) {
         for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
-            nd_holder holder = {.shard = (int)s, .tp = tp, .replica = r};
-            ND_TRY(add_from_writer(source, holder_rank(mesh, &holder), p, array, want, to, found));
+            nd_coord holder = {0}; /* as nd_holder_of counts */
+            holder.at[ND_AXIS_DP_REPLICATE] = r;
+            holder.at[ND_AXIS_DP_SHARD] = (int)s / mesh->size[ND_AXIS_CP];
+            holder.at[ND_AXIS_CP] = (int)s % mesh->size[ND_AXIS_CP];
+            holder.at[ND_AXIS_TP] = tp;
+            ND_TRY(
+                add_from_writer(source, nd_mesh_rank_of(mesh, holder), p, array, want, to, found));
         }
     }
     return ND_OK;

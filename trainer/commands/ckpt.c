@@ -623,10 +623,12 @@ out:
 static nd_status diff_dumps(const char *const folders[2], const nd_diff_options *options,
                             const char *same)
 {
+    const nd_diff_side sides[2] = {{.folder = folders[0], .is_dump = true},
+                                   {.folder = folders[1], .is_dump = true}};
     nd_diff_totals totals;
     char first[FIRST_NAME] = "";
     printf("A: %s (a dump)\nB: %s (a dump)\n", folders[0], folders[1]);
-    ND_TRY(nd_dump_diff(folders, options, print_array, first, &totals));
+    ND_TRY(nd_checkpoint_diff(sides, options, print_array, first, &totals));
     if (*first) {
         printf("different: %lld of %lld tensors; the first one in the order of the computation is "
                "%s\n",

@@ -62,7 +62,7 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
     snprintf(m.reason, sizeof m.reason, "interval");
     snprintf(m.optimizer, sizeof m.optimizer, arrays > 1 ? "adamw" : "sgd");
     nd_layout *layout = fake_layout(shape, mesh, 0, converts);
-    must(nd_manifest_set_layout(&m, layout));
+    must(nd_manifest_layout(&m.shape, layout, &fake_one, (nd_coord){{0}}, &m.layout));
     nd_layout_destroy(layout);
     must(nd_manifest_pairs_add(&m.identity, "data.path", "00ff"));
     must(nd_manifest_pairs_add(&m.config, "train.steps", "1000"));

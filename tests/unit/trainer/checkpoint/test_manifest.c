@@ -289,8 +289,21 @@ Test(manifest, refuses_members_that_cannot_be)
         {"written_by/reason", "\"a reason of more than sixteen letters\"", "too long"},
         {"writers", "[]", "one entry for each rank"},
     };
+    static const char *const digests[] = {
+        /* the last one is good */
+        "sha256:0123456789abcdef0123456789abcdef", "xxh3:0123456789abcdeG0123456789abcdef",
+        "xxh3:0123456789abcdef0123456789abcde", "xxh3:0123456789abcdef0123456789abcdef"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_fails(parse_changed(bad[i].path, bad[i].value), ND_ERR_DATA, bad[i].words);
+    }
+    for (int i = 0; i < 4; i++) {
+        char entry[64], list[1024] = "[";
+        snprintf(entry, sizeof entry, "[7, \"%s\"]", digests[i]);
+        for (int rank = 0; rank < 12; rank++) {
+            strcat(strcat(list, rank > 0 ? "," : ""), entry);
+        }
+        nd_status status = parse_changed("writers", strcat(list, "]"));
+        cr_expect_eq(status, i == 3 ? ND_OK : ND_ERR_DATA, "%s", digests[i]);
     }
     assert_ok(parse_changed("a_later_member", "[1]"));
     /* Steps may have had fewer samples before, and samples may have been passed over. */
@@ -304,7 +317,8 @@ Test(manifest, its_layout_is_that_of_the_writers)
     nd_shape shape = fake_shape(false);
     for (int rank = 0; rank < 12; rank++) {
         nd_layout *written = fake_layout(&shape, &mesh, rank, true), *layout = NULL;
-        assert_ok(nd_manifest_layout(&m, &mesh, nd_mesh_coord_of(&mesh, rank), &layout));
+        assert_ok(
+            nd_manifest_layout(&m.shape, m.layout, &mesh, nd_mesh_coord_of(&mesh, rank), &layout));
         cr_assert_eq(layout->shard_total, written->shard_total);
         for (int i = 0; i < layout->param_count; i++) {
             cr_assert_eq(layout->params[i].offset, written->params[i].offset);

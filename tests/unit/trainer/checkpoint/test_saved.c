@@ -129,8 +129,8 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     assert_ok(nd_checkpoint_prune_plan(fake_run.path, &options, false, &list, &count));
     cr_assert_eq(count, 3); /* by its manifest 5 is good */
     free(list);
-    const nd_folder third = nd_folder_parse("checkpoint-3"),
-                    fourth = nd_folder_parse("checkpoint-4");
+    const nd_folder third = {"checkpoint-3", ND_FOLDER_WHOLE, 3, 1},
+                    fourth = {"checkpoint-4", ND_FOLDER_WHOLE, 4, 1};
     assert_fails(nd_folder_delete(fake_run.path, &fourth), ND_ERR_DATA, "checkpoint-4");
     cr_assert(tempdir_has_path(tempdir_file(&fake_run, "checkpoint-4/state")));
     assert_ok(nd_folder_delete(fake_run.path, &third));
