@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The checkpoints of a run: what it saves, and what it goes on from, at its start and after a
- * rewind. What is damaged is passed over. */
+/* The checkpoints that a run saves, and which of them has the best of its validated states. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +9,154 @@
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/run/state.h"
+#include "trainer/view/metrics.h"
+
+/* The best state. */
+
+int64_t nd_run_best_rule(const nd_config *config)
+{
+    return config->data.documents == ND_DOCUMENTS_SEPARATE ? config->train.sequence_length : 0;
+}
+
+/* True: the last checkpoint is the best one from now on. */
+static bool settle(nd_run_best *best)
+{
+    const bool known = best->pending_durable && !isnan(best->pending_loss);
+    if (!known || (best->saved_step > 0 && best->pending_loss >= best->saved_loss)) {
+        return false;
+    }
+    best->saved_step = best->pending_step;
+    best->saved_loss = best->pending_loss;
+    return true;
+}
+
+void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss)
+{
+    bool first = best->step == 0;
+    bool lower = isfinite(loss) && (first || loss < best->loss);
+    bool counts = lower && (first || best->loss - loss > config->train.early_stopping_threshold);
+    best->stale = counts ? 0 : best->stale + 1;
+    if (lower) {
+        best->step = step;
+        best->loss = loss;
+    }
+    if (isfinite(loss)) {
+        best->newest_step = step;
+        best->newest_loss = loss;
+    }
+    if (isfinite(loss) && step == best->pending_step) {
+        best->pending_loss = loss;
+        (void)settle(best);
+    }
+}
+
+void nd_run_best_saving(nd_run_best *best, int64_t step)
+{
+    best->pending_step = step;
+    best->pending_loss = step > 0 && best->newest_step == step ? best->newest_loss : (double)NAN;
+    best->pending_durable = false;
+}
+
+bool nd_run_best_saved(nd_run_best *best, int64_t step)
+{
+    best->pending_durable = step > 0 && best->pending_step == step;
+    return best->pending_durable && settle(best);
+}
+
+bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config)
+{
+    int64_t patience = config->train.early_stopping_patience;
+    return patience > 0 && best->stale >= patience;
+}
+
+/* The run has a durable checkpoint of this step, whose validation may come only now. */
+static void take_up(nd_run_best *best, int64_t step)
+{
+    nd_run_best_saving(best, step);
+    (void)nd_run_best_saved(best, step);
+}
+
+nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
+                             int64_t step)
+{
+    nd_metrics metrics = {0};
+    nd_run_best found = {0};
+    nd_folder *saved = NULL;
+    char path[ND_RUN_PATH_MAX + 32];
+    int count = 0, others = 0;
+    nd_status status = ND_OK;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    ND_TRY_OUT(nd_metrics_read(path, &metrics));
+    ND_TRY_OUT(nd_folder_list(run, ND_FOLDER_WHOLE, &saved, &count));
+    const nd_column *losses = nd_metrics_column(&metrics, "validation_loss");
+    const nd_column *lengths = nd_metrics_column(&metrics, "separate_length");
+    for (size_t i = 0; i < losses->count; i++) {
+        const int64_t at = (int64_t)losses->points[i].step;
+        const double length = nd_column_at(lengths, losses->points[i].step); /* NaN: joined */
+        const bool same = (isnan(length) ? 0 : (int64_t)length) == nd_run_best_rule(config);
+        others += at <= step && !same;
+        if (at > step || !same) {
+            continue;
+        }
+        nd_run_best_validated(&found, config, at, losses->points[i].value);
+        for (int k = 0; k < count; k++) {
+            if (saved[k].step == at) {
+                take_up(&found, at);
+            }
+        }
+    }
+    *best = found;
+    if (others > 0) {
+        nd_log_info(
+            "%d validations of this run were made with other documents or of another length "
+            "(data.documents, train.sequence_length): their losses do not compare with "
+            "those to come, and none of them is the best one",
+            others);
+    }
+out:
+    nd_metrics_fini(&metrics);
+    free(saved);
+    return status;
+}
+
+void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step)
+{
+    if (known->saved_step == 0 || known->saved_step > step ||
+        (best->saved_step > 0 && best->saved_loss <= known->saved_loss)) {
+        return;
+    }
+    best->saved_step = known->saved_step;
+    best->saved_loss = known->saved_loss;
+    if (best->step == 0 || known->saved_loss < best->loss) {
+        best->step = known->saved_step;
+        best->loss = known->saved_loss;
+    }
+}
+
+/* The saver deletes no checkpoint that is the best one by now. */
+static void keep_best(const nd_run *s)
+{
+    if (s->saver && s->config->checkpoint.load_best) {
+        nd_saver_keep_best(s->saver, s->best.saved_step);
+    }
+}
+
+nd_status nd_run_judge_loss(nd_run *s, double loss)
+{
+    const int64_t step = s->trainer->position.step;
+    char why[160];
+    nd_run_best_validated(&s->best, s->config, step, loss);
+    keep_best(s);
+    if (step == s->config->train.steps || !nd_run_best_is_over(&s->best, s->config)) {
+        return ND_OK;
+    }
+    s->over = true;
+    snprintf(why, sizeof why,
+             "%lld validations in a row were not below the lowest loss, %.6g after step %lld",
+             (long long)s->best.stale, s->best.loss, (long long)s->best.step);
+    const nd_run_event event = {.kind = ND_RUN_EVENT_EARLY_STOPPED, .step = step, .reason = why};
+    return nd_sinks_event(&s->sinks, &event);
+}
 
 /* Saving. */
 
@@ -100,7 +248,7 @@ static nd_status open_saver(nd_run *s)
         .gate = before_commit,
     };
     ND_TRY(nd_saver_create(&options, &s->saver));
-    nd_run_keep_best(s);
+    keep_best(s);
     return ND_OK;
 }
 
@@ -153,7 +301,7 @@ nd_status nd_run_saving_report(nd_run *s, const nd_save_report *report)
     s->wrong_saves = 0;
     *resume = (nd_resume){.found = true, .continues = true, .searched = true, .step = report->step};
     nd_run_best_saved(&s->best, report->step);
-    nd_run_keep_best(s);
+    keep_best(s);
     nd_checkpoint_name(report->step, name);
     snprintf(resume->run, sizeof resume->run, "%s", s->place.path);
     int length = snprintf(resume->source, sizeof resume->source, "%s/%s", s->place.path, name);
@@ -169,7 +317,7 @@ nd_status nd_run_saving_report(nd_run *s, const nd_save_report *report)
     return nd_sinks_event(&s->sinks, &event);
 }
 
-static nd_status wait_for_save(nd_run *s)
+nd_status nd_run_saving_wait(nd_run *s)
 {
     nd_save_report report;
     if (!s->saver) {
@@ -181,7 +329,7 @@ static nd_status wait_for_save(nd_run *s)
 
 static nd_status begin(nd_run *s, const char *reason)
 {
-    ND_TRY(wait_for_save(s));
+    ND_TRY(nd_run_saving_wait(s));
     s->held_step = s->trainer->position.step;
     nd_run_best_saving(&s->best, s->held_step);
     /* The lines of the steps that are saved are in the file before the checkpoint is. */
@@ -226,7 +374,7 @@ static nd_status finish_saving(nd_run *s)
     if ((s->stopped || s->over) && s->held_step != s->trainer->position.step) {
         ND_TRY(begin(s, s->stopped ? "signal" : "end"));
     }
-    ND_TRY(wait_for_save(s));
+    ND_TRY(nd_run_saving_wait(s));
     if (s->stopped && s->save_failed) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "stopped by a signal after step %lld, whose checkpoint could not be saved",
@@ -255,197 +403,96 @@ static void close_saver(nd_run *s)
 const nd_run_stage nd_run_saving = {
     .open = open_saver, .after_step = save_step, .finish = finish_saving, .close = close_saver};
 
-/* What a run goes on from. */
+/* The best state of a run in its folder: found again by a later start, and loaded at the end. */
 
-/* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
- * key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
- * thread has the error of; the search fails with it. */
-static nd_status find(nd_run *s, const nd_resume_search *search, const char *key,
-                      nd_status prepared)
+/* Rank 0, whose status so far is `prepared`, reads what the folder tells of the validations up to
+ * this step; all ranks learn it. */
+static nd_status replay(nd_run *s, int64_t step, const char *key, nd_status prepared)
 {
-    nd_status status = prepared;
-    if (s->rank->rank == 0 && status == ND_OK) {
-        const nd_resume before = s->resume;
-        nd_manifest manifest = {0};
-        status = nd_resume_find(search, &s->resume);
-        if (status == ND_OK && search->below >= 0 && !s->resume.found) {
-            status = nd_fail(ND_ERR_DATA,
-                             "no checkpoint of %s can be used: %s is damaged, and there is none "
-                             "before it",
-                             before.run, before.source);
-        }
-        if (status == ND_OK && s->resume.found && strcmp(before.source, s->resume.source) != 0) {
-            status = nd_manifest_read(s->resume.source, &manifest);
-            status = status == ND_OK
-                         ? nd_resume_check(s->config, s->inputs, s->resume.source, &manifest, true)
-                         : status;
-            nd_manifest_fini(&manifest);
-        }
+    if (s->dir && prepared == ND_OK &&
+        nd_run_best_replay(&s->best, s->config, s->dir, step) != ND_OK) {
+        nd_log_warning("the validations before step %lld do not count for the best one: %s",
+                       (long long)step, nd_error_last()->message);
+        nd_error_clear();
+        s->best = (nd_run_best){0};
     }
-    return nd_run_tell_all(s->worker, key, status, "found nothing to go on from", &s->resume,
-                           sizeof s->resume);
+    return nd_run_tell_all(s->worker, key, prepared, "could not set a damaged checkpoint aside",
+                           &s->best, sizeof s->best);
 }
 
-/* Before the run folder is opened: it changes nothing. */
-static nd_status find_source(nd_run *s)
-{
-    const nd_resume_search search = {
-        .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
-    return find(s, &search, "resume", ND_OK);
-}
-
-/* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
- * run. */
-static nd_status fall_back(nd_run *s)
-{
-    const nd_resume before = s->resume;
-    const nd_resume_search search = {
-        .config = s->config,
-        .run_folder = before.continues ? before.run : s->worker->identity.run_folder,
-        .below = before.step,
-        .sets_aside = true};
-    char key[64];
-    const nd_status status =
-        nd_run_set_damaged_aside(s, nd_resume_is_own(&before) ? before.run : NULL, before.step);
-    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, s->rewinds);
-    return find(s, &search, key, status);
-}
-
-static void log_restored(const nd_run *s, const nd_restored *restored)
+nd_status nd_run_best_find(nd_run *s)
 {
     const nd_config *config = s->config;
-    if (s->rank->rank != 0) {
-        return;
-    }
-    if (restored->scales_differ && restored->scales) {
-        nd_log_info("the checkpoint has FP8 histories, which this run does not need");
-    } else if (restored->scales_differ) {
-        nd_log_warning("the checkpoint has FP8 histories of another recipe; those of this run "
-                       "begin afresh");
-    }
-    if (restored->leaves) {
-        nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
-                       s->resume.source);
-    }
-    if (s->resume.found && !config->checkpoint.verify) {
-        nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
-                       s->resume.source);
-    }
-    if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
-        nd_log_warning("%s has no moments of AdamW, so these begin at zero", s->resume.source);
-    }
-}
-
-static nd_status load_checkpoint(nd_run *s, nd_restored *restored, nd_mesh *saved)
-{
-    const bool verify = s->config->checkpoint.verify;
-    for (;;) {
-        nd_manifest manifest = {0};
-        nd_status status =
-            nd_restore_checkpoint(s->trainer, s->resume.source, &manifest, verify, restored);
-        if (status == ND_OK) {
-            /* The data go on behind the samples that were seen, whatever number a step had; after a
-             * rewind the caller knows better. */
-            nd_run_position *position = &s->trainer->position;
-            position->samples_ahead =
-                manifest.samples_seen - position->step * nd_step_blocks(s->config);
-            *saved = manifest.mesh;
-        }
-        nd_manifest_fini(&manifest);
-        if (status != ND_ERR_DATA || !s->resume.searched) {
-            return status;
-        }
-        ND_TRY(fall_back(s));
-    }
-}
-
-/* With the run folder open and locked on rank 0. */
-static nd_status load_source(nd_run *s)
-{
-    nd_restored restored = {.moments = true};
-    nd_mesh saved = s->rank->mesh;
-    double begin = nd_clock_seconds();
-    /* The first search came before the lock of the run folder: what another process has saved,
-     * renamed or deleted there meanwhile counts. A checkpoint that was named stays the one. */
-    const nd_resume before = s->resume;
-    const nd_resume_search again = {
-        .config = s->config, .run_folder = before.run, .below = -1, .sets_aside = true};
-    ND_TRY(before.continues && (before.searched || !before.found)
-               ? find(s, &again, "resume under the lock", ND_OK)
-               : ND_OK);
-    const nd_resume *source = &s->resume;
-    nd_fsdp *fsdp = &s->trainer->model->fsdp;
-    ND_TRY(source->found ? load_checkpoint(s, &restored, &saved)
-           : s->inputs->weights
-               ? nd_weights_load(fsdp, s->inputs->weights)
-               : nd_weights_init(fsdp, s->rank->shape.init_std, (uint64_t)s->config->model.seed));
-    s->held_step = s->trainer->position.step;
-    log_restored(s, &restored);
-    if (source->found) {
-        /* Rank 0 sets aside what is later than the checkpoint, and first the model, which may be
-         * that of a later step: a start that is killed here leaves none without its checkpoint. */
-        nd_status status = source->searched ? ND_OK : nd_run_set_aside(s, "model");
-        status = status == ND_OK && s->dir ? nd_resume_set_later_aside(source) : status;
-        ND_TRY(nd_run_tell_all(s->worker, "later checkpoints", status,
-                               "could not set what is later aside", NULL, 0));
-    }
-    if (!source->found && !source->continues) {
+    const int64_t step = s->trainer->position.step;
+    const nd_run_best known = s->best;
+    const bool asks = config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+    char key[64], path[ND_RUN_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
+    if (!asks || (!s->resume.continues && s->rewinds == 0)) {
         return ND_OK;
     }
-    const nd_mesh *mesh = &s->rank->mesh;
-    bool other_mesh = memcmp(saved.size, mesh->size, sizeof saved.size) != 0;
-    const nd_run_event event = {
-        .kind = ND_RUN_EVENT_RESUMED,
-        .mesh = other_mesh ? mesh : NULL,
-        .mesh_was = other_mesh ? &saved : NULL,
-        .step = s->trainer->position.step,
-        .path = source->found ? source->source : "the start",
-        .seconds = nd_clock_seconds() - begin,
-        .restart = s->worker->identity.restart_epoch,
-    };
-    ND_TRY(nd_sinks_event(&s->sinks, &event));
-    return nd_run_best_find(s);
+    snprintf(key, sizeof key, "best validation before rewind %d", s->rewinds);
+    ND_TRY(replay(s, step, key, ND_OK));
+    nd_run_best_keep(&s->best, &known, step);
+    snprintf(path, sizeof path, "%s/%s", s->place.path, nd_checkpoint_name(step, name));
+    if (strcmp(path, s->resume.source) == 0) {
+        take_up(&s->best, step);
+    }
+    keep_best(s);
+    s->over =
+        s->rewinds == 0 && step < config->train.steps && nd_run_best_is_over(&s->best, config);
+    if (s->over && s->dir) {
+        nd_log_info("the run has ended early, after step %lld: %lld validations in a row were not "
+                    "below the lowest loss; it goes on with a larger "
+                    "train.early_stopping_patience (--early-stopping-patience), or 0",
+                    (long long)step, (long long)s->best.stale);
+    }
+    return ND_OK;
 }
 
-const nd_run_stage nd_run_source = {.open = find_source}, nd_run_load = {.open = load_source};
-
-enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
-
-nd_status nd_run_rewind(nd_run *s)
+/* The best checkpoint is damaged: looks for the best of the others, which the folder still has. The
+ * thread's error says what is damaged; it stays where no other checkpoint was validated. */
+static nd_status find_next_best(nd_run *s)
 {
     const nd_error error = *nd_error_last();
-    nd_run_position *position = &s->trainer->position;
-    const int64_t samples = nd_step_blocks(s->config), failed = position->step + 1;
-    const int64_t seen = failed * samples + position->samples_ahead;
-    nd_restored restored;
-    nd_mesh saved;
-    ND_TRY(wait_for_save(s));
-    s->rewinds++;
-    if (!s->resume.found || s->rewinds > REWINDS_MAX) {
-        return nd_fail(ND_ERR_NUMERIC, "%s; %s", error.message,
-                       s->resume.found ? "the run has gone back ten times already"
-                                       : "there is no checkpoint yet to go back to");
+    const int64_t damaged = s->best.saved_step;
+    char key[64];
+    const nd_status aside = nd_run_set_damaged_aside(s, s->place.path, damaged);
+    snprintf(key, sizeof key, "best validation without checkpoint %lld", (long long)damaged);
+    ND_TRY(replay(s, s->trainer->position.step, key, aside));
+    nd_error_restore(&error);
+    return s->best.saved_step > 0 ? ND_OK : ND_ERR_DATA;
+}
+
+/* A load that has failed may have written to the weights, so that those of the last step are to be
+ * loaded too. */
+nd_status nd_run_load_best(nd_run *s)
+{
+    const nd_run_position position = s->trainer->position;
+    const nd_run_best *best = &s->best;
+    bool whole = true;
+    if (!s->config->checkpoint.load_best || best->saved_step == 0) {
+        return ND_OK;
     }
-    if (s->dir) {
-        nd_log_warning("%s", error.message);
+    while (!whole || best->saved_step != position.step) {
+        char path[ND_RUN_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
+        nd_manifest manifest = {0};
+        nd_restored restored;
+        snprintf(path, sizeof path, "%s/%s", s->place.path,
+                 nd_checkpoint_name(best->saved_step, name));
+        nd_status status = nd_restore_checkpoint(s->trainer, path, &manifest,
+                                                 s->config->checkpoint.verify, &restored);
+        nd_manifest_fini(&manifest);
+        s->trainer->position = position;
+        if (status == ND_OK) {
+            break;
+        }
+        whole = false;
+        ND_TRY(status == ND_ERR_DATA ? find_next_best(s) : status);
     }
-    const double begin = nd_clock_seconds();
-    ND_TRY(load_checkpoint(s, &restored, &saved));
-    if (s->dir && nd_resume_is_own(&s->resume)) {
-        atomic_store(&s->worker->progress.job->durable_step, s->resume.step);
+    if (s->dir && best->saved_step != position.step) {
+        nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
+                    "all checkpoints",
+                    (long long)best->saved_step, best->saved_loss);
     }
-    position->samples_ahead = seen - position->step * samples;
-    s->held_step = position->step;
-    const nd_run_event event = {
-        .kind = ND_RUN_EVENT_RESUMED,
-        .step = position->step,
-        .path = s->resume.source,
-        .seconds = nd_clock_seconds() - begin,
-        .restart = s->worker->identity.restart_epoch,
-        .rewound_from = failed,
-        .reason = error.message,
-        .samples = (failed - position->step) * samples,
-    };
-    ND_TRY(nd_sinks_event(&s->sinks, &event));
-    return nd_run_best_find(s);
+    return ND_OK;
 }

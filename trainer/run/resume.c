@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finds what a run goes on from: lists the checkpoints of a folder, judges each by its manifest,
- * and picks the newest that can be used. */
+/* Finds and loads what a run goes on from: lists the checkpoints of a folder, judges each by its
+ * manifest, and picks the newest that can be used. What is damaged is passed over. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -388,4 +388,219 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume)
 out:
     free(list);
     return status;
+}
+
+/* What a run goes on from, at its start and after a rewind. */
+
+/* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
+ * key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
+ * thread has the error of; the search fails with it. */
+static nd_status find(nd_run *s, const nd_resume_search *search, const char *key,
+                      nd_status prepared)
+{
+    nd_status status = prepared;
+    if (s->rank->rank == 0 && status == ND_OK) {
+        const nd_resume before = s->resume;
+        nd_manifest manifest = {0};
+        status = nd_resume_find(search, &s->resume);
+        if (status == ND_OK && search->below >= 0 && !s->resume.found) {
+            status = nd_fail(ND_ERR_DATA,
+                             "no checkpoint of %s can be used: %s is damaged, and there is none "
+                             "before it",
+                             before.run, before.source);
+        }
+        if (status == ND_OK && s->resume.found && strcmp(before.source, s->resume.source) != 0) {
+            status = nd_manifest_read(s->resume.source, &manifest);
+            status = status == ND_OK
+                         ? nd_resume_check(s->config, s->inputs, s->resume.source, &manifest, true)
+                         : status;
+            nd_manifest_fini(&manifest);
+        }
+    }
+    return nd_run_tell_all(s->worker, key, status, "found nothing to go on from", &s->resume,
+                           sizeof s->resume);
+}
+
+/* Before the run folder is opened: it changes nothing. */
+static nd_status find_source(nd_run *s)
+{
+    const nd_resume_search search = {
+        .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
+    return find(s, &search, "resume", ND_OK);
+}
+
+nd_status nd_run_set_damaged_aside(const nd_run *s, const char *folder, int64_t step)
+{
+    const nd_error *error = nd_error_last();
+    char *aside = NULL;
+    if (error->cause == ND_CAUSE_OWN) {
+        nd_log_warning("%s", error->message);
+    }
+    if (s->dir && folder) {
+        ND_TRY(nd_checkpoint_set_aside(folder, step, "bad", &aside));
+        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
+                       aside);
+    } else if (s->dir) {
+        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
+                       "since this run goes on in another folder",
+                       s->resume.source);
+    }
+    free(aside);
+    return ND_OK;
+}
+
+/* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
+ * run. */
+static nd_status fall_back(nd_run *s)
+{
+    const nd_resume before = s->resume;
+    const nd_resume_search search = {
+        .config = s->config,
+        .run_folder = before.continues ? before.run : s->worker->identity.run_folder,
+        .below = before.step,
+        .sets_aside = true};
+    char key[64];
+    const nd_status status =
+        nd_run_set_damaged_aside(s, nd_resume_is_own(&before) ? before.run : NULL, before.step);
+    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, s->rewinds);
+    return find(s, &search, key, status);
+}
+
+static void log_restored(const nd_run *s, const nd_restored *restored)
+{
+    const nd_config *config = s->config;
+    if (s->rank->rank != 0) {
+        return;
+    }
+    if (restored->scales_differ && restored->scales) {
+        nd_log_info("the checkpoint has FP8 histories, which this run does not need");
+    } else if (restored->scales_differ) {
+        nd_log_warning("the checkpoint has FP8 histories of another recipe; those of this run "
+                       "begin afresh");
+    }
+    if (restored->leaves) {
+        nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
+                       s->resume.source);
+    }
+    if (s->resume.found && !config->checkpoint.verify) {
+        nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
+                       s->resume.source);
+    }
+    if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
+        nd_log_warning("%s has no moments of AdamW, so these begin at zero", s->resume.source);
+    }
+}
+
+static nd_status load_checkpoint(nd_run *s, nd_restored *restored, nd_mesh *saved)
+{
+    const bool verify = s->config->checkpoint.verify;
+    for (;;) {
+        nd_manifest manifest = {0};
+        nd_status status =
+            nd_restore_checkpoint(s->trainer, s->resume.source, &manifest, verify, restored);
+        if (status == ND_OK) {
+            /* The data go on behind the samples that were seen, whatever number a step had; after a
+             * rewind the caller knows better. */
+            nd_run_position *position = &s->trainer->position;
+            position->samples_ahead =
+                manifest.samples_seen - position->step * nd_step_blocks(s->config);
+            *saved = manifest.mesh;
+        }
+        nd_manifest_fini(&manifest);
+        if (status != ND_ERR_DATA || !s->resume.searched) {
+            return status;
+        }
+        ND_TRY(fall_back(s));
+    }
+}
+
+/* With the run folder open and locked on rank 0. */
+static nd_status load_source(nd_run *s)
+{
+    nd_restored restored = {.moments = true};
+    nd_mesh saved = s->rank->mesh;
+    double begin = nd_clock_seconds();
+    /* The first search came before the lock of the run folder: what another process has saved,
+     * renamed or deleted there meanwhile counts. A checkpoint that was named stays the one. */
+    const nd_resume before = s->resume;
+    const nd_resume_search again = {
+        .config = s->config, .run_folder = before.run, .below = -1, .sets_aside = true};
+    ND_TRY(before.continues && (before.searched || !before.found)
+               ? find(s, &again, "resume under the lock", ND_OK)
+               : ND_OK);
+    const nd_resume *source = &s->resume;
+    nd_fsdp *fsdp = &s->trainer->model->fsdp;
+    ND_TRY(source->found ? load_checkpoint(s, &restored, &saved)
+           : s->inputs->weights
+               ? nd_weights_load(fsdp, s->inputs->weights)
+               : nd_weights_init(fsdp, s->rank->shape.init_std, (uint64_t)s->config->model.seed));
+    s->held_step = s->trainer->position.step;
+    log_restored(s, &restored);
+    if (source->found) {
+        /* Rank 0 sets aside what is later than the checkpoint, and first the model, which may be
+         * that of a later step: a start that is killed here leaves none without its checkpoint. */
+        nd_status status = source->searched ? ND_OK : nd_run_set_aside(s, "model");
+        status = status == ND_OK && s->dir ? nd_resume_set_later_aside(source) : status;
+        ND_TRY(nd_run_tell_all(s->worker, "later checkpoints", status,
+                               "could not set what is later aside", NULL, 0));
+    }
+    if (!source->found && !source->continues) {
+        return ND_OK;
+    }
+    const nd_mesh *mesh = &s->rank->mesh;
+    bool other_mesh = memcmp(saved.size, mesh->size, sizeof saved.size) != 0;
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .mesh = other_mesh ? mesh : NULL,
+        .mesh_was = other_mesh ? &saved : NULL,
+        .step = s->trainer->position.step,
+        .path = source->found ? source->source : "the start",
+        .seconds = nd_clock_seconds() - begin,
+        .restart = s->worker->identity.restart_epoch,
+    };
+    ND_TRY(nd_sinks_event(&s->sinks, &event));
+    return nd_run_best_find(s);
+}
+
+const nd_run_stage nd_run_source = {.open = find_source}, nd_run_load = {.open = load_source};
+
+enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
+
+nd_status nd_run_rewind(nd_run *s)
+{
+    const nd_error error = *nd_error_last();
+    nd_run_position *position = &s->trainer->position;
+    const int64_t samples = nd_step_blocks(s->config), failed = position->step + 1;
+    const int64_t seen = failed * samples + position->samples_ahead;
+    nd_restored restored;
+    nd_mesh saved;
+    ND_TRY(nd_run_saving_wait(s));
+    s->rewinds++;
+    if (!s->resume.found || s->rewinds > REWINDS_MAX) {
+        return nd_fail(ND_ERR_NUMERIC, "%s; %s", error.message,
+                       s->resume.found ? "the run has gone back ten times already"
+                                       : "there is no checkpoint yet to go back to");
+    }
+    if (s->dir) {
+        nd_log_warning("%s", error.message);
+    }
+    const double begin = nd_clock_seconds();
+    ND_TRY(load_checkpoint(s, &restored, &saved));
+    if (s->dir && nd_resume_is_own(&s->resume)) {
+        atomic_store(&s->worker->progress.job->durable_step, s->resume.step);
+    }
+    position->samples_ahead = seen - position->step * samples;
+    s->held_step = position->step;
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .step = position->step,
+        .path = s->resume.source,
+        .seconds = nd_clock_seconds() - begin,
+        .restart = s->worker->identity.restart_epoch,
+        .rewound_from = failed,
+        .reason = error.message,
+        .samples = (failed - position->step) * samples,
+    };
+    ND_TRY(nd_sinks_event(&s->sinks, &event));
+    return nd_run_best_find(s);
 }

@@ -116,10 +116,6 @@ typedef struct nd_run_samples nd_run_samples;
  * encoded, or leave no room in train.sequence_length. */
 nd_status nd_run_samples_open(const nd_config *config, const nd_inputs *inputs, nd_trainer *trainer,
                               nd_run_samples **out);
-/* Continues all prompts, and gives them to the sinks of rank 0; other ranks have none. Collective.
- * *stopped: the check has ended it. */
-nd_status nd_run_samples_write(nd_run_samples *s, const nd_stop_check *check, nd_sinks *sinks,
-                               bool *stopped);
 void nd_run_samples_close(nd_run_samples *s); /* NULL is legal, as above */
 
 /* The worker is joined, and the inputs are open. The command line is for run.json. */

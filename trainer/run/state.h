@@ -198,34 +198,26 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs);
 
-/* checkpoints.c: what a run goes on from, and what it saves. */
-
+/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
+ * the checkpoint. NULL: it is that of another run, and stays as it is. */
+nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
 /* After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
  * the newest good checkpoint, and on behind the samples of the steps since then. ND_ERR_NUMERIC
  * with that error's sentence when there is no checkpoint, or after ten rewinds. */
 nd_status nd_run_rewind(nd_run *run);
 
+/* checkpoints.c: what a run saves, and the best state of it. */
+
 /* Goes on with the save in flight, also between the batches of a validation. `flag`: the largest
  * nd_trainer_reported_save of all ranks. Errors as below. */
 nd_status nd_run_saving_advance(nd_run *run, int64_t flag);
+/* Waits until the save in flight, if there is one, is durable or has failed. */
+nd_status nd_run_saving_wait(nd_run *run);
 /* A save has ended, if it has: it is logged and recorded. ND_ERR_CANTCREATE: it failed, and
  * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
 nd_status nd_run_saving_report(nd_run *run, const nd_save_report *report);
-
-/* validation.c */
-
-/* Validates the state after the step done where that is due: at an interval, and after the last
- * step; `at_end`: only then, since the others were validated before a rewind. */
-nd_status nd_run_validate(nd_run *run, bool at_end);
-/* A validation that is due after the step that the run goes on from is made where its metrics.jsonl
- * has none: a signal or a failure came before its end in the start before. */
-nd_status nd_run_make_up_validation(nd_run *run);
-
-/* best.c: the best state of a run. */
-
-/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
- * the checkpoint. NULL: it is that of another run, and stays as it is. */
-nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
+/* The loss of a validation of the state after the step done: the run may be over. */
+nd_status nd_run_judge_loss(nd_run *run, double loss);
 /* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
  * ones. */
 int64_t nd_run_best_rule(const nd_config *config);
@@ -237,9 +229,6 @@ nd_status nd_run_load_best(nd_run *run);
  * validations up to this state. A run that early stopping had ended is over again, unless it may
  * wait for longer now. */
 nd_status nd_run_best_find(nd_run *run);
-/* The saver deletes no checkpoint that is the best one by now. */
-void nd_run_keep_best(const nd_run *run);
-
 /* A validation after `step`. The checkpoint of that state may be the best one from now on. */
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss);
 /* A checkpoint of the state after `step` is begun; the one before has ended. */
@@ -255,6 +244,15 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
 /* What this start knew before it went back to `step`, joined to what was replayed: the best
  * checkpoint up to that step stays, also where a full disk has lost the line of its validation. */
 void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step);
+
+/* validation.c */
+
+/* Validates the state after the step done where that is due: at an interval, and after the last
+ * step; `at_end`: only then, since the others were validated before a rewind. */
+nd_status nd_run_validate(nd_run *run, bool at_end);
+/* A validation that is due after the step that the run goes on from is made where its metrics.jsonl
+ * has none: a signal or a failure came before its end in the start before. */
+nd_status nd_run_make_up_validation(nd_run *run);
 
 /* The profile of one rank: lines of JSON that each end with a comma. Owned by the caller. */
 nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *name, char **text,
