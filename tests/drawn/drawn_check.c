@@ -36,7 +36,6 @@ typedef struct drawn_run {
     bool shares; /* ranks only share out micro-batches */
     char *checkpoint;
     char model[300];
-    nd_manifest_pairs none;
     nd_saver *savers[DRAWN_RANKS_MAX];
     nd_save_report reports[DRAWN_RANKS_MAX];
 } drawn_run;
@@ -234,8 +233,6 @@ static nd_status open_saver(void *context, nd_trainer *t)
         .checksum = ND_CHECKSUM_XXH3,
         .waits = r->c->waits,
         .batch_samples = r->job.global_batch,
-        .identity = &r->none,
-        .config = &r->none,
     };
     ND_TRY(nd_saver_create(&options, &r->savers[t->rank->rank]));
     return save_model(r, t);

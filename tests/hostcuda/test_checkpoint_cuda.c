@@ -33,7 +33,6 @@ typedef struct saving {
     int flips;          /* the rank that saves another bit of a norm's weight; 0: none */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
-    nd_manifest_pairs none;
 } saving;
 
 static nd_status start(void *context, nd_trainer *t)
@@ -51,9 +50,7 @@ static nd_status start(void *context, nd_trainer *t)
                                       .run_id = "test",
                                       .host = "host",
                                       .waits = s->waits,
-                                      .batch_samples = 8,
-                                      .identity = &s->none,
-                                      .config = &s->none};
+                                      .batch_samples = 8};
     size_t planned = 0;
     long before = nd_double_counts_get().pinned_bytes;
     ND_TRY(nd_saver_pinned_bytes(t, &planned));

@@ -63,7 +63,6 @@ typedef struct plan {
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_restored restored[MAX_RANKS];
-    nd_manifest_pairs none;
 } plan;
 
 /* On the writer's thread of rank 0; the checkpoint has its name. */
@@ -151,8 +150,6 @@ static nd_status start(void *context, nd_trainer *t)
         .checksum = ND_CHECKSUM_XXH3,
         .waits = p->waits,
         .batch_samples = 8,
-        .identity = &p->none,
-        .config = &p->none,
         .before_unit = p->before_unit,
         .extra = p->hanging  ? hang
                  : p->export ? export_model

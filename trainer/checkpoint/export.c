@@ -132,7 +132,7 @@ static nd_status open_folder(const char *folder, const nd_manifest *manifest,
                              const nd_export_options *options, nd_hf_writer **out)
 {
     const char *said =
-        options->model ? NULL : nd_manifest_pairs_find(&manifest->config, "data.chat_format");
+        options->model ? NULL : nd_manifest_find(manifest->config, "data.chat_format");
     const nd_chat_choice chat = !said                         ? ND_CHOOSE_CHAT_NONE
                                 : strcmp(said, "llama3") == 0 ? ND_CHOOSE_CHAT_LLAMA3
                                 : strcmp(said, "chatml") == 0 ? ND_CHOOSE_CHAT_CHATML

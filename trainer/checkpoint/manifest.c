@@ -12,45 +12,11 @@
 
 void nd_manifest_fini(nd_manifest *manifest)
 {
-    nd_manifest_pairs_fini(&manifest->identity);
-    nd_manifest_pairs_fini(&manifest->config);
+    json_decref(manifest->identity);
+    json_decref(manifest->config);
     nd_layout_destroy(manifest->layout);
     free(manifest->writers);
     *manifest = (nd_manifest){0};
-}
-
-/* Texts by name. */
-
-void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
-{
-    for (int i = 0; i < pairs->count; i++) {
-        free(pairs->list[i].key);
-        free(pairs->list[i].value);
-    }
-    free(pairs->list);
-    *pairs = (nd_manifest_pairs){0};
-}
-
-nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
-{
-    void *list = realloc(pairs->list, ((size_t)pairs->count + 1) * sizeof *pairs->list);
-    if (!list) {
-        return nd_fail_memory("a manifest");
-    }
-    pairs->list = list;
-    nd_manifest_pair *pair = &pairs->list[pairs->count++];
-    *pair = (nd_manifest_pair){strdup(key), strdup(value)};
-    return pair->key && pair->value ? ND_OK : nd_fail_memory("a manifest");
-}
-
-const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key)
-{
-    for (int i = 0; i < pairs->count; i++) {
-        if (strcmp(pairs->list[i].key, key) == 0) {
-            return pairs->list[i].value;
-        }
-    }
-    return NULL;
 }
 
 /* Layouts. */
@@ -648,22 +614,27 @@ static void replicated(members *m, nd_manifest *x)
     }
 }
 
-static void pairs(members *m, const char *key, nd_manifest_pairs *pairs)
+/* An object of texts. */
+static void texts(members *m, const char *key, json_t **texts)
 {
     json_t *value;
     const char *name;
-    enter(m, key);
-    for (int i = 0; i < pairs->count && !m->path; i++) {
-        exchange(m, pairs->list[i].key, nd_json_string(pairs->list[i].value));
+    m->object = m->root;
+    if (!m->path) {
+        (void)exchange(m, key, *texts ? json_incref(*texts) : json_object());
+        return;
     }
-    json_object_foreach(m->path ? m->object : NULL, name, value)
+    json_t *found = exchange(m, key, NULL);
+    if (found && !json_is_object(found)) {
+        fault(m, key, "is not an object");
+    }
+    json_object_foreach(found, name, value)
     {
         if (!json_is_string(value)) {
             fault(m, name, "is not a string");
-        } else if (m->status == ND_OK) {
-            m->status = nd_manifest_pairs_add(pairs, name, json_string_value(value));
         }
     }
+    *texts = json_incref(found);
 }
 
 /* Whether a text has the form that nd_digest_text gives for this kind. */
@@ -719,8 +690,8 @@ static void all_members(members *m, nd_manifest *x)
     state(m, x);
     tensors(m, x);
     replicated(m, x);
-    pairs(m, "identity", &x->identity);
-    pairs(m, "config", &x->config);
+    texts(m, "identity", &x->identity);
+    texts(m, "config", &x->config);
     writers(m, x);
 }
 

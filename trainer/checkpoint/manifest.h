@@ -14,6 +14,7 @@
  * ignored, so an addition that older readers must not miss needs a new version. Version 2 has sets
  * of layers, and is written only where one of them is not empty.
  */
+#include <jansson.h>
 #include <stdio.h>
 
 #include "trainer/checkpoint/shard.h"
@@ -29,15 +30,6 @@ enum { ND_MANIFEST_VERSION = 2, ND_MANIFEST_MAX_BYTES = 256 << 20 };
 #define ND_MANIFEST_DIGEST_HEAD ",\n \"digest\": \""
 #define ND_MANIFEST_DIGEST_TAIL "\"\n}\n"
 
-typedef struct nd_manifest_pair {
-    char *key, *value;
-} nd_manifest_pair;
-
-typedef struct nd_manifest_pairs {
-    nd_manifest_pair *list; /* owned with its strings */
-    int count;
-} nd_manifest_pairs;
-
 typedef struct nd_manifest {
     char program[32], host[256], run_id[128], time[32]; /* time: 2026-01-31T12:00:00Z */
     char reason[16];                                    /* "interval", "signal", "end" */
@@ -51,10 +43,10 @@ typedef struct nd_manifest {
     nd_layout *layout; /* of one rank: the tensors and their segments; owned */
     nd_state_extra extras[ND_STATE_EXTRAS_MAX];
     int extra_count;
-    char optimizer[16];         /* "adamw", "sgd" */
-    int arrays;                 /* state arrays: 1 or ND_STATE_KINDS */
-    nd_manifest_pairs identity; /* what must agree at resume: digests of data and model, seeds */
-    nd_manifest_pairs config;   /* the resolved configuration */
+    char optimizer[16]; /* "adamw", "sgd" */
+    int arrays;         /* state arrays: 1 or ND_STATE_KINDS */
+    json_t *identity; /* texts that must agree at resume: digests of data and model, seeds; owned */
+    json_t *config;   /* texts of the resolved configuration, by its keys; owned */
     nd_checksum checksum;
     nd_shard_record *writers; /* [ranks of the mesh], owned */
     int writer_count;
@@ -62,11 +54,11 @@ typedef struct nd_manifest {
 } nd_manifest;
 
 void nd_manifest_fini(nd_manifest *manifest);
-
-void nd_manifest_pairs_fini(nd_manifest_pairs *pairs);
-nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value);
-/* NULL: there is no such key. */
-const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key);
+/* The text of a key of `identity` or `config`; NULL: there is none. */
+static inline const char *nd_manifest_find(const json_t *texts, const char *key)
+{
+    return json_string_value(json_object_get(texts, key));
+}
 
 /* ND_ERR_CONFIG with both values when two models differ; `name_a` and `name_b` are for the message.
  * Numbers that change no result are not compared: initial deviation, maximum of positions, token

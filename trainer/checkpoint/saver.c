@@ -456,7 +456,6 @@ out:
 
 static void forget_save(nd_saver *s)
 {
-    s->manifest.identity = s->manifest.config = (nd_manifest_pairs){0}; /* the options' */
     nd_manifest_fini(&s->manifest);
     free(s->temporary);
     free(s->state);
@@ -521,8 +520,8 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     snprintf(m->reason, sizeof m->reason, "%s", s->reason);
     snprintf(m->optimizer, sizeof m->optimizer, "%s", m->arrays > 1 ? "adamw" : "sgd");
     nd_clock_utc((int64_t)time(NULL), m->time);
-    m->identity = *s->options.identity;
-    m->config = *s->options.config;
+    m->identity = json_incref(s->options.identity);
+    m->config = json_incref(s->options.config);
     ND_TRY(nd_manifest_layout(&m->shape, s->trainer->model->layout, &(nd_mesh){{1, 1, 1, 1, 1}},
                               (nd_coord){{0}}, &m->layout));
     return ND_ALLOC(r->world_size, &m->writers);

@@ -32,8 +32,8 @@ typedef struct nd_saver_options {
     int64_t keep_last, keep_every;
     int64_t restart_epoch;
     int64_t batch_samples; /* global batch */
-    /* Rank 0: what the manifest says besides the state; borrowed. */
-    const nd_manifest_pairs *identity, *config;
+    /* Rank 0: what the manifest says besides the state; borrowed. NULL: nothing. */
+    json_t *identity, *config;
     /* Rank 0, on the writer's thread, before the commit: adds files to the folder, for instance the
      * exported model. NULL: nothing. */
     nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);

@@ -17,7 +17,7 @@ static const int gguf_types[] = {ND_GGUF_BF16, ND_GGUF_FP16, ND_GGUF_FP32, ND_GG
 
 static const char *setting(const nd_model_files *m, const char *key)
 {
-    const char *value = nd_manifest_pairs_find(&m->manifest.config, key);
+    const char *value = nd_manifest_find(m->manifest.config, key);
     return value ? value : "";
 }
 

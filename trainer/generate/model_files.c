@@ -26,7 +26,7 @@ static nd_status open_folder(char *folder, nd_model_files *out)
 
 static const char *setting_of(const nd_manifest *manifest, const char *key)
 {
-    const char *value = nd_manifest_pairs_find(&manifest->config, key);
+    const char *value = nd_manifest_find(manifest->config, key);
     return value ? value : "";
 }
 
@@ -282,7 +282,7 @@ static nd_status find_of_run(const nd_model_files *m, char **out)
     if (status != ND_OK || !*out) {
         return status;
     }
-    const char *then = nd_manifest_pairs_find(&m->manifest.identity, "tokenizer.json");
+    const char *then = nd_manifest_find(m->manifest.identity, "tokenizer.json");
     bool there = false;
     status = nd_fs_exists(*out, &there);
     if (status == ND_OK && !there) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/run/state.h"
@@ -163,7 +164,7 @@ nd_status nd_run_judge_loss(nd_run *s, double loss)
 static void add_config(void *context, const char *key, const char *value, bool job)
 {
     nd_run *s = context;
-    (void)nd_manifest_pairs_add(&s->settings, key, value);
+    nd_json_set(&s->settings, key, nd_json_string(value));
 }
 
 /* checkpoint.export_model, on the writer's thread. */
@@ -225,7 +226,9 @@ static nd_status open_saver(nd_run *s)
             atomic_store(&progress->job->durable_step, s->resume.step);
         }
         ND_TRY(nd_resume_identity(config, s->inputs, &s->identity));
+        s->settings = json_object();
         ND_TRY(nd_config_each(config, add_config, s));
+        ND_TRY(s->settings ? ND_OK : nd_fail_memory("a manifest"));
     }
     const nd_saver_options options = {
         .trainer = s->trainer,
@@ -239,8 +242,8 @@ static nd_status open_saver(nd_run *s)
         .keep_every = config->checkpoint.keep_every,
         .restart_epoch = worker->identity.restart_epoch,
         .batch_samples = nd_step_blocks(config),
-        .identity = &s->identity,
-        .config = &s->settings,
+        .identity = s->identity,
+        .config = s->settings,
         .extra = config->checkpoint.export_model ? export_model : NULL,
         .bytes = nd_run_checkpoint_bytes(config, s->inputs),
         .committed = tell_durable_step,
@@ -396,8 +399,8 @@ static void close_saver(nd_run *s)
     if (!nd_saver_destroy(s->saver)) {
         nd_worker_end(s->worker, s->status);
     }
-    nd_manifest_pairs_fini(&s->identity);
-    nd_manifest_pairs_fini(&s->settings);
+    json_decref(s->identity);
+    json_decref(s->settings);
 }
 
 const nd_run_stage nd_run_saving = {

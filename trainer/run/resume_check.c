@@ -7,6 +7,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "trainer/run/state.h"
@@ -129,36 +130,43 @@ static nd_status check_allowed(const nd_config *config)
     return ND_OK;
 }
 
-nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
-                             nd_manifest_pairs *out)
+nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs, json_t **out)
 {
     nd_dataset *data = inputs->data;
+    const nd_dataset_facts facts = nd_dataset_facts_of(data);
     char text[80];
     nd_config of_data = *config; /* whose data.documents may be that of the validation */
+    json_t *all = json_object();
+    nd_status status = ND_OK;
     of_data.data.documents = nd_dataset_documents(data);
     if (inputs->tokenizer) { /* first: with another one the data have another digest as well */
-        ND_TRY(nd_sha256_file(inputs->tokenizer, text));
-        ND_TRY(nd_manifest_pairs_add(out, tokenizer_file, text));
+        ND_TRY_OUT(nd_sha256_file(inputs->tokenizer, text));
+        nd_json_set(&all, tokenizer_file, json_string(text));
     }
-    ND_TRY(nd_dataset_digest(data, text));
-    ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
-    ND_TRY(nd_dataset_content(data, text));
-    ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
-    const nd_dataset_facts facts = nd_dataset_facts_of(data);
-    snprintf(text, sizeof text, "%lld", (long long)facts.period);
-    ND_TRY(facts.period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text)
-                                                  : ND_OK);
-    ND_TRY(facts.lists > 0 ? nd_manifest_pairs_add(out, packing, "the longest first") : ND_OK);
-    snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
-    ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
+    ND_TRY_OUT(nd_dataset_digest(data, text));
+    nd_json_set(&all, "data.path", json_string(text));
+    ND_TRY_OUT(nd_dataset_content(data, text));
+    if (text[0]) {
+        nd_json_set(&all, data_content, json_string(text));
+    }
+    if (facts.period > MIX_PERIOD_WITHOUT_PAIR) {
+        nd_json_set(&all, mix_period, json_sprintf("%lld", (long long)facts.period));
+    }
+    if (facts.lists > 0) {
+        nd_json_set(&all, packing, json_string("the longest first"));
+    }
+    nd_json_set(&all, step_samples, json_sprintf("%lld", (long long)nd_step_blocks(config)));
     for (int i = 0; i < KEYS; i++) {
         char *value = NULL;
-        ND_TRY(nd_config_get(&of_data, keys[i], &value));
-        nd_status status = nd_manifest_pairs_add(out, keys[i], value);
+        ND_TRY_OUT(nd_config_get(&of_data, keys[i], &value));
+        nd_json_set(&all, keys[i], nd_json_string(value));
         free(value);
-        ND_TRY(status);
     }
-    return ND_OK;
+    *out = json_incref(all);
+    status = all ? ND_OK : nd_fail_memory("a manifest");
+out:
+    json_decref(all);
+    return status;
 }
 
 /* A checkpoint and the run that is to go on from it. One start shows all that differs: behind the
@@ -168,7 +176,7 @@ typedef struct comparison {
     const nd_inputs *inputs;
     const char *folder;
     const nd_manifest *manifest;
-    nd_manifest_pairs own;
+    json_t *own;      /* what nd_resume_identity gives; owned */
     bool logs;        /* what is allowed */
     bool files;       /* both have a tokenizer.json, by which tokenizers are compared */
     bool finished;    /* no step is left to do */
@@ -179,16 +187,16 @@ typedef struct comparison {
 
 static const char *old_setting(const comparison *c, const char *key)
 {
-    return nd_manifest_pairs_find(&c->manifest->config, key);
+    return nd_manifest_find(c->manifest->config, key);
 }
 
 /* The value of the checkpoint, or the one that earlier programs meant without saying it. The order
  * of joined documents was never another one. */
 static const char *find_stored(const comparison *c, const char *key)
 {
-    const nd_manifest_pairs *identity = &c->manifest->identity;
-    const char *stored = nd_manifest_pairs_find(identity, key);
-    if (stored || !nd_manifest_pairs_find(identity, "data.path")) {
+    const json_t *identity = c->manifest->identity;
+    const char *stored = nd_manifest_find(identity, key);
+    if (stored || !nd_manifest_find(identity, "data.path")) {
         return stored;
     }
     return strcmp(key, packing) == 0 && strcmp(find_stored(c, documents), "join") == 0
@@ -215,18 +223,19 @@ static nd_status fail_samples(const comparison *c, const char *stored)
 
 /* Where one of the two runs names several sources, both lists of files say more than their
  * digests. */
-static nd_status fail_pair(const comparison *c, const nd_manifest_pair *own, const char *stored)
+static nd_status fail_pair(const comparison *c, const char *key, const char *own,
+                           const char *stored)
 {
-    const identity_rule rule = rule_of(own->key);
+    const identity_rule rule = rule_of(key);
     const char *path = old_setting(c, "data.path");
-    if (strcmp(own->key, step_samples) == 0) {
+    if (strcmp(key, step_samples) == 0) {
         return fail_samples(c, stored);
     }
     if (!rule.what) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s was made with %s %s, and this run has %s; %s, or allow the change with "
                        "--resume-allow %s",
-                       c->folder, own->key, stored, own->value,
+                       c->folder, key, stored, own,
                        rule.order ? "go on with the ndtrain that made it" : "use the same value",
                        rule.word);
     }
@@ -237,57 +246,57 @@ static nd_status fail_pair(const comparison *c, const nd_manifest_pair *own, con
             "%s was made with data.path %.400s (digest %.12s), whose order it goes on in, and "
             "this run has %.400s (digest %.12s); use the same list, or allow the change with "
             "--resume-allow data.path",
-            c->folder, path, stored, c->config->data.path, own->value);
+            c->folder, path, stored, c->config->data.path, own);
     }
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s (digest %.12s, not %.12s); name the same file with %s, or "
                    "allow the change with --resume-allow %s",
-                   c->folder, rule.what, stored, own->value, rule.word, rule.word);
+                   c->folder, rule.what, stored, own, rule.word, rule.word);
 }
 
 /* Files whose content changed, which their paths do not show, their order, and other samples of a
  * step. Settings are told of with those that may change. */
-static void log_allowed(comparison *c, const nd_manifest_pair *pair, const char *stored)
+static void log_allowed(comparison *c, const char *key, const char *own, const char *stored)
 {
-    const identity_rule rule = rule_of(pair->key);
+    const identity_rule rule = rule_of(key);
     if (!c->logs || strcmp(rule.word, c->said) == 0) {
         return;
     }
-    if (strcmp(pair->key, step_samples) == 0) {
+    if (strcmp(key, step_samples) == 0) {
         nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
                     "data go on behind sample %lld, and steps, by which the learning rate's "
                     "schedule goes, count on from %lld",
-                    stored, pair->value, (long long)c->manifest->samples_seen,
+                    stored, own, (long long)c->manifest->samples_seen,
                     (long long)c->manifest->position.step);
     } else if (rule.what) {
         nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                     "--resume-allow permits",
-                    rule.word, pair->value, stored);
+                    rule.word, own, stored);
     } else if (rule.order) {
         nd_log_info("resume: %s was %s and is %s, as --resume-allow permits, so that some "
                     "samples may be left out, or read once more",
-                    pair->key, stored, pair->value);
+                    key, stored, own);
     } else {
         return;
     }
     c->said = rule.word;
 }
 
-static void compare(comparison *c, const nd_manifest_pair *pair, const char *stored)
+static void compare(comparison *c, const char *key, const char *own, const char *stored)
 {
-    const identity_rule rule = rule_of(pair->key);
+    const identity_rule rule = rule_of(key);
     const size_t used = strlen(c->words);
-    const bool file = strcmp(pair->key, tokenizer_file) == 0;
+    const bool file = strcmp(key, tokenizer_file) == 0;
     const bool other = strcmp(rule.word, "data.tokenizer") == 0 && file != c->files;
-    if (!stored || strcmp(stored, pair->value) == 0 || other || (rule.order && c->finished)) {
+    if (!stored || strcmp(stored, own) == 0 || other || (rule.order && c->finished)) {
         return;
     }
     if (holds(c->config->checkpoint.allow, rule.word)) {
-        log_allowed(c, pair, stored);
+        log_allowed(c, key, own, stored);
         return;
     }
     if (c->status == ND_OK) {
-        c->status = fail_pair(c, pair, stored);
+        c->status = fail_pair(c, key, own, stored);
     }
     if (!holds(c->words, rule.word)) {
         snprintf(c->words + used, sizeof c->words - used, "%s%s", used > 0 ? "," : "", rule.word);
@@ -299,13 +308,12 @@ static void compare(comparison *c, const nd_manifest_pair *pair, const char *sto
 static void compare_setting(void *context, const char *key, const char *value, bool job)
 {
     comparison *c = context;
-    const nd_manifest_pair pair = {(char *)key, (char *)value};
     const char *stored = old_setting(c, key);
     if (!teaches(c->config, key)) {
         return;
     }
     if (!c->finished) {
-        compare(c, &pair, stored);
+        compare(c, key, value, stored);
     } else if (c->status == ND_OK && stored && strcmp(stored, value) != 0) {
         c->status = nd_fail(ND_ERR_CONFIG,
                             "%s is the end of a run whose %s was %s, and this one has %s; give "
@@ -317,11 +325,13 @@ static void compare_setting(void *context, const char *key, const char *value, b
 
 static nd_status check_pairs(comparison *c)
 {
-    c->files =
-        c->inputs->tokenizer && nd_manifest_pairs_find(&c->manifest->identity, tokenizer_file);
+    const char *key;
+    json_t *value;
+    c->files = c->inputs->tokenizer && nd_manifest_find(c->manifest->identity, tokenizer_file);
     c->finished = c->manifest->position.step >= c->config->train.steps;
-    for (int i = 0; i < c->own.count; i++) {
-        compare(c, &c->own.list[i], find_stored(c, c->own.list[i].key));
+    json_object_foreach(c->own, key, value)
+    {
+        compare(c, key, json_string_value(value), find_stored(c, key));
     }
     ND_TRY(nd_config_each(c->config, compare_setting, c));
     return strchr(c->words, ',')
@@ -341,7 +351,7 @@ static nd_status check_end(const comparison *c)
     const nd_config *config = c->config;
     const nd_epochs e = nd_inputs_epochs(config, c->inputs);
     const int64_t step = c->manifest->position.step, seen = c->manifest->samples_seen;
-    const char *stored = nd_manifest_pairs_find(&c->manifest->identity, step_samples);
+    const char *stored = nd_manifest_find(c->manifest->identity, step_samples);
     const bool others = stored && strtoll(stored, NULL, 10) != e.step;
     if (config->train.epochs != 0 && (others || seen / e.step < step)) {
         const double samples = fmax(config->train.epochs * (double)e.samples - (double)seen, 0);
@@ -438,7 +448,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
     ND_TRY_OUT(check_end(&c));
     ND_TRY_OUT(logs ? log_changes(&c) : ND_OK);
 out:
-    nd_manifest_pairs_fini(&c.own);
+    json_decref(c.own);
     return status;
 }
 

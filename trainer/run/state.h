@@ -87,14 +87,14 @@ typedef struct nd_run {
     int set_count;           /* 0: no validation */
 
     /* Checkpoints. */
-    nd_resume resume;                     /* the newest good one; alike on all ranks */
-    nd_saver *saver;                      /* NULL without checkpoint.interval */
-    nd_manifest_pairs identity, settings; /* of the manifest; rank 0 */
-    int64_t held_step;                    /* whose state a checkpoint has, or will have */
-    int rewinds;                          /* of this start */
-    bool save_failed;                     /* the newest save failed */
-    int wrong_saves;                      /* in a row, on this rank */
-    nd_run_best best;                     /* alike on all ranks */
+    nd_resume resume;            /* the newest good one; alike on all ranks */
+    nd_saver *saver;             /* NULL without checkpoint.interval */
+    json_t *identity, *settings; /* of the manifest; owned; NULL except on rank 0 */
+    int64_t held_step;           /* whose state a checkpoint has, or will have */
+    int rewinds;                 /* of this start */
+    bool save_failed;            /* the newest save failed */
+    int wrong_saves;             /* in a row, on this rank */
+    nd_run_best best;            /* alike on all ranks */
 
     /* log.profile_steps. */
     nd_profile profile;
@@ -186,9 +186,9 @@ bool nd_resume_is_own(const nd_resume *resume);
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 
 /* What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
- * of the training data, sequence length, order of samples, samples of a step, optimizer. */
-nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
-                             nd_manifest_pairs *out);
+ * of the training data, sequence length, order of samples, samples of a step, optimizer. Owned by
+ * the caller. */
+nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs, json_t **out);
 /*
  * Compares a checkpoint with the run: its model and nd_resume_identity, and, where no step is left
  * to do, also seed, precision and optimizer. ND_ERR_CONFIG names the first difference with both

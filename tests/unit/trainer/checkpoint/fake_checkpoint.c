@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/json.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
@@ -64,9 +65,9 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
     nd_layout *layout = fake_layout(shape, mesh, 0, converts);
     must(nd_manifest_layout(&m.shape, layout, &fake_one, (nd_coord){{0}}, &m.layout));
     nd_layout_destroy(layout);
-    must(nd_manifest_pairs_add(&m.identity, "data.path", "00ff"));
-    must(nd_manifest_pairs_add(&m.config, "train.steps", "1000"));
-    must(nd_manifest_pairs_add(&m.config, "data.path", "a \"quoted\" \\ path\xff"));
+    m.identity = json_pack("{s:s}", "data.path", "00ff");
+    m.config = json_pack("{s:s, s:o}", "train.steps", "1000", "data.path",
+                         nd_json_string("a \"quoted\" \\ path\xff"));
     must(ND_ALLOC(m.writer_count, &m.writers));
     return m;
 }

@@ -36,7 +36,7 @@ Test(golden, version_1_is_read_to_the_values_that_it_was_made_of)
         cr_assert_eq(m.position.skipped, steps[i] / 6);
         cr_assert_eq(m.position.tokens_seen, 100 * steps[i]);
         cr_assert_eq(m.samples_seen, 8 * steps[i]);
-        cr_assert_str_eq(nd_manifest_pairs_find(&m.identity, "data.path"), "00ff");
+        cr_assert_str_eq(nd_manifest_find(m.identity, "data.path"), "00ff");
         assert_ok(nd_source_verify(path, &m, -1, true, &bytes));
         for (size_t k = 0; k < sizeof meshes / sizeof *meshes; k++) {
             for (int rank = 0; rank < nd_mesh_world_size(&meshes[k]); rank++) {
