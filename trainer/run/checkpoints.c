@@ -452,6 +452,26 @@ nd_status nd_run_best_find(nd_run *s)
     return ND_OK;
 }
 
+nd_status nd_run_set_damaged_aside(const nd_run *s, const char *folder, int64_t step)
+{
+    const nd_error *error = nd_error_last();
+    char *aside = NULL;
+    if (error->cause == ND_CAUSE_OWN) {
+        nd_log_warning("%s", error->message);
+    }
+    if (s->dir && folder) {
+        ND_TRY(nd_checkpoint_set_aside(folder, step, "bad", &aside));
+        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
+                       aside);
+    } else if (s->dir) {
+        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
+                       "since this run goes on in another folder",
+                       s->resume.source);
+    }
+    free(aside);
+    return ND_OK;
+}
+
 /* The best checkpoint is damaged: looks for the best of the others, which the folder still has. The
  * thread's error says what is damaged; it stays where no other checkpoint was validated. */
 static nd_status find_next_best(nd_run *s)

@@ -390,6 +390,29 @@ out:
     return status;
 }
 
+nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
+{
+    const nd_resume_search search = {.config = config, .run_folder = "", .below = -1};
+    nd_resume resume;
+    nd_manifest manifest = {0};
+    ND_TRY(nd_resume_check_allowed(config));
+    ND_TRY(nd_resume_find(&search, &resume));
+    if (resume.found) {
+        nd_status status = nd_manifest_read(resume.source, &manifest);
+        status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest, false)
+                                 : status;
+        nd_manifest_fini(&manifest);
+        ND_TRY(status);
+    } else if (config->checkpoint.resume[0]) {
+        const nd_epochs epochs = nd_inputs_epochs(config, inputs);
+        ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
+    }
+    /* Another node may come back to a run that has begun. */
+    return config->launch.node_rank == 0
+               ? nd_run_folder_check(config, inputs, resume.continues ? resume.run : NULL)
+               : ND_OK;
+}
+
 /* What a run goes on from, at its start and after a rewind. */
 
 /* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
@@ -427,26 +450,6 @@ static nd_status find_source(nd_run *s)
     const nd_resume_search search = {
         .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
     return find(s, &search, "resume", ND_OK);
-}
-
-nd_status nd_run_set_damaged_aside(const nd_run *s, const char *folder, int64_t step)
-{
-    const nd_error *error = nd_error_last();
-    char *aside = NULL;
-    if (error->cause == ND_CAUSE_OWN) {
-        nd_log_warning("%s", error->message);
-    }
-    if (s->dir && folder) {
-        ND_TRY(nd_checkpoint_set_aside(folder, step, "bad", &aside));
-        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
-                       aside);
-    } else if (s->dir) {
-        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
-                       "since this run goes on in another folder",
-                       s->resume.source);
-    }
-    free(aside);
-    return ND_OK;
 }
 
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same

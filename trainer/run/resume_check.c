@@ -103,8 +103,7 @@ static void offer_setting(void *context, const char *key, const char *value, boo
     }
 }
 
-/* A word in checkpoint.allow that no compared key has would allow nothing. */
-static nd_status check_allowed(const nd_config *config)
+nd_status nd_resume_check_allowed(const nd_config *config)
 {
     for (const char *p = config->checkpoint.allow; *p;) {
         const size_t length = strcspn(p, ",");
@@ -450,27 +449,4 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
 out:
     json_decref(c.own);
     return status;
-}
-
-nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
-{
-    const nd_resume_search search = {.config = config, .run_folder = "", .below = -1};
-    nd_resume resume;
-    nd_manifest manifest = {0};
-    ND_TRY(check_allowed(config));
-    ND_TRY(nd_resume_find(&search, &resume));
-    if (resume.found) {
-        nd_status status = nd_manifest_read(resume.source, &manifest);
-        status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest, false)
-                                 : status;
-        nd_manifest_fini(&manifest);
-        ND_TRY(status);
-    } else if (config->checkpoint.resume[0]) {
-        const nd_epochs epochs = nd_inputs_epochs(config, inputs);
-        ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
-    }
-    /* Another node may come back to a run that has begun. */
-    return config->launch.node_rank == 0
-               ? nd_run_folder_check(config, inputs, resume.continues ? resume.run : NULL)
-               : ND_OK;
 }

@@ -185,6 +185,8 @@ bool nd_resume_is_own(const nd_resume *resume);
  * A checkpoint of another run changes nothing. */
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 
+/* ND_ERR_CONFIG: checkpoint.allow has a word that no compared key has, and would allow nothing. */
+nd_status nd_resume_check_allowed(const nd_config *config);
 /* What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
  * of the training data, sequence length, order of samples, samples of a step, optimizer. Owned by
  * the caller. */
@@ -198,9 +200,6 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs, j
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs);
 
-/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
- * the checkpoint. NULL: it is that of another run, and stays as it is. */
-nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
 /* After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
  * the newest good checkpoint, and on behind the samples of the steps since then. ND_ERR_NUMERIC
  * with that error's sentence when there is no checkpoint, or after ten rewinds. */
@@ -221,6 +220,9 @@ nd_status nd_run_judge_loss(nd_run *run, double loss);
 /* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
  * ones. */
 int64_t nd_run_best_rule(const nd_config *config);
+/* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
+ * the checkpoint. NULL: it is that of another run, and stays as it is. */
+nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);
 /* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the
  * lowest validation loss. The trainer's position stays. A damaged one is set aside, and the best of
  * the others is taken; ND_ERR_DATA when none of these was validated. */
