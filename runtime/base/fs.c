@@ -630,3 +630,12 @@ nd_status nd_fs_format(char **out, const char *format, ...)
     *out = text;
     return ND_OK;
 }
+
+nd_status nd_fs_path(char out[PATH_MAX], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(out, PATH_MAX, format, args);
+    va_end(args);
+    return n < PATH_MAX ? ND_OK : nd_fail(ND_ERR_DATA, "the path \"%.200s...\" is too long", out);
+}

@@ -17,6 +17,7 @@
  * device that fails while reading, is ND_ERR_IO, a file that cannot be written or a full disk is
  * ND_ERR_CANTCREATE. All functions are blocking and may be called from any thread.
  */
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -230,5 +231,8 @@ nd_status nd_fs_parent(const char *path, char **out);
 
 /* snprintf into fresh memory. Owned by the caller. */
 nd_status nd_fs_format(char **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same without an allocation. ND_ERR_DATA: no file can have so long a path. */
+nd_status nd_fs_path(char out[PATH_MAX], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -89,12 +89,10 @@ char *nd_json_text(const json_t *root, size_t flags)
 
 nd_status nd_json_write(const char *folder, const char *name, json_t *root, size_t flags)
 {
-    char *path = NULL, *text = nd_json_text(root, flags);
+    char path[PATH_MAX], *text = nd_json_text(root, flags);
     json_decref(root);
-    nd_status status =
-        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    nd_status status = text ? nd_fs_path(path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     status = status == ND_OK ? nd_fs_write_atomic(path, text, strlen(text)) : status;
-    free(path);
     free(text);
     return status;
 }

@@ -82,14 +82,13 @@ nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run
 
 nd_status nd_checkpoint_is_ours(const char *path, bool *out)
 {
-    char *state = NULL;
+    char state[PATH_MAX];
     nd_fs_kind kind = ND_FS_ABSENT;
     ND_TRY(nd_fs_has(path, ND_MANIFEST_NAME, out));
     if (!*out) {
-        ND_TRY(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, path));
+        ND_TRY(nd_fs_path(state, "%s/" ND_STATE_FOLDER, path));
         ND_TRY(nd_fs_look_at_link(state, &kind, NULL));
         *out = kind == ND_FS_FOLDER;
-        free(state);
     }
     return ND_OK;
 }
@@ -115,20 +114,18 @@ nd_status nd_folder_list(const char *run, int kinds, nd_folder **out, int *count
     ND_TRY(nd_fs_list(run, &names));
     ND_TRY_OUT(ND_ALLOC(names.count + 1, &list));
     for (int i = 0; i < names.count; i++) {
-        char *path = NULL;
+        char path[PATH_MAX];
         nd_fs_kind kind = ND_FS_ABSENT;
         list[n] = parse_name(names.list[i]);
         if ((list[n].kind & kinds) == 0) {
             continue;
         }
-        status = nd_fs_format(&path, "%s/%s", run, names.list[i]);
-        status = status == ND_OK ? nd_fs_look(path, &kind, NULL) : status;
+        ND_TRY_OUT(nd_fs_path(path, "%s/%s", run, names.list[i]));
+        ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
         bool there = kind == ND_FS_FOLDER || kind == ND_FS_ABSENT; /* absent: a link to nowhere */
-        if (status == ND_OK && kind == ND_FS_FOLDER && (kinds & ND_FOLDER_OURS)) {
-            status = nd_checkpoint_is_ours(path, &there);
+        if (kind == ND_FS_FOLDER && (kinds & ND_FOLDER_OURS)) {
+            ND_TRY_OUT(nd_checkpoint_is_ours(path, &there));
         }
-        free(path);
-        ND_TRY_OUT(status);
         n += there;
     }
     qsort(list, (size_t)n, sizeof *list, by_step);
@@ -145,9 +142,9 @@ out:
 
 nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
 {
-    char *path = NULL;
+    char path[PATH_MAX];
     nd_status status = ND_OK;
-    ND_TRY(nd_fs_format(&path, "%s/.lock", run));
+    ND_TRY(nd_fs_path(path, "%s/.lock", run));
     nd_fs_locked locked = ND_FS_LOCKED;
     int fd = nd_fs_update(path, 0), code = errno;
     status = fd < 0 ? nd_fail(nd_fs_blame_write(code), "cannot write \"%s\": %s", path,
@@ -163,7 +160,6 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
         close(fd);
         fd = -1;
     }
-    free(path);
     *out = (nd_run_lock){.fd = fd, .held = status == ND_OK && locked == ND_FS_LOCKED};
     return status;
 }
@@ -255,15 +251,14 @@ static nd_status check_parts(const char *state, const nd_manifest *manifest)
         nd_fs_beat();
     }
     for (int i = 0; i < names.count && status == ND_OK; i++) {
-        char *path = NULL;
+        char path[PATH_MAX];
         struct stat st;
         nd_fs_kind kind = ND_FS_ABSENT;
         if (nd_ends_with(names.list[i], ".safetensors")) {
-            status = nd_fs_format(&path, "%s/%s", state, names.list[i]);
+            status = nd_fs_path(path, "%s/%s", state, names.list[i]);
             status = status == ND_OK ? nd_fs_look_at_link(path, &kind, &st) : status;
         }
         found += kind == ND_FS_FILE ? (uint64_t)st.st_size : 0;
-        free(path);
         nd_fs_beat();
     }
     nd_fs_names_fini(&names);
@@ -328,18 +323,14 @@ out:
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
                                nd_status (*gate)(void *context), void *context)
 {
-    char *state = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
-    ND_TRY_OUT(nd_fs_sync_folder(state));
-    ND_TRY_OUT(check_parts(state, manifest));
-    ND_TRY_OUT(write_manifest(temporary, manifest));
-    ND_TRY_OUT(nd_fs_sync_folder(temporary));
-    ND_TRY_OUT(gate ? gate(context) : ND_OK);
-    ND_TRY_OUT(take_name(run, temporary, manifest->position.step));
-out:
-    free(state);
-    return status;
+    char state[PATH_MAX];
+    ND_TRY(nd_fs_path(state, "%s/" ND_STATE_FOLDER, temporary));
+    ND_TRY(nd_fs_sync_folder(state));
+    ND_TRY(check_parts(state, manifest));
+    ND_TRY(write_manifest(temporary, manifest));
+    ND_TRY(nd_fs_sync_folder(temporary));
+    ND_TRY(gate ? gate(context) : ND_OK);
+    return take_name(run, temporary, manifest->position.step);
 }
 
 /* What lies in a run folder. */
@@ -432,13 +423,12 @@ nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
     ND_TRY(nd_folder_list(run, ND_FOLDER_ALL, &folders, &all));
     ND_TRY_OUT(ND_ALLOC(all + 1, &list));
     for (int i = 0; i < all; i++) {
-        char *path = NULL;
+        char path[PATH_MAX];
         if (folders[i].step < 0) {
             continue;
         }
-        ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, folders[i].name));
+        ND_TRY_OUT(nd_fs_path(path, "%s/%s", run, folders[i].name));
         status = nd_saved_examine(path, &list[n]);
-        free(path);
         n += status == ND_OK;
         ND_TRY_OUT(status == ND_ERR_DATA ? ND_OK : status); /* it may be gone by now */
     }
@@ -455,34 +445,30 @@ out:
 
 nd_status nd_folder_delete(const char *run, const nd_folder *folder)
 {
-    char *path = NULL, *doomed = NULL;
+    char path[PATH_MAX], doomed[PATH_MAX];
     nd_manifest manifest = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, folder->name));
-    ND_TRY_OUT(nd_fs_format(&doomed, "%s/.del-%s", run, folder->name));
+    ND_TRY(nd_fs_path(path, "%s/%s", run, folder->name));
+    ND_TRY(nd_fs_path(doomed, "%s/.del-%s", run, folder->name));
     if (folder->kind == ND_FOLDER_WHOLE) {
-        ND_TRY_OUT(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
+        ND_TRY(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
+        nd_manifest_fini(&manifest);
     }
     nd_fs_remove_tree(doomed);
     /* A process that dies behind the rename leaves what nd_checkpoint_sweep removes. */
-    ND_TRY_OUT(nd_fs_rename(path, doomed));
+    ND_TRY(nd_fs_rename(path, doomed));
     nd_fs_remove_tree(doomed);
-out:
-    nd_manifest_fini(&manifest);
-    free(doomed);
-    free(path);
-    return status;
+    return ND_OK;
 }
 
 /* Its manifest can be read and is that of its step. What cannot be read because of an I/O error is
  * an error, and neither good nor bad. A link is not good: what it leads to may be deleted. */
 static nd_status is_good(const char *run, const nd_folder *folder, bool checks_files, bool *good)
 {
-    char *path = NULL;
+    char path[PATH_MAX];
     nd_manifest manifest = {0};
     nd_fs_kind kind = ND_FS_ABSENT;
     int64_t bytes = 0;
-    ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
+    ND_TRY(nd_fs_path(path, "%s/%s", run, folder->name));
     nd_status status = nd_fs_look_at_link(path, &kind, NULL);
     status = status == ND_OK ? nd_manifest_read(path, &manifest) : status;
     if (status == ND_OK && checks_files) {
@@ -490,7 +476,6 @@ static nd_status is_good(const char *run, const nd_folder *folder, bool checks_f
     }
     *good = status == ND_OK && kind == ND_FS_FOLDER && manifest.position.step == folder->step;
     nd_manifest_fini(&manifest);
-    free(path);
     return status == ND_ERR_DATA ? ND_OK : status;
 }
 

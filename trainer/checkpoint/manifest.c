@@ -799,14 +799,13 @@ out:
 
 nd_status nd_manifest_read(const char *folder, nd_manifest *out)
 {
-    char *path = NULL, *text = NULL;
+    char path[PATH_MAX], *text = NULL;
     size_t bytes = 0;
-    ND_TRY(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
+    ND_TRY(nd_fs_path(path, "%s/" ND_MANIFEST_NAME, folder));
     nd_status status = nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
     if (status == ND_OK) {
         status = nd_manifest_parse(text, bytes, path, out);
     }
     free(text);
-    free(path);
     return status;
 }

@@ -475,23 +475,18 @@ static nd_status append(open_file *file, const void *data, size_t bytes)
 
 nd_status nd_shard_put(const char *folder, const char *name, const void *data, size_t bytes)
 {
-    char *path = NULL;
-    ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
-    nd_status status = ND_OK;
-    int fd = nd_fs_create(path, 0666);
+    char path[PATH_MAX];
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, name));
+    const int fd = nd_fs_create(path, 0666);
     if (fd < 0) {
-        status = fail_write(path, errno);
-        goto out;
+        return fail_write(path, errno);
     }
-    status = nd_fs_pwrite(fd, path, data, bytes, 0);
-    if (status == ND_OK) {
-        status = nd_fs_sync_close(fd, path);
-    } else {
+    const nd_status status = nd_fs_pwrite(fd, path, data, bytes, 0);
+    if (status != ND_OK) {
         close(fd);
+        return status;
     }
-out:
-    free(path);
-    return status;
+    return nd_fs_sync_close(fd, path);
 }
 
 /* The files of a writer. */

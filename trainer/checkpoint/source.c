@@ -115,33 +115,31 @@ out:
 }
 
 /* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another size.
- * The path is owned by the caller, and the file is closed by it. */
-static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes, char **path,
-                           int *fd)
+ * It is closed by the caller. */
+static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes,
+                           char path[PATH_MAX], int *fd)
 {
     struct stat st;
-    ND_TRY(nd_fs_format(path, "%s/%s", source->folder, name));
-    nd_status status = nd_fs_open_own(*path, ND_ERR_DATA, fd, &st);
-    if (status == ND_OK && (uint64_t)st.st_size != bytes) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", *path,
-                         (unsigned long long)st.st_size, (unsigned long long)bytes);
+    ND_TRY(nd_fs_path(path, "%s/%s", source->folder, name));
+    ND_TRY(nd_fs_open_own(path, ND_ERR_DATA, fd, &st));
+    if ((uint64_t)st.st_size != bytes) {
         close(*fd);
+        *fd = -1;
+        return nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", path,
+                       (unsigned long long)st.st_size, (unsigned long long)bytes);
     }
-    if (status != ND_OK) {
-        free(*path);
-    }
-    return status;
+    return ND_OK;
 }
 
 /* The writer's hash file must be the one that the manifest knows, and list what the plan has. */
 static nd_status read_hashes(const nd_source *source, nd_shard_plan *plan)
 {
-    char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], *path = NULL;
+    char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], path[PATH_MAX];
     uint8_t *data = NULL;
     int fd = -1;
     nd_status status = ND_OK;
     nd_hash_file_name(name, plan->rank);
-    ND_TRY(open_file(source, name, plan->hashes_bytes, &path, &fd));
+    ND_TRY(open_file(source, name, plan->hashes_bytes, path, &fd));
     ND_TRY_OUT(nd_alloc(plan->hashes_bytes, 1, (void **)&data));
     ND_TRY_OUT(nd_fs_pread(fd, path, data, plan->hashes_bytes, 0));
     ND_TRY_OUT(nd_digest_text(plan->checksum, data, plan->hashes_bytes, digest));
@@ -160,7 +158,6 @@ static nd_status read_hashes(const nd_source *source, nd_shard_plan *plan)
     }
 out:
     free(data);
-    free(path);
     close(fd);
     return status;
 }
@@ -423,17 +420,16 @@ static nd_status run_file(nd_source *source, source_writer *writer, int kind)
 {
     const nd_shard_file *file = &writer->plan.files[kind];
     source_reads *reads = &writer->reads[kind];
-    char *path = NULL;
+    char path[PATH_MAX];
     int fd = -1;
     if (reads->count == 0) {
         return ND_OK;
     }
-    ND_TRY(open_file(source, file->name, file->bytes, &path, &fd));
+    ND_TRY(open_file(source, file->name, file->bytes, path, &fd));
     qsort(reads->list, (size_t)reads->count, sizeof *reads->list, by_place);
     nd_status status = read_chunks(source, file, reads, path, fd);
     reads->count = 0;
     close(fd);
-    free(path);
     return status;
 }
 
@@ -486,16 +482,6 @@ out:
     return status;
 }
 
-static nd_status check_size(const nd_source *source, const nd_shard_file *file)
-{
-    char *path = NULL;
-    int fd = -1;
-    ND_TRY(open_file(source, file->name, file->bytes, &path, &fd));
-    close(fd);
-    free(path);
-    return ND_OK;
-}
-
 /* The files of one writer, with `reads` all their bytes. Adds how many there are, and their bytes
  * without those of the hash file. */
 static nd_status verify_writer(nd_source *source, int rank, bool reads, int64_t *files,
@@ -506,11 +492,18 @@ static nd_status verify_writer(nd_source *source, int rank, bool reads, int64_t 
     nd_status status = ND_OK;
     for (int k = 0; k < ND_PIECE_KINDS && status == ND_OK; k++) {
         const nd_shard_file *file = &writer->plan.files[k];
-        if (file->head) {
-            status = reads ? verify_file(source, writer, k) : check_size(source, file);
-            *bytes += (int64_t)file->bytes;
-            ++*files;
+        char path[PATH_MAX];
+        int fd = -1;
+        if (file->head && reads) {
+            status = verify_file(source, writer, k);
+        } else if (file->head) {
+            status = open_file(source, file->name, file->bytes, path, &fd);
         }
+        if (fd >= 0) {
+            close(fd);
+        }
+        *bytes += (int64_t)file->bytes;
+        *files += file->head != NULL;
     }
     ++*files; /* the hash file */
     drop_writer(source, rank);

@@ -481,19 +481,13 @@ static nd_status fail_create(const nd_dump *d, int code)
 
 static nd_status create_file(nd_dump *d, int64_t step)
 {
-    char *folder = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&folder, "%s/step-%lld", d->folder, (long long)step));
-    ND_TRY_OUT(nd_fs_make_own_folder(folder));
-    ND_TRY_OUT(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
-    ND_TRY_OUT(nd_fs_temporary(d->path, &d->temporary));
+    char folder[PATH_MAX];
+    ND_TRY(nd_fs_path(folder, "%s/step-%lld", d->folder, (long long)step));
+    ND_TRY(nd_fs_make_own_folder(folder));
+    ND_TRY(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
+    ND_TRY(nd_fs_temporary(d->path, &d->temporary));
     d->fd = nd_fs_create(d->temporary, 0666);
-    if (d->fd < 0) {
-        status = fail_create(d, errno);
-    }
-out:
-    free(folder);
-    return status;
+    return d->fd >= 0 ? ND_OK : fail_create(d, errno);
 }
 
 nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)

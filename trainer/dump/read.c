@@ -90,10 +90,9 @@ static int64_t rows_of(const json_t *ranges, int64_t most)
 /* The note of a part must fit its data. */
 static nd_status read_note(const dump_file *file, part *p)
 {
-    const char *text = nd_safetensors_list_metadata(&file->list, p->stored->name);
     json_int_t order = 0, rows = -1, cols = -1, left = 0, right = 0, begin = 0, end = 0;
     const json_t *ranges = NULL;
-    p->note = text ? json_loads(text, 0, NULL) : NULL;
+    p->note = p->stored->note ? json_loads(p->stored->note, 0, NULL) : NULL;
     const bool read =
         p->note && json_unpack(p->note, "{s:I, s:[I,I], s:o, s:[I,I], s?:[I,I]}", "order", &order,
                                "shape", &rows, &cols, "rows", &ranges, "columns", &left, &right,

@@ -245,7 +245,7 @@ static nd_status open_saver(nd_run *s)
         .identity = s->identity,
         .config = s->settings,
         .extra = config->checkpoint.export_model ? export_model : NULL,
-        .bytes = nd_run_checkpoint_bytes(config, s->inputs),
+        .bytes = s->checkpoint_bytes,
         .committed = tell_durable_step,
         .context = s,
         .gate = before_commit,

@@ -144,8 +144,7 @@ static void warn_of_room(const nd_run *s, int count)
     char purpose[64];
     snprintf(purpose, sizeof purpose, "keeping %lld more checkpoints", (long long)more);
     if (config->checkpoint.interval > 0 && config->checkpoint.keep_last > 0 && more > 1 &&
-        nd_fs_check_space(s->dir, nd_run_checkpoint_bytes(config, s->inputs) * (uint64_t)more,
-                          purpose) != ND_OK) {
+        nd_fs_check_space(s->dir, s->checkpoint_bytes * (uint64_t)more, purpose) != ND_OK) {
         nd_log_warning("%s (checkpoint.keep_last is %lld, and one is being written)",
                        nd_error_last()->message, (long long)config->checkpoint.keep_last);
         nd_error_clear();
@@ -263,6 +262,7 @@ static nd_status open_on_rank_0(nd_run *s)
     int count = 0;
     s->lock.fd = -1;
     s->continues = s->resume.continues;
+    s->checkpoint_bytes = nd_run_checkpoint_bytes(config, s->inputs);
     if (s->continues) {
         ND_TRY(check_writable(s->resume.run));
         ND_TRY(nd_fs_format(&s->dir, "%s", s->resume.run));

@@ -76,6 +76,7 @@ typedef struct nd_run {
     char record[ND_RUN_PATH_MAX]; /* the run.json that this start has made; "": none */
     bool made;                    /* this start has made the folder */
     nd_run_lock lock;             /* rank 0: of the folder */
+    uint64_t checkpoint_bytes;    /* rank 0: about what one takes, its model included */
     nd_sinks sinks;               /* none except on rank 0 */
     nd_run_place place;
 

@@ -285,10 +285,9 @@ static nd_status read_head(void *context)
 /* A file that has this text stays; anything else under its name is replaced. */
 static nd_status make_file(const char *folder, const char *name, const json_t *file)
 {
-    char *path = NULL, *there = NULL, *text = nd_json_text(file, FILE_FLAGS);
+    char path[PATH_MAX], *there = NULL, *text = nd_json_text(file, FILE_FLAGS);
     size_t size;
-    nd_status status =
-        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    nd_status status = text ? nd_fs_path(path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     ND_TRY_OUT(status);
     status = nd_fs_read(path, strlen(text), ND_ERR_DATA, &there, &size);
     if (status == ND_ERR_DATA || (status == ND_OK && strcmp(there, text) != 0)) {
@@ -298,32 +297,28 @@ static nd_status make_file(const char *folder, const char *name, const json_t *f
 out:
     free(there);
     free(text);
-    free(path);
     return status;
 }
 
 static nd_status make_folder(const nd_gguf_head *h, char **out)
 {
-    char hex[65], *cache = NULL, *folder = NULL, *text = nd_json_text(h->files, FILE_FLAGS);
+    char hex[65], folder[PATH_MAX], *cache = NULL, *text = nd_json_text(h->files, FILE_FLAGS);
     const char *name;
     json_t *file;
     nd_status status = text ? nd_sha256(text, strlen(text), hex) : nd_fail_memory("%s", h->path);
-    ND_TRY_OUT(status);
-    ND_TRY_OUT(nd_token_cache_folder("", &cache));
-    ND_TRY_OUT(nd_fs_format(&folder, "%s/%.32s.model", cache, hex));
-    ND_TRY_OUT(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
-                                  "set XDG_CACHE_HOME to a folder that can be written"));
+    free(text);
+    ND_TRY(status);
+    ND_TRY(nd_token_cache_folder("", &cache));
+    status = nd_fs_path(folder, "%s/%.32s.model", cache, hex);
+    free(cache);
+    ND_TRY(status);
+    ND_TRY(nd_fs_make_folders(folder, "the folder of the model's tokenizer",
+                              "set XDG_CACHE_HOME to a folder that can be written"));
     json_object_foreach(h->files, name, file)
     {
-        ND_TRY_OUT(make_file(folder, name, file));
+        ND_TRY(make_file(folder, name, file));
     }
-    *out = folder;
-    folder = NULL;
-out:
-    free(text);
-    free(folder);
-    free(cache);
-    return status;
+    return nd_fs_format(out, "%s", folder);
 }
 
 nd_status nd_gguf_open(const char *path, nd_safetensors_list *list, nd_shape *shape, char **folder)

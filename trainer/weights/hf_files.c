@@ -39,43 +39,39 @@ static const size_t max_file_bytes = (size_t)1 << 30;
 
 nd_status nd_hf_side_files_bytes(const char *folder, uint64_t *bytes)
 {
-    uint64_t sum = 0;
+    *bytes = 0;
     for (int i = 0; i < FILE_COUNT; i++) {
-        char *path = NULL;
+        char path[PATH_MAX];
         struct stat st;
         nd_fs_kind kind = ND_FS_ABSENT;
-        ND_TRY(nd_fs_format(&path, "%s/%s", folder, side_files[i].name));
-        nd_status status = nd_fs_look(path, &kind, &st);
-        free(path);
-        ND_TRY(status);
-        sum += kind == ND_FS_FILE ? (uint64_t)st.st_size : 0;
+        ND_TRY(nd_fs_path(path, "%s/%s", folder, side_files[i].name));
+        ND_TRY(nd_fs_look(path, &kind, &st));
+        *bytes += kind == ND_FS_FILE ? (uint64_t)st.st_size : 0;
     }
-    *bytes = sum;
     return ND_OK;
 }
 
-/* The path without links; NULL: it leads nowhere. Owned by the caller. */
-static nd_status real_path(const char *path, char **out)
+/* The path without links; "": it leads nowhere. */
+static nd_status real_path(const char *path, char out[PATH_MAX])
 {
-    *out = realpath(path, NULL);
-    return *out || nd_fs_blame(errno, ND_ERR_DATA) != ND_ERR_IO
-               ? ND_OK
-               : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    if (!realpath(path, out)) {
+        *out = '\0';
+        return nd_fs_blame(errno, ND_ERR_DATA) != ND_ERR_IO
+                   ? ND_OK
+                   : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    }
+    return ND_OK;
 }
 
 /* Whether the folder, or any below it, holds what the path leads to. */
 static nd_status leads_into(const char *path, const char *folder, bool *out)
 {
-    char *file = NULL, *real = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(real_path(path, &file));
-    ND_TRY_OUT(real_path(folder, &real));
-    const size_t length = real ? strlen(real) : 0;
-    *out = file && real && strncmp(file, real, length) == 0 && file[length] == '/';
-out:
-    free(real);
-    free(file);
-    return status;
+    char file[PATH_MAX], real[PATH_MAX];
+    ND_TRY(real_path(path, file));
+    ND_TRY(real_path(folder, real));
+    const size_t length = strlen(real);
+    *out = *file && length > 0 && strncmp(file, real, length) == 0 && file[length] == '/';
+    return ND_OK;
 }
 
 /*
@@ -85,35 +81,30 @@ out:
  */
 static nd_status check_link(const char *folder, const char *path)
 {
-    char *real = NULL, *blobs = NULL;
+    char real[PATH_MAX], blobs[PATH_MAX];
     nd_fs_kind kind;
     bool inside = true;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
-    ND_TRY_OUT(kind == ND_FS_LINK ? leads_into(path, folder, &inside) : ND_OK);
+    ND_TRY(nd_fs_look_at_link(path, &kind, NULL));
+    ND_TRY(kind == ND_FS_LINK ? leads_into(path, folder, &inside) : ND_OK);
     if (inside) {
-        goto out;
+        return ND_OK;
     }
-    ND_TRY_OUT(real_path(folder, &real));
-    ND_TRY_OUT(nd_fs_format(&blobs, "%s/../../blobs", real ? real : ""));
-    ND_TRY_OUT(nd_fs_look_at_link(blobs, &kind, NULL));
-    ND_TRY_OUT(kind == ND_FS_FOLDER ? leads_into(path, blobs, &inside) : ND_OK);
-    if (!inside) {
-        status = nd_fail(ND_ERR_DATA,
-                         "\"%s\" is a link that leads out of its folder; put the file itself there",
-                         path);
-    }
-out:
-    free(blobs);
-    free(real);
-    return status;
+    ND_TRY(real_path(folder, real));
+    ND_TRY(nd_fs_path(blobs, "%s/../../blobs", real));
+    ND_TRY(nd_fs_look_at_link(blobs, &kind, NULL));
+    ND_TRY(kind == ND_FS_FOLDER ? leads_into(path, blobs, &inside) : ND_OK);
+    return inside ? ND_OK
+                  : nd_fail(ND_ERR_DATA,
+                            "\"%s\" is a link that leads out of its folder; put the file itself "
+                            "there",
+                            path);
 }
 
 /* The copy may be read by no more users than the original. A file that is wrong, or was before
  * (`status`), is named: it is no reason to lose a trained model. */
 static nd_status copy_file(nd_status status, const char *source, const char *to, const char *name)
 {
-    char *target = NULL, *bytes = NULL;
+    char target[PATH_MAX], *bytes = NULL;
     size_t size = 0;
     mode_t mode = 0;
     status = status == ND_OK
@@ -124,25 +115,20 @@ static nd_status copy_file(nd_status status, const char *source, const char *to,
         nd_error_clear();
         return ND_OK;
     }
-    status = status == ND_OK ? nd_fs_format(&target, "%s/%s", to, name) : status;
+    status = status == ND_OK ? nd_fs_path(target, "%s/%s", to, name) : status;
     status = status == ND_OK ? nd_fs_write_atomic_as(target, mode & 0666, bytes, size) : status;
     free(bytes);
-    free(target);
     return status;
 }
 
 static nd_status copy_named(const char *from, const char *to, const char *name)
 {
-    char *source = NULL;
+    char source[PATH_MAX];
     bool there = true;
-    ND_TRY(nd_fs_format(&source, "%s/%s", from, name));
+    ND_TRY(nd_fs_path(source, "%s/%s", from, name));
     nd_status status = nd_fs_exists(source, &there);
-    if (status != ND_OK || there) {
-        status = status == ND_OK ? check_link(from, source) : status;
-        status = copy_file(status, source, to, name);
-    }
-    free(source);
-    return status;
+    status = status == ND_OK && there ? check_link(from, source) : status;
+    return status != ND_OK || there ? copy_file(status, source, to, name) : ND_OK;
 }
 
 /* Those of a model that was trained further. A file that cannot be copied whatever is tried, such
@@ -179,34 +165,28 @@ static nd_status copy_tokenizer(const char *path, const char *to)
  * stands for byte b to id b. */
 static nd_status write_byte_tokenizer(const char *folder)
 {
-    char *text = NULL, *path = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_byte_tokenizer_text(true, &text));
-    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", folder));
-    ND_TRY_OUT(nd_fs_write_atomic(path, text, strlen(text)));
-    status = nd_json_write(folder, "tokenizer_config.json",
-                           json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class",
-                                     "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0,
-                                     "model_input_names", "input_ids", "attention_mask"),
-                           JSON_INDENT(2));
-out:
-    free(path);
+    char path[PATH_MAX], *text = NULL;
+    ND_TRY(nd_fs_path(path, "%s/tokenizer.json", folder));
+    ND_TRY(nd_byte_tokenizer_text(true, &text));
+    const nd_status status = nd_fs_write_atomic(path, text, strlen(text));
     free(text);
-    return status;
+    ND_TRY(status);
+    return nd_json_write(folder, "tokenizer_config.json",
+                         json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class",
+                                   "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0,
+                                   "model_input_names", "input_ids", "attention_mask"),
+                         JSON_INDENT(2));
 }
 
 static nd_status write_config(const char *folder, const nd_hf_writer_options *o)
 {
-    char *path = NULL;
+    char path[PATH_MAX];
     nd_shape shape = o->shape;
     if (shape.eos_id < 0 && o->tokenizer) { /* else what is generated would not end */
         shape.eos_id = nd_corpus_model_end(NULL, o->tokenizer, shape.vocab);
     }
-    ND_TRY(nd_fs_format(&path, "%s/config.json", folder));
-    const char *dtype = o->dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
-    nd_status status = nd_shape_write(&shape, dtype, path);
-    free(path);
-    return status;
+    ND_TRY(nd_fs_path(path, "%s/config.json", folder));
+    return nd_shape_write(&shape, o->dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32", path);
 }
 
 /* The token that ends a turn; -1: none. It is no reason to lose a model. */
@@ -215,14 +195,13 @@ static int32_t find_end_of_turn(const char *folder, const nd_hf_writer_options *
     nd_tokenizer *tokenizer = NULL;
     nd_chat chat;
     nd_chat_rules rules;
-    char *path = NULL;
-    const bool found = nd_fs_format(&path, "%s/tokenizer.json", folder) == ND_OK &&
+    char path[PATH_MAX];
+    const bool found = nd_fs_path(path, "%s/tokenizer.json", folder) == ND_OK &&
                        nd_tokenizer_open(path, &tokenizer) == ND_OK &&
                        nd_chat_rules_find(path, o->chat, &rules) == ND_OK &&
                        nd_chat_find(tokenizer, &rules, &chat) == ND_OK;
     nd_error_clear();
     nd_tokenizer_close(tokenizer);
-    free(path);
     return found && chat.close < o->shape.vocab ? chat.close : -1;
 }
 
@@ -277,49 +256,38 @@ static const char list_name[] = "SHA256SUMS";
 /* Adds the line of one file; what is not a regular file is left out. */
 static nd_status add_line(FILE *out, const char *folder, const char *name)
 {
-    char *path = NULL, hex[HEX + 1];
+    char path[PATH_MAX], hex[HEX + 1];
     nd_fs_kind kind;
-    nd_status status = ND_OK;
-    ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
-    ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, name));
+    ND_TRY(nd_fs_look(path, &kind, NULL));
     if (kind == ND_FS_FILE) {
-        ND_TRY_OUT(nd_sha256_file(path, hex));
+        ND_TRY(nd_sha256_file(path, hex));
         fprintf(out, "%s  %s\n", hex, name);
     }
-out:
-    free(path);
-    return status;
+    return ND_OK;
 }
 
-static nd_status write_list(const char *folder, const nd_fs_names *names)
+/* The list of all files in the folder. */
+static nd_status write_checksums(const char *folder)
 {
-    char *text = NULL, *path = NULL;
+    char *text = NULL, path[PATH_MAX];
     size_t size = 0;
+    nd_fs_names names;
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, list_name));
+    ND_TRY(nd_fs_list(folder, &names));
     FILE *out = open_memstream(&text, &size);
     nd_status status = out ? ND_OK : nd_fail_memory("SHA256SUMS");
-    for (int i = 0; i < names->count && status == ND_OK; i++) {
-        const char *name = names->list[i];
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        const char *name = names.list[i];
         const bool listed = name[0] != '.' && strcmp(name, list_name) != 0;
         status = listed ? add_line(out, folder, name) : ND_OK;
     }
     if (out && fclose(out) != 0 && status == ND_OK) {
         status = nd_fail_memory("SHA256SUMS");
     }
-    ND_TRY_OUT(status);
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, list_name));
-    ND_TRY_OUT(nd_fs_write_atomic(path, text, size));
-out:
-    free(path);
-    free(text);
-    return status;
-}
-
-static nd_status write_checksums(const char *folder)
-{
-    nd_fs_names names;
-    ND_TRY(nd_fs_list(folder, &names));
-    nd_status status = write_list(folder, &names);
+    status = status == ND_OK ? nd_fs_write_atomic(path, text, size) : status;
     nd_fs_names_fini(&names);
+    free(text);
     return status;
 }
 
@@ -357,30 +325,25 @@ static bool split_line(char *line, const char **hex, const char **name)
 
 static nd_status verify_file(const char *folder, const char *name, const char *wanted)
 {
-    char *path = NULL, hex[HEX + 1];
-    nd_status status = ND_OK;
-    ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
+    char path[PATH_MAX], hex[HEX + 1];
     bool there = false;
-    ND_TRY_OUT(nd_fs_exists(path, &there));
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, name));
+    ND_TRY(nd_fs_exists(path, &there));
     if (!there) {
-        status = nd_fail(ND_ERR_DATA,
-                         "\"%s\" is missing, but SHA256SUMS of its folder lists it; copy the whole "
-                         "folder again, or set model.verify: false (--model-verify false)",
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" is missing, but SHA256SUMS of its folder lists it; copy the whole "
+                       "folder again, or set model.verify: false (--model-verify false)",
+                       path);
+    }
+    ND_TRY(nd_sha256_file(path, hex));
+    return strcasecmp(hex, wanted) == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
+                         "damaged or changed after it was saved; copy it again, or, if the change "
+                         "is wanted, remove SHA256SUMS or set model.verify: false (--model-verify "
+                         "false)",
                          path);
-        goto out;
-    }
-    ND_TRY_OUT(nd_sha256_file(path, hex));
-    if (strcasecmp(hex, wanted) != 0) {
-        status = nd_fail(
-            ND_ERR_DATA,
-            "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
-            "damaged or changed after it was saved; copy it again, or, if the change "
-            "is wanted, remove SHA256SUMS or set model.verify: false (--model-verify false)",
-            path);
-    }
-out:
-    free(path);
-    return status;
 }
 
 static nd_status verify_list(const char *folder, const char *path, char *text, int *files)
@@ -407,19 +370,17 @@ static nd_status verify_list(const char *folder, const char *path, char *text, i
 
 nd_status nd_checksums_verify(const char *folder, int *files)
 {
-    char *path = NULL, *text = NULL;
+    char path[PATH_MAX], *text = NULL;
     size_t size = 0;
-    nd_status status = ND_OK;
-    *files = 0;
     bool there = false;
-    ND_TRY(nd_fs_format(&path, "%s/%s", folder, list_name));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
-    if (there) {
-        ND_TRY_OUT(nd_fs_read(path, LIST_BYTES_MAX, ND_ERR_DATA, &text, &size));
-        ND_TRY_OUT(verify_list(folder, path, text, files));
+    *files = 0;
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, list_name));
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
     }
-out:
+    ND_TRY(nd_fs_read(path, LIST_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    const nd_status status = verify_list(folder, path, text, files);
     free(text);
-    free(path);
     return status;
 }

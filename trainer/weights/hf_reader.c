@@ -209,31 +209,22 @@ static nd_status open_gguf(nd_hf_reader *reader)
 
 static nd_status open_weights(nd_hf_reader *reader)
 {
-    nd_status status = ND_OK;
-    char *single = NULL, *index = NULL;
-    ND_TRY_OUT(nd_fs_format(&single, "%s/model.safetensors", reader->folder));
-    ND_TRY_OUT(nd_fs_format(&index, "%s/model.safetensors.index.json", reader->folder));
+    char index[PATH_MAX];
     bool one = false, sharded = false;
-    ND_TRY_OUT(nd_fs_exists(single, &one));
-    ND_TRY_OUT(one ? ND_OK : nd_fs_exists(index, &sharded));
+    ND_TRY(nd_fs_path(index, "%s/model.safetensors.index.json", reader->folder));
+    ND_TRY(nd_fs_has(reader->folder, "model.safetensors", &one));
     if (one) {
-        ND_TRY_OUT(ND_ALLOC(1, &reader->files));
-        ND_TRY_OUT(open_file(reader, "model.safetensors"));
-        ND_TRY_OUT(collect_places(reader));
-    } else if (sharded) {
-        ND_TRY_OUT(read_index(reader, index));
-    } else {
-        status = nd_fail(
-            ND_ERR_DATA,
-            "\"%s\" holds neither model.safetensors nor model.safetensors.index.json; other "
-            "weight formats are not read; save the model with "
-            "save_pretrained(safe_serialization=True)",
-            reader->folder);
+        ND_TRY(ND_ALLOC(1, &reader->files));
+        ND_TRY(open_file(reader, "model.safetensors"));
+        return collect_places(reader);
     }
-out:
-    free(index);
-    free(single);
-    return status;
+    ND_TRY(nd_fs_exists(index, &sharded));
+    return sharded ? read_index(reader, index)
+                   : nd_fail(ND_ERR_DATA,
+                             "\"%s\" holds neither model.safetensors nor "
+                             "model.safetensors.index.json; other weight formats are not read; "
+                             "save the model with save_pretrained(safe_serialization=True)",
+                             reader->folder);
 }
 
 static nd_status fail_no_model(const char *folder)
@@ -253,7 +244,7 @@ nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out)
 {
     nd_status status = ND_OK;
     nd_hf_reader *reader = NULL;
-    char *config = NULL;
+    char config[PATH_MAX];
     nd_fs_kind kind;
     bool there = false;
     ND_TRY_OUT(ND_ALLOC(1, &reader));
@@ -263,7 +254,7 @@ nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out)
         ND_TRY_OUT(open_gguf(reader));
     } else {
         ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", path));
-        ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", path));
+        ND_TRY_OUT(nd_fs_path(config, "%s/config.json", path));
         ND_TRY_OUT(nd_fs_exists(config, &there));
         ND_TRY_OUT(there ? ND_OK : fail_no_model(path));
         ND_TRY_OUT(nd_shape_read(config, &reader->shape));
@@ -272,7 +263,6 @@ nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out)
     *out = reader;
     reader = NULL;
 out:
-    free(config);
     nd_hf_reader_close(reader);
     return status;
 }

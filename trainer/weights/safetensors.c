@@ -56,22 +56,8 @@ void nd_safetensors_list_fini(nd_safetensors_list *list)
         free(list->tensors[i].name);
         free(list->tensors[i].note);
     }
-    for (int64_t i = 0; i < 2 * list->metadata_count; i++) {
-        free(list->metadata[i]);
-    }
-    free(list->metadata);
     free(list->tensors);
     *list = (nd_safetensors_list){0};
-}
-
-const char *nd_safetensors_list_metadata(const nd_safetensors_list *list, const char *key)
-{
-    for (int64_t i = 0; i < list->metadata_count; i++) {
-        if (strcmp(list->metadata[2 * i], key) == 0) {
-            return list->metadata[2 * i + 1];
-        }
-    }
-    return NULL;
 }
 
 const nd_safetensors_tensor *nd_safetensors_list_find(const nd_safetensors_list *list,
@@ -213,40 +199,36 @@ static nd_status check_chain(const nd_safetensors_list *list, uint64_t data, uin
     return ND_OK;
 }
 
-static nd_status parse_metadata(const json_t *metadata, const char *path, nd_safetensors_list *list)
+static nd_status check_metadata(const char *path, const json_t *metadata)
 {
     const char *key;
     json_t *value;
-    if (!json_is_object(metadata)) {
-        return nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
-    }
-    ND_TRY(ND_ALLOC(2 * json_object_size(metadata), &list->metadata));
+    bool good = json_is_object(metadata);
     json_object_foreach((json_t *)metadata, key, value)
     {
-        if (!json_is_string(value)) {
-            return nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
-        }
-        char **pair = &list->metadata[2 * list->metadata_count++];
-        ND_TRY(nd_fs_format(&pair[0], "%s", key));
-        ND_TRY(nd_fs_format(&pair[1], "%s", json_string_value(value)));
+        good = good && json_is_string(value);
     }
-    return ND_OK;
+    return good ? ND_OK
+                : nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
 }
 
 static nd_status parse_entries(json_t *root, uint64_t data, const char *path,
                                nd_safetensors_list *list)
 {
+    const json_t *metadata = json_object_get(root, "__metadata__");
     const char *name;
     json_t *value;
+    ND_TRY(metadata ? check_metadata(path, metadata) : ND_OK);
     ND_TRY(ND_ALLOC(json_object_size(root), &list->tensors));
     json_object_foreach(root, name, value)
     {
-        if (strcmp(name, "__metadata__") == 0) {
-            ND_TRY(parse_metadata(value, path, list));
+        const char *note = json_string_value(json_object_get(metadata, name));
+        if (value == metadata) {
             continue;
         }
         nd_safetensors_tensor *tensor = &list->tensors[list->count++];
         ND_TRY(nd_fs_format(&tensor->name, "%s", name));
+        ND_TRY(note ? nd_fs_format(&tensor->note, "%s", note) : ND_OK);
         ND_TRY(parse_tensor(path, name, value, data, tensor));
     }
     qsort(list->tensors, (size_t)list->count, sizeof *list->tensors, by_offset);

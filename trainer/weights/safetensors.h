@@ -49,15 +49,13 @@ typedef struct nd_safetensors_tensor {
     int axes;
     int64_t shape[ND_SAFETENSORS_AXES_MAX];
     uint64_t begin, end; /* bytes from the start of the file */
-    char *note;          /* to write: its text in __metadata__, under its name; owned; NULL: none */
+    char *note;          /* its text in __metadata__, under its name; owned; NULL: none */
     int64_t number;      /* the caller's, which nd_safetensors_layout leaves with it */
 } nd_safetensors_tensor;
 
 typedef struct nd_safetensors_list {
     nd_safetensors_tensor *tensors; /* in the order of their data; owned */
     int64_t count;
-    char **metadata; /* [2 x metadata_count] key, value, key, value of __metadata__; owned */
-    int64_t metadata_count;
 } nd_safetensors_list;
 
 void nd_safetensors_list_fini(nd_safetensors_list *list);
@@ -65,8 +63,6 @@ void nd_safetensors_list_fini(nd_safetensors_list *list);
 const nd_safetensors_tensor *nd_safetensors_list_find(const nd_safetensors_list *list,
                                                       const char *name);
 int64_t nd_safetensors_tensor_count(const nd_safetensors_tensor *tensor); /* elements */
-/* The value of a key of __metadata__, or NULL. */
-const char *nd_safetensors_list_metadata(const nd_safetensors_list *list, const char *key);
 
 /*
  * Parses a header of `size` bytes in a file of `file_bytes`; `path` is for messages. ND_ERR_DATA
