@@ -37,6 +37,7 @@
 #include "trainer/weights/safetensors.h"
 #include "trainer/worker/worker.h"
 
+static tempdir dir;
 static _Thread_local int64_t until_failure; /* allocations; 0: none fails */
 
 static bool fails(void)
@@ -130,9 +131,9 @@ WRAP_OPENSSL(SSL *, SSL_new, SSL_CTX *context, context)
 WRAP_OPENSSL(BIO *, BIO_new, const BIO_METHOD *method, method)
 
 /* The status of `run` is ND_OK or ND_ERR_RESOURCE whichever of its allocations fails. */
-static void expect_resource(nd_status (*run)(void))
+static void expect_resource(const char *name, nd_status (*run)(void))
 {
-    cr_assert_eq(run(), ND_OK, "without a fault: %s", nd_error_last()->message);
+    cr_assert_eq(run(), ND_OK, "%s without a fault: %s", name, nd_error_last()->message);
     int64_t failed = 0;
     for (int64_t n = 1;; n++) {
         nd_error_clear();
@@ -140,16 +141,17 @@ static void expect_resource(nd_status (*run)(void))
         nd_status status = run();
         bool reached = until_failure == 0;
         until_failure = 0;
-        cr_assert(status == ND_OK || status == ND_ERR_RESOURCE, "allocation %lld: status %d: %s",
-                  (long long)n, status, nd_error_last()->message);
+        cr_assert(status == ND_OK || status == ND_ERR_RESOURCE,
+                  "%s, allocation %lld: status %d: %s", name, (long long)n, status,
+                  nd_error_last()->message);
         cr_assert(status == ND_OK || strstr(nd_error_last()->message, "out of host memory for "),
-                  "allocation %lld: %s", (long long)n, nd_error_last()->message);
+                  "%s, allocation %lld: %s", name, (long long)n, nd_error_last()->message);
         failed += status != ND_OK;
         if (!reached) {
             break;
         }
     }
-    cr_assert_gt(failed, 0, "no allocation of this case was made to fail");
+    cr_assert_gt(failed, 0, "no allocation of %s was made to fail", name);
 }
 
 static nd_status parse_yaml(void)
@@ -161,11 +163,6 @@ static nd_status parse_yaml(void)
     return status;
 }
 
-Test(out_of_memory, yaml)
-{
-    expect_resource(parse_yaml);
-}
-
 static nd_status read_command_line(void)
 {
     int argc;
@@ -173,11 +170,6 @@ static nd_status read_command_line(void)
     nd_status status = nd_command_line_read((int)getpid(), &argc, &argv);
     free(argv);
     return status;
-}
-
-Test(out_of_memory, command_line)
-{
-    expect_resource(read_command_line);
 }
 
 static nd_status read_config(void)
@@ -199,13 +191,6 @@ static nd_status read_config(void)
     return status;
 }
 
-Test(out_of_memory, configuration)
-{
-    expect_resource(read_config);
-}
-
-static tempdir dir;
-
 static nd_status write_and_read(void)
 {
     char *path = NULL, *parent = NULL, *text = NULL, hex[65];
@@ -222,22 +207,10 @@ static nd_status write_and_read(void)
     return status;
 }
 
-Test(out_of_memory, files)
-{
-    tempdir_make(&dir);
-    expect_resource(write_and_read);
-    tempdir_remove(&dir);
-}
-
 static nd_status bind_cpus(void)
 {
     nd_affinity affinity;
     return nd_affinity_apply(0, 1, 0, &affinity);
-}
-
-Test(out_of_memory, cpus)
-{
-    expect_resource(bind_cpus);
 }
 
 static nd_status resolve_address(void)
@@ -245,11 +218,6 @@ static nd_status resolve_address(void)
     nd_address addresses[ND_ADDRESS_MAX];
     int count;
     return nd_address_resolve("127.0.0.1", 80, addresses, &count);
-}
-
-Test(out_of_memory, addresses)
-{
-    expect_resource(resolve_address);
 }
 
 static nd_status open_channel(void)
@@ -262,11 +230,6 @@ static nd_status open_channel(void)
     nd_tls_destroy(client);
     nd_tls_context_destroy(context);
     return status;
-}
-
-Test(out_of_memory, tls)
-{
-    expect_resource(open_channel);
 }
 
 /* The launcher shows a failure screen that it cannot keep. */
@@ -310,16 +273,6 @@ static nd_status read_jsonl(void)
     return status;
 }
 
-Test(out_of_memory, jsonl)
-{
-    static const char rows[] = "{\"text\": \"one row of it\"}\n"
-                               "{\"prompt\": \"a caf\\u00e9\", \"completion\": \"yes\"}\n";
-    tempdir_make(&dir);
-    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
-    expect_resource(read_jsonl);
-    tempdir_remove(&dir);
-}
-
 /* Token files with a loss mask, written and read again. */
 static nd_status write_and_read_tokens(void)
 {
@@ -345,18 +298,6 @@ out:
     return status;
 }
 
-Test(out_of_memory, tokens_with_a_mask)
-{
-    tempdir_make(&dir);
-    expect_resource(write_and_read_tokens);
-    tempdir_remove(&dir);
-}
-
-static void let_jansson_fail(void)
-{
-    json_set_alloc_funcs(malloc, free);
-}
-
 static nd_status lay_out_tensors(void)
 {
     char a[] = "a", b[] = "b";
@@ -368,12 +309,6 @@ static nd_status lay_out_tensors(void)
     nd_status status = nd_safetensors_layout(tensors, 2, &head, &bytes);
     free(head);
     return status;
-}
-
-Test(out_of_memory, safetensors)
-{
-    let_jansson_fail();
-    expect_resource(lay_out_tensors);
 }
 
 static nd_status parse_header(void)
@@ -388,42 +323,18 @@ static nd_status parse_header(void)
     return status;
 }
 
-Test(out_of_memory, header)
-{
-    expect_resource(parse_header);
-}
+static const nd_shape shape = {
+    .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
 
 static nd_status write_shape(void)
 {
-    const nd_shape shape = {.vocab = 256,
-                            .hidden = 64,
-                            .ffn = 128,
-                            .layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 16};
     char path[600];
     snprintf(path, sizeof path, "%s/config.json", dir.path);
     return nd_shape_write(&shape, "float32", path);
 }
 
-Test(out_of_memory, shape)
-{
-    tempdir_make(&dir);
-    let_jansson_fail();
-    expect_resource(write_shape);
-    tempdir_remove(&dir);
-}
-
 static nd_status choose_linears(void)
 {
-    const nd_shape shape = {.vocab = 256,
-                            .hidden = 64,
-                            .ffn = 128,
-                            .layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 16};
     char names[] = "q_proj, down_proj";
     nd_config config = {
         .train = {.precision = ND_PRECISION_FP8, .sequence_length = 64, .micro_batch_size = 1}};
@@ -432,11 +343,6 @@ static nd_status choose_linears(void)
     nd_status status = nd_filter_init(&filter, &config, &shape);
     nd_filter_fini(&filter);
     return status;
-}
-
-Test(out_of_memory, filter)
-{
-    expect_resource(choose_linears);
 }
 
 static nd_config run_config;
@@ -482,12 +388,37 @@ static nd_status write_run_record(void)
     return status;
 }
 
-Test(out_of_memory, run_record)
+Test(out_of_memory, is_told_wherever_it_happens)
 {
+    static const struct {
+        const char *name;
+        nd_status (*run)(void);
+        bool writes_json;
+    } cases[] = {
+        {"YAML", parse_yaml, false},
+        {"a command line", read_command_line, false},
+        {"a configuration", read_config, false},
+        {"files", write_and_read, false},
+        {"CPUs", bind_cpus, false},
+        {"addresses", resolve_address, false},
+        {"TLS", open_channel, false},
+        {"rows of JSON", read_jsonl, false},
+        {"tokens with a mask", write_and_read_tokens, false},
+        {"a safetensors head that is made", lay_out_tensors, true},
+        {"a safetensors head that is read", parse_header, false},
+        {"a shape", write_shape, true},
+        {"a filter", choose_linears, false},
+        {"the record of a run", write_run_record, true},
+    };
+    static const char rows[] = "{\"text\": \"one row of it\"}\n"
+                               "{\"prompt\": \"a caf\\u00e9\", \"completion\": \"yes\"}\n";
     tempdir_make(&dir);
+    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
     assert_ok(nd_config_init(&run_config));
-    let_jansson_fail();
-    expect_resource(write_run_record);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_set_alloc_funcs(cases[i].writes_json ? malloc : __real_malloc, free);
+        expect_resource(cases[i].name, cases[i].run);
+    }
     nd_config_fini(&run_config);
     tempdir_remove(&dir);
 }
