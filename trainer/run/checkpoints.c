@@ -14,7 +14,9 @@
 
 /* The best state. */
 
-int64_t nd_run_best_rule(const nd_config *config)
+/* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
+ * ones. */
+static int64_t loss_rule(const nd_config *config)
 {
     return config->data.documents == ND_DOCUMENTS_SEPARATE ? config->train.sequence_length : 0;
 }
@@ -94,7 +96,7 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
     for (size_t i = 0; i < losses->count; i++) {
         const int64_t at = (int64_t)losses->points[i].step;
         const double length = nd_column_at(lengths, losses->points[i].step); /* NaN: joined */
-        const bool same = (isnan(length) ? 0 : (int64_t)length) == nd_run_best_rule(config);
+        const bool same = (isnan(length) ? 0 : (int64_t)length) == loss_rule(config);
         others += at <= step && !same;
         if (at > step || !same) {
             continue;
@@ -142,11 +144,13 @@ static void keep_best(const nd_run *s)
     }
 }
 
-nd_status nd_run_judge_loss(nd_run *s, double loss)
+nd_status nd_run_record_validation(nd_run *s, nd_validation_record *record)
 {
-    const int64_t step = s->trainer->position.step;
+    const int64_t step = record->step;
     char why[160];
-    nd_run_best_validated(&s->best, s->config, step, loss);
+    record->separate_length = loss_rule(s->config);
+    ND_TRY(nd_sinks_validation(&s->sinks, record));
+    nd_run_best_validated(&s->best, s->config, step, record->loss);
     keep_best(s);
     if (step == s->config->train.steps || !nd_run_best_is_over(&s->best, s->config)) {
         return ND_OK;

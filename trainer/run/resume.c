@@ -390,19 +390,25 @@ out:
     return status;
 }
 
+/* Whether a checkpoint that was found fits the run. */
+static nd_status check_fits(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                            bool logs)
+{
+    nd_manifest manifest = {0};
+    nd_status status = nd_manifest_read(folder, &manifest);
+    status = status == ND_OK ? nd_resume_check(config, inputs, folder, &manifest, logs) : status;
+    nd_manifest_fini(&manifest);
+    return status;
+}
+
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
     const nd_resume_search search = {.config = config, .run_folder = "", .below = -1};
     nd_resume resume;
-    nd_manifest manifest = {0};
     ND_TRY(nd_resume_check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
     if (resume.found) {
-        nd_status status = nd_manifest_read(resume.source, &manifest);
-        status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest, false)
-                                 : status;
-        nd_manifest_fini(&manifest);
-        ND_TRY(status);
+        ND_TRY(check_fits(config, inputs, resume.source, false));
     } else if (config->checkpoint.resume[0]) {
         const nd_epochs epochs = nd_inputs_epochs(config, inputs);
         ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
@@ -424,7 +430,6 @@ static nd_status find(nd_run *s, const nd_resume_search *search, const char *key
     nd_status status = prepared;
     if (s->rank->rank == 0 && status == ND_OK) {
         const nd_resume before = s->resume;
-        nd_manifest manifest = {0};
         status = nd_resume_find(search, &s->resume);
         if (status == ND_OK && search->below >= 0 && !s->resume.found) {
             status = nd_fail(ND_ERR_DATA,
@@ -433,11 +438,7 @@ static nd_status find(nd_run *s, const nd_resume_search *search, const char *key
                              before.run, before.source);
         }
         if (status == ND_OK && s->resume.found && strcmp(before.source, s->resume.source) != 0) {
-            status = nd_manifest_read(s->resume.source, &manifest);
-            status = status == ND_OK
-                         ? nd_resume_check(s->config, s->inputs, s->resume.source, &manifest, true)
-                         : status;
-            nd_manifest_fini(&manifest);
+            status = check_fits(s->config, s->inputs, s->resume.source, true);
         }
     }
     return nd_run_tell_all(s->worker, key, status, "found nothing to go on from", &s->resume,

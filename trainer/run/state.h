@@ -216,11 +216,9 @@ nd_status nd_run_saving_wait(nd_run *run);
 /* A save has ended, if it has: it is logged and recorded. ND_ERR_CANTCREATE: it failed, and
  * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
 nd_status nd_run_saving_report(nd_run *run, const nd_save_report *report);
-/* The loss of a validation of the state after the step done: the run may be over. */
-nd_status nd_run_judge_loss(nd_run *run, double loss);
-/* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
- * ones. */
-int64_t nd_run_best_rule(const nd_config *config);
+/* The sinks get a validation of the state after the step done, with the length of separate
+ * documents, and its loss is judged: the run may be over. */
+nd_status nd_run_record_validation(nd_run *run, nd_validation_record *record);
 /* Each rank says what it has found to be damaged, which is the thread's error, and rank 0 renames
  * the checkpoint. NULL: it is that of another run, and stays as it is. */
 nd_status nd_run_set_damaged_aside(const nd_run *run, const char *folder, int64_t step);

@@ -237,8 +237,7 @@ static nd_status run_sets(nd_run *s, nd_validation_record *record)
 /* The trace is of steps alone. */
 static nd_status validate(nd_run *s)
 {
-    nd_validation_record record = {.step = s->trainer->position.step,
-                                   .separate_length = nd_run_best_rule(s->config)};
+    nd_validation_record record = {.step = s->trainer->position.step};
     const nd_trace steps = s->rank->trace;
     const nd_stop_check check = {stop_is_asked, s};
     double begin = nd_clock_seconds();
@@ -256,8 +255,7 @@ static nd_status validate(nd_run *s)
                        (long long)record.step);
         return ND_OK;
     }
-    ND_TRY(nd_sinks_validation(&s->sinks, &record));
-    return nd_run_judge_loss(s, record.loss);
+    return nd_run_record_validation(s, &record);
 }
 
 static bool is_at_interval(const nd_run *s)
