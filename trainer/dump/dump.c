@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/json.h"
 #include "runtime/base/suggest.h"
 #include "trainer/context/deal.h"
 #include "trainer/weights/safetensors.h"
@@ -399,48 +400,42 @@ out:
 }
 
 /* The ranges of whole rows of local rows of a micro-batch: sample, then place in the text. */
-static void print_rows(const nd_dump *d, const entry *e, FILE *out)
+static json_t *rows_of(const nd_dump *d, const entry *e)
 {
     const nd_dims *m = &d->dims;
     const int64_t dp = nd_mesh_group_index(&d->rank->mesh, ND_GROUP_DP, d->rank->rank);
-    int64_t begin = 0, end = 0;
-    const char *comma = "";
+    json_t *ranges = json_array();
+    json_int_t begin = 0, end = 0;
     for (int64_t t = e->row_range.begin; t < e->row_range.end; t++) {
         const int64_t row =
             (dp * m->B + t / m->s) * m->S + d->places[(int64_t)e->of.micro * m->T + t];
         if (row != end && end > begin) {
-            fprintf(out, "%s[%lld, %lld]", comma, (long long)begin, (long long)end);
-            comma = ", ";
+            nd_json_append(&ranges, json_pack("[I, I]", begin, end));
         }
         begin = row != end ? row : begin;
         end = row + 1;
     }
-    fprintf(out, "%s[%lld, %lld]", comma, (long long)begin, (long long)end);
+    nd_json_append(&ranges, json_pack("[I, I]", begin, end));
+    return ranges;
 }
 
 /* Where the tensor belongs, as JSON. */
 static nd_status describe(const nd_dump *d, const entry *e, char **out)
 {
-    size_t size = 0;
-    FILE *text = open_memstream(out, &size);
-    if (!text) {
-        return nd_fail_memory("a dump's header");
+    const range *rows = &e->row_range, *columns = &e->col_range, *elements = &e->elements;
+    json_t *note = json_pack(
+        "{s:I, s:[I, I], s:o, s:[I, I]}", "order", (json_int_t)e->of.order, "shape",
+        (json_int_t)e->whole_rows, (json_int_t)e->whole_cols, "rows",
+        e->of.param ? json_pack("[[I, I]]", (json_int_t)rows->begin, (json_int_t)rows->end)
+                    : rows_of(d, e),
+        "columns", (json_int_t)columns->begin, (json_int_t)columns->end);
+    if (elements->end > 0) {
+        nd_json_set(&note, "elements",
+                    json_pack("[I, I]", (json_int_t)elements->begin, (json_int_t)elements->end));
     }
-    fprintf(text, "{\"order\": %lld, \"shape\": [%lld, %lld], \"rows\": [", (long long)e->of.order,
-            (long long)e->whole_rows, (long long)e->whole_cols);
-    if (e->of.param) {
-        fprintf(text, "[%lld, %lld]", (long long)e->row_range.begin, (long long)e->row_range.end);
-    } else {
-        print_rows(d, e, text);
-    }
-    fprintf(text, "], \"columns\": [%lld, %lld]", (long long)e->col_range.begin,
-            (long long)e->col_range.end);
-    if (e->elements.end > 0) {
-        fprintf(text, ", \"elements\": [%lld, %lld]", (long long)e->elements.begin,
-                (long long)e->elements.end);
-    }
-    fputs("}", text);
-    return fclose(text) == 0 ? ND_OK : nd_fail_memory("a dump's header");
+    *out = nd_json_text(note, 0);
+    json_decref(note);
+    return *out ? ND_OK : nd_fail_memory("a dump's header");
 }
 
 /* The header, and where each tensor's data begin. */
