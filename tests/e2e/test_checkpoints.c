@@ -71,16 +71,6 @@ Test(checkpoints, a_model_with_windows_goes_on)
     shell(&dir, "cmp whole/model/model.safetensors out/model/model.safetensors");
 }
 
-/* The learning rate makes each try of step 2 not finite. What the run does already is no advice. */
-Test(checkpoints, a_run_that_goes_back_in_vain_ends)
-{
-    shell_ends(&dir, 70,
-               TWO "--num-steps 6 --save-dir out --checkpoint-frequency 1 "
-                   "--learning-rate 1e6 --nonfinite rewind",
-               "train.nonfinite: skip; the run has gone back ten times already");
-    says_not("or rewind");
-}
-
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
 {
 #define LONG "--num-steps 2000 --log-interval 500 --checkpoint-frequency 1500 "

@@ -131,19 +131,6 @@ static nd_status copy_named(const char *from, const char *to, const char *name)
     return status != ND_OK || there ? copy_file(status, source, to, name) : ND_OK;
 }
 
-/* Those of a model that was trained further. A file that cannot be copied whatever is tried, such
- * as a link out of its folder, gets a warning. ND_ERR_IO: one could not be read although it may be
- * good. */
-static nd_status copy_side_files(const char *from, const char *to, bool tokenizer)
-{
-    for (int i = 0; i < FILE_COUNT; i++) {
-        if (!side_files[i].tokenizer || tokenizer) {
-            ND_TRY(copy_named(from, to, side_files[i].name));
-        }
-    }
-    return ND_OK;
-}
-
 /* This file as tokenizer.json, and the tokenizer's other files of its folder when that is its
  * name. */
 static nd_status copy_tokenizer(const char *path, const char *to)
@@ -296,8 +283,12 @@ nd_status nd_hf_files_write(const char *folder, const nd_hf_writer_options *o, n
     ND_TRY(write_config(folder, o));
     ND_TRY(o->byte_tokenizer ? write_byte_tokenizer(folder) : ND_OK);
     nd_status status = o->tokenizer ? copy_tokenizer(o->tokenizer, folder) : ND_OK;
-    if (status == ND_OK && o->source) {
-        status = copy_side_files(o->source, folder, !o->byte_tokenizer && !o->tokenizer);
+    /* Those of a model that was trained further. A file that cannot be copied whatever is tried,
+     * such as a link out of its folder, gets a warning. */
+    const bool own = o->byte_tokenizer || o->tokenizer;
+    for (int i = 0; o->source && status == ND_OK && i < FILE_COUNT; i++) {
+        status = side_files[i].tokenizer && own ? ND_OK
+                                                : copy_named(o->source, folder, side_files[i].name);
     }
     status = status == ND_OK ? name_end_of_turn(folder, o) : status;
     if (status == ND_ERR_IO) {

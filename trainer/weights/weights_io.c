@@ -79,19 +79,13 @@ typedef struct filling {
     nd_status status; /* of this rank's reading so far */
 } filling;
 
-/* Where a part is read to. */
-static float *place_of(const filling *f, const nd_span *part)
-{
-    const nd_fsdp *fsdp = f->fsdp;
-    return !f->host && !fsdp->converts
-               ? fsdp->master + part->begin
-               : (f->host ? f->host : fsdp->landing) + part->begin - f->begin;
-}
-
 static nd_status visit_part(void *context, const nd_span *part)
 {
     const filling *f = context;
-    float *const place = place_of(f, part);
+    const nd_fsdp *fsdp = f->fsdp;
+    float *const place = !f->host && !fsdp->converts
+                             ? fsdp->master + part->begin
+                             : (f->host ? f->host : fsdp->landing) + part->begin - f->begin;
     return f->wants ? f->values->want(f->values->context, part, place)
                     : f->use(f->fsdp, part->param, part->begin, part->rows * part->cols, place);
 }

@@ -350,6 +350,8 @@ class Play:
         if self.code in (STOPPED, NUMERIC, DATA):
             why = {STOPPED: f"stopped by a signal after step {self.now.step} of {self.s.steps}", DATA: "damaged",
                    NUMERIC: f"step {self.now.step + 1}: the loss is "}[self.code]
+            if self.rewinds > REWINDS_MAX: # what the run does already is no advice
+                why = "train.nonfinite: skip; the run has gone back ten times already"
             self.lines.append(dict(event="ended", step=self.now.step, code=self.code, why=why))
         return self
 
