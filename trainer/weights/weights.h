@@ -75,7 +75,8 @@ typedef struct nd_hf_writer_options {
  * checked first. */
 nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
                             nd_hf_writer **out);
-/* F32 elements [begin, begin + count) of a tensor; rounded to BF16 when that is the dtype. */
+/* F32 elements [begin, begin + count) of a tensor; rounded to BF16 when that is the dtype. Each
+ * element comes once, in any order. */
 nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
                              const float *values);
 /*

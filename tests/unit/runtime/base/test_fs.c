@@ -199,6 +199,15 @@ Test(fs, atomic_write_replaces_or_leaves_alone)
                  "cannot write \"/proc/nothing/x\"");
 }
 
+Test(fs, paths_are_as_long_as_the_system_takes_them)
+{
+    char name[PATH_MAX] = "", path[PATH_MAX];
+    memset(name, 'n', sizeof name - 1);
+    assert_ok(nd_fs_path(path, "%s", name));
+    cr_assert_str_eq(path, name);
+    assert_fails(nd_fs_path(path, "%s/", name), ND_ERR_DATA, "is too long");
+}
+
 Test(fs, full_device_is_cantcreate)
 {
     int fd = open("/dev/full", O_WRONLY);
