@@ -228,30 +228,27 @@ Test(folder, a_save_goes_through_no_link)
     free(temporary);
 }
 
-/* A command that takes no lock may be writing beside the run at this moment. */
+static const char *temporary_of(const char *name)
+{
+    static char text[64];
+    snprintf(text, sizeof text, "%s.tmp-1-0123456789abcdef", name);
+    return text;
+}
+
+/* A command that takes no lock may be writing beside the run at this moment: only names that a run
+ * itself writes to, the first four, are swept. */
 Test(folder, sweeping_leaves_what_other_commands_write)
 {
-    static const char *const end = ".tmp-1-0123456789abcdef";
-    static const char *const own[] = {"model", "run.json", "run-12.json", "trace.json"};
-    static const char *const others[] = {"out",       "model2",     "page.html", "run-x.json",
-                                         "runs.json", "run-12json", "mode",      "trace"};
-    char name[64];
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        snprintf(name, sizeof name, "%s%s", own[i], end);
-        fake_folder(name);
-    }
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        snprintf(name, sizeof name, "%s%s", others[i], end);
-        fake_folder(name);
+    static const char *const names[] = {"model",     "run.json",   "run-12.json", "trace.json",
+                                        "out",       "model2",     "page.html",   "run-x.json",
+                                        "runs.json", "run-12json", "mode",        "trace"};
+    enum { OWN = 4, NAMES = sizeof names / sizeof *names };
+    for (int i = 0; i < NAMES; i++) {
+        fake_folder(temporary_of(names[i]));
     }
     assert_ok(nd_checkpoint_sweep(fake_run.path));
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        snprintf(name, sizeof name, "%s%s", own[i], end);
-        cr_expect_not(fake_exists(name), "%s", name);
-    }
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        snprintf(name, sizeof name, "%s%s", others[i], end);
-        cr_expect(fake_exists(name), "%s", name);
+    for (int i = 0; i < NAMES; i++) {
+        cr_expect_eq(fake_exists(temporary_of(names[i])), i >= OWN, "%s", names[i]);
     }
 }
 
