@@ -286,7 +286,6 @@ static nd_status open_on_rank_0(nd_run *s)
     ND_TRY(check_room(config, s->inputs, s->dir, count));
     warn_of_room(s, count);
     ND_TRY(nd_run_record(s));
-    ND_TRY(nd_banner_print(s));
     const nd_report_options options = {
         .config = config,
         .shape = &s->rank->shape,

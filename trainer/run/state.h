@@ -132,7 +132,7 @@ extern const nd_run_stage nd_run_source, nd_run_folder, nd_run_load, nd_run_dump
 nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status status,
                           const char *fault, void *value, size_t bytes);
 
-/* run_folder.c, run_json.c, banner.c */
+/* run_folder.c, run_json.c */
 
 /* Chooses or checks the run folder, output.dir or runs/<config>-<n>, and creates it.
  * ND_ERR_CANTCREATE when it holds a run already or cannot be written. Owned by the caller. */
@@ -153,17 +153,14 @@ void nd_run_forget(const nd_run *run);
 /* About what one checkpoint takes, its model included. */
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs);
 
-/* Rank 0 writes run.json. The command is the one that the user typed: that of ndlaunch, if it
- * started this worker. */
+/* Rank 0, whose memory is planned, writes run.json, with the command that the user typed (that of
+ * ndlaunch, if it started this worker), and logs what the run is. ND_ERR_DATA when the spans that
+ * do not count in the loss are damaged. */
 nd_status nd_run_record(nd_run *run);
-/* The same with these members that say what ran, which are taken over; NULL: memory ran out.
+/* run.json alone, with these members that say what ran, which are taken over; NULL: memory ran out.
  * ND_ERR_CANTCREATE with a sentence when run.json exists or cannot be written. A run that continues
  * writes run-2.json, run-3.json, ... beside it. */
 nd_status nd_run_record_write(nd_run *run, json_t *sections);
-
-/* Rank 0, after its inputs are open and its memory is planned. ND_ERR_DATA when the spans that do
- * not count in the loss are damaged, of which it prints how many do. */
-nd_status nd_banner_print(const nd_run *run);
 
 /* resume.c, resume_check.c */
 
