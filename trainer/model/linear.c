@@ -49,15 +49,24 @@ nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_opera
     return ND_OK;
 }
 
+nd_status nd_linear_gather(nd_block_call c, nd_operand *x, nd_operand *full)
+{
+    ND_TRY(nd_operand_encode(c, ND_X_OF_Y, x));
+    *full = *x;
+    return nd_tp_gather(c.model->rank, x->stored, c.model->work.full_a, NULL, &full->stored);
+}
+
 nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
     const nd_tensor sums = g->column ? y : nd_tp_partial(m->rank, y, m->work.full_b);
-    ND_TRY(nd_operand_encode(c, ND_X_OF_Y, x));
-    nd_operand full = *x;
+    nd_operand full;
     if (g->column) {
-        ND_TRY(nd_tp_gather(m->rank, x->stored, m->work.full_a, NULL, &full.stored));
+        ND_TRY(nd_linear_gather(c, x, &full));
+    } else {
+        ND_TRY(nd_operand_encode(c, ND_X_OF_Y, x));
+        full = *x;
     }
     ND_TRY(nd_linear_products(c, g, &full, sums));
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);

@@ -140,10 +140,10 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
 nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *x, nd_fuse *fuse);
 /* An input as the block keeps it for its backward. */
 nd_operand nd_operand_kept(nd_block_call call, nd_input input);
-/* Before SwiGLU's backward: the gradient dy of the outputs of gate and up, in whose place it is
+/* Before SwiGLU's backward: the gradient dy of the outputs gu of gate and up, in whose place it is
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
-nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
-                                       nd_fuse fuse[2]);
+nd_status nd_operand_prepare_gradients(nd_block_call call, nd_tensor gu, nd_operand *dy,
+                                       nd_tensor to[2], nd_fuse fuse[2]);
 /* The gradient of the residual stream as that of the output of o or of down. Before the op that
  * makes it: where that op leaves its amax; NULL: nowhere. Afterwards: what is known of it. */
 nd_status nd_gradient_prepare(nd_block_call call, nd_input input, float **amax);
@@ -172,6 +172,9 @@ void nd_operand_rooms(const nd_model *model, const nd_linear_part *part,
 nd_status nd_linear_products(nd_block_call call, const nd_linear_group *group, nd_operand *x,
                              nd_tensor y);
 
+/* The input x (Tl, C) of a column-parallel group from all tp ranks: full (T, C). Codes that the
+ * block keeps are written. */
+nd_status nd_linear_gather(nd_block_call call, nd_operand *x, nd_operand *full);
 /* y = x w^T of all linears with this input. Column-parallel: x (Tl, C), y (T, N). Row-parallel: x
  * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
 nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);
@@ -205,7 +208,7 @@ nd_status nd_linear_backward(nd_block_call call, nd_input input, const nd_operan
 /* The weight gradients that it has left out, from the rows dy that the set keeps. */
 nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tensor dy);
 
-/* mlp_pieces.c */
+/* block.c */
 
 /* Finds the pieces of tokens in which the MLP is computed (nd_dims.piece), and refuses what they
  * cannot have: scales that follow from all tokens of a micro-batch. */
@@ -214,12 +217,6 @@ static inline bool nd_mlp_has_pieces(const nd_model *model)
 {
     return model->dims.piece < model->dims.T;
 }
-/* SwiGLU of gu, rows of the block's from `row` on, as an input of down; all rows, or a piece. */
-nd_status nd_block_swiglu(nd_block_call call, nd_tensor gu, int64_t row, nd_operand *act);
-/* From the norm's output h (Tl, C) to y (Tl, C): gate and up, SwiGLU and down, piece by piece. */
-nd_status nd_mlp_pieces_forward(nd_block_call call, const nd_operand *h, nd_tensor y);
-/* dh (Tl, C), and the weights' gradients, of dy (Tl, C): each piece is computed again. */
-nd_status nd_mlp_pieces_backward(nd_block_call call, const nd_operand *dy, nd_tensor dh);
 
 /* One part of the gradient dy of the outputs of all linears with an input. */
 nd_operand nd_linear_part_gradient(nd_block_call call, const nd_linear_group *group,

@@ -254,8 +254,6 @@ static inline nd_status nd_block_show(nd_block_call call, nd_dump_point point, i
     return call.model->dump ? nd_dump_show(call.model->dump, &place, x) : ND_OK;
 }
 
-/* What queries of the layer see in this micro-batch. */
-nd_sight nd_block_sight(nd_block_call call);
 /* Between the products of q, k and v and attention, in place in the columns of qkv: norms of the
  * heads, RoPE, and the KV heads in the places whose query heads see them. Backward: the same for
  * their gradients, in reverse order. */
@@ -264,8 +262,6 @@ nd_status nd_block_heads(nd_block_call call, nd_tensor qkv, bool backward);
 /* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
  * weight gradients are delayed, in the set until the unit has a buffer. */
 nd_tensor nd_block_vector_gradient(nd_block_call call, nd_param_id first, nd_param_id last);
-/* The work of a block in the buffers that its unit and its set have now. */
-nd_graph_key nd_block_graph_key(nd_block_call call, const char *name);
 /* Everything that the block did not keep, by the same ops on the same operands. */
 nd_status nd_block_recompute(nd_block_call call);
 /* The codes of a normed input (second: norm 2) that the block did not keep, just before the

@@ -287,15 +287,15 @@ nd_status nd_gradient_prepare(nd_block_call c, nd_input input, float **amax)
 
 /* Gradients of gate and up. */
 
-nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tensor to[2],
-                                       nd_fuse fuse[2])
+nd_status nd_operand_prepare_gradients(nd_block_call c, nd_tensor gu, nd_operand *dy,
+                                       nd_tensor to[2], nd_fuse fuse[2])
 {
     nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     const nd_dims *d = &m->dims;
     const nd_linear_group *g = nd_linear_group_of(c, ND_INPUT_GATE_UP);
     const bool delayed = nd_recipe_is_delayed(&s->recipe);
-    *dy = (nd_operand){.stored = nd_set_block(c.set, c.layer)->gu};
+    *dy = (nd_operand){.stored = gu};
     for (int i = 0; i < g->count; i++) {
         to[i] = nd_tensor_columns(dy->stored, i * d->F, d->F);
         fuse[i] = (nd_fuse){0};
