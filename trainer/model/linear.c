@@ -26,6 +26,142 @@ static nd_status multiply(nd_model *m, nd_product_args *x)
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
+/* One part of the gradient dy of the outputs of all linears with an input. */
+static nd_operand part_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                                const nd_operand *dy)
+{
+    const nd_scales *s = &c.model->scales;
+    const int64_t T = c.model->dims.T;
+    nd_operand part = *dy;
+    part.stored = nd_tensor_columns(dy->stored, p->offset, p->rows);
+    if (p->fp8) {
+        part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->linear));
+    }
+    if (p->fp8 && dy->codes.data) {
+        part.stored = nd_tensor_rows(dy->codes, (p->linear - g->first) * T, T);
+    }
+    return part;
+}
+
+/* The method of one scale for each operand: the amax of a tensor that is split over tp is its
+ * maximum over tp. Inputs that the block keeps as codes, and gradients of the outputs of
+ * row-parallel linears, are cast before they are gathered, and travel as codes. */
+
+static void tensor_plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
+{
+    const nd_dims *d = &m->dims;
+    const nd_linear_part *last = &g->dx_parts[g->dx_part_count - 1];
+    const size_t outputs = (size_t)(d->T * (last->offset + last->rows));
+    const bool at_once = nd_recipe_is_delayed(&m->scales.recipe) && g->input == ND_INPUT_GATE_UP;
+    if (!m->forward_only && at_once) {
+        bytes[ND_FP8_DY] = nd_max_bytes(bytes[ND_FP8_DY], outputs);
+    }
+    if (!m->forward_only && g->travels) {
+        bytes[ND_FP8_DY_LOCAL] = nd_max_bytes(bytes[ND_FP8_DY_LOCAL], (size_t)(d->Tl * d->C));
+    }
+}
+
+static nd_status tensor_settle_gradients(nd_block_call c, const nd_linear_group *g, nd_operand *dy)
+{
+    nd_model *m = c.model;
+    const nd_scales *s = &m->scales;
+    const nd_cast_rule *rule = &s->recipe.rules[ND_DY_OF_DX];
+    const nd_scale_ref all = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
+    if (rule->scaling == ND_SCALING_CURRENT) {
+        for (int i = 0; i < g->dx_part_count; i++) {
+            if (g->dx_parts[i].fp8 && dy->known != ND_KNOWN_AMAX) {
+                const nd_operand part = part_gradient(c, g, &g->dx_parts[i], dy);
+                ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = part.scale.amax, .x = part.stored,
+                      .granularity = ND_PER_TENSOR);
+            }
+        }
+        ND_TRY(nd_scales_settle(&m->scales, all, g->count, rule->format, true));
+        dy->known = ND_KNOWN_SCALE;
+    }
+    if (g->travels) { /* one linear */
+        dy->scale = all;
+        dy->codes = nd_tensor_2d(m->work.fp8[ND_FP8_DY_LOCAL], rule->format, dy->stored.shape[0],
+                                 dy->stored.shape[1]);
+    }
+    return g->travels ? nd_operand_encode(c, ND_DY_OF_DX, dy) : ND_OK;
+}
+
+const nd_linear_method nd_linear_fp8_tensor = {.plan = tensor_plan,
+                                               .settle_gradients = tensor_settle_gradients};
+
+/* The method of scales of rows and columns: inputs and gradients are gathered, and kept, in BF16.
+ * What tp splits of the scales is settled by one reduction for each input: before y of a
+ * row-parallel linear, rows of its input and of its weight; before dx of column-parallel ones, rows
+ * of the gradients and columns of the weights. */
+
+/* The product whose sum tp splits, so that x or dy has rows on all ranks. */
+static nd_role split_role(const nd_linear_group *g)
+{
+    return g->column ? ND_DY_OF_DX : ND_X_OF_Y;
+}
+
+static nd_role split_weight(const nd_linear_group *g)
+{
+    return g->column ? ND_W_OF_DX : ND_W_OF_Y;
+}
+
+/* The amaxes of all linears with one input lie one after the other in nd_scales.joint, for each
+ * those of x or dy and then those of the weight, so that one reduction settles them. */
+static void rows_plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
+{
+    const nd_scales *s = &m->scales;
+    const bool of_weight =
+        s->recipe.rules[split_weight(g)].granularity != ND_PER_TENSOR && !s->codes_gathered;
+    int64_t end = 0;
+    for (int i = 0; i < g->dx_part_count; i++) {
+        nd_linear_part *p = &g->dx_parts[i];
+        if (p->fp8) {
+            p->joint[split_role(g)] = end;
+            p->joint[split_weight(g)] = of_weight ? end + m->dims.T : -1;
+            end += m->dims.T + (of_weight ? m->dims.C : 0);
+            g->parts[i] = *p; /* FP8 linears have parts of their own in both lists */
+        }
+    }
+}
+
+/* x (T, K), or dy (T, N) of all outputs. */
+static nd_status rows_settle(nd_block_call c, const nd_linear_group *g, nd_tensor all)
+{
+    nd_model *m = c.model;
+    nd_scales *s = &m->scales;
+    const nd_cast_rule *rule = &s->recipe.rules[split_role(g)],
+                       *weight = &s->recipe.rules[split_weight(g)];
+    const int64_t rows = all.shape[0], C = m->dims.C;
+    int64_t count = 0;
+    for (int i = 0; i < g->dx_part_count; i++) {
+        const nd_linear_part *p = &g->dx_parts[i];
+        const int64_t at = p->joint[split_role(g)], weight_at = p->joint[split_weight(g)];
+        if (p->fp8) {
+            count = at + rows;
+            ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = nd_scales_joint(s, at, rows).amax,
+                  .x = g->column ? nd_tensor_columns(all, p->offset, p->rows) : all,
+                  .granularity = rule->granularity);
+        }
+        if (weight_at >= 0) {
+            count = weight_at + C;
+            ND_ASSERT(rule->format == weight->format);
+            ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = nd_scales_joint(s, weight_at, C).amax,
+                  .x = nd_weight_rows(c, p), .granularity = weight->granularity);
+        }
+    }
+    return nd_scales_settle(s, nd_scales_joint(s, 0, count), count, rule->format, true);
+}
+
+static nd_status rows_settle_gradients(nd_block_call c, const nd_linear_group *g, nd_operand *dy)
+{
+    return g->column ? rows_settle(c, g, dy->stored) : ND_OK;
+}
+
+const nd_linear_method nd_linear_fp8_rows = {
+    .plan = rows_plan, .settle_input = rows_settle, .settle_gradients = rows_settle_gradients};
+
+/* Products. */
+
 nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
@@ -72,22 +208,6 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);
 }
 
-nd_operand nd_linear_part_gradient(nd_block_call c, const nd_linear_group *g,
-                                   const nd_linear_part *p, const nd_operand *dy)
-{
-    const nd_scales *s = &c.model->scales;
-    const int64_t T = c.model->dims.T;
-    nd_operand part = *dy;
-    part.stored = nd_tensor_columns(dy->stored, p->offset, p->rows);
-    if (p->fp8) {
-        part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->linear));
-    }
-    if (p->fp8 && dy->codes.data) {
-        part.stored = nd_tensor_rows(dy->codes, (p->linear - g->first) * T, T);
-    }
-    return part;
-}
-
 static nd_status settle_gradient(nd_linear_rest *rest)
 {
     const nd_linear_group *g = rest->group;
@@ -114,7 +234,7 @@ nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx)
     const nd_linear_group *g = rest->group;
     for (int i = 0; i < g->dx_part_count; i++) {
         const nd_linear_part *p = &g->dx_parts[i];
-        nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);
+        nd_operand part = part_gradient(c, g, p, &rest->dy);
         nd_product_args args = {.c = dx, .beta = p->offset > 0 ? 1.0f : 0.0f};
         ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DX, &part, &args.a));
         ND_TRY(nd_weight_form(c, g, p, ND_W_OF_DX, &args.b));
@@ -152,7 +272,7 @@ nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
     const nd_made_form *form = rest->forms;
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
-        nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);
+        nd_operand part = part_gradient(c, g, p, &rest->dy);
         nd_product_args args = {.c = nd_fsdp_grad(&m->fsdp, p->first, p->last, c.layer),
                                 .a_transposed = true,
                                 .beta = rest->adds ? 1.0f : nd_fsdp_grad_beta(&m->fsdp, unit)};

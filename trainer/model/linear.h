@@ -19,10 +19,8 @@
  *   form     what a product reads of an operand: rows, codes or transposed codes (nd_form_rule)
  *
  * linear.c has these steps, and the exchanges over tp; operands.c encodes and makes forms. A method
- * has what only its recipes do: linear_fp8_tensor.c those with one scale per tensor,
- * linear_fp8_rows.c those with scales of rows and columns. In the backward of a column-parallel
- * group the input is gathered beside the products of dx, and the sums of dx are scattered beside
- * those of dw.
+ * has what only its recipes do. In the backward of a column-parallel group the input is gathered
+ * beside the products of dx, and the sums of dx are scattered beside those of dw.
  *
  * Each FP8 linear has its own weight scale and its own gradient scale; the input's scale is found
  * once, and its codes are made once, or by each product where products cast (nd_form_rule).
@@ -217,9 +215,5 @@ static inline bool nd_mlp_has_pieces(const nd_model *model)
 {
     return model->dims.piece < model->dims.T;
 }
-
-/* One part of the gradient dy of the outputs of all linears with an input. */
-nd_operand nd_linear_part_gradient(nd_block_call call, const nd_linear_group *group,
-                                   const nd_linear_part *part, const nd_operand *dy);
 
 #endif
