@@ -6,13 +6,24 @@
 
 #include "runtime/base/math.h"
 
+/* Buffers that all blocks share: `lender` of block_acts.def. */
+typedef enum lender {
+    LENDER_NONE = 0,
+    LENDER_DX, /* (Tl, C) */
+    LENDER_DH,
+    LENDER_DBRANCH, /* (Tl, C), of a branch before the norm behind it */
+    LENDER_DACT,    /* (T, F) */
+    LENDER_DQKV,    /* (T, QKV) */
+    LENDER_COUNT
+} lender;
+
 typedef struct act {
     const char *name;
     size_t view;    /* offset of its tensor in nd_block_acts */
     int kept;       /* the most recompute that keeps it */
     bool delayed;   /* kept for delayed weight gradients */
     nd_input input; /* ND_INPUT_COUNT: none */
-    nd_lender lender;
+    enum lender lender;
 } act;
 
 enum { ND_RECOMPUTE_NEVER = -1, FOR_DX = false, FOR_DW = true };
@@ -32,7 +43,7 @@ static const act acts[] = {
      (int)ND_RECOMPUTE_##kept,                                                                     \
      FOR_##reader,                                                                                 \
      ND_INPUT_##input,                                                                             \
-     ND_LENDER_##lender},
+     LENDER_##lender},
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 };
@@ -216,8 +227,139 @@ static nd_status init_set(const nd_model *m, nd_activation_set *set)
     return ND_OK;
 }
 
-nd_status nd_activations_init(nd_model *m, nd_memplan *plan)
+/* Where weight gradients are not delayed, gradients lie in their lenders. An input of linears that
+ * is kept as codes lies there until they are made. wants: the numbers of the lenders' wants. */
+static void borrow(nd_model *m, nd_memplan *plan, const int wants[LENDER_COUNT])
 {
+    for (int i = 0; i < ACT_COUNT; i++) {
+        ND_ASSERT(acts[i].lender != LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
+        point(m, plan, &acts[i], PLACE_BORROWED, wants[acts[i].lender], 0);
+    }
+}
+
+/* Wants a buffer for a view of this shape. */
+static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tensor shape,
+                nd_tensor *view)
+{
+    *view = shape;
+    return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
+}
+
+/* Wants, for each set, a buffer for its view of this shape that lies `field` bytes into the set. */
+static void want_each(nd_model *m, nd_memplan *plan, const char *name, nd_tensor shape,
+                      size_t field)
+{
+    const size_t each = nd_round_up_bytes(nd_tensor_bytes(shape), 256);
+    const size_t bytes = (size_t)(m->set_count - 1) * each + nd_tensor_bytes(shape);
+    const int wanted = nd_memplan_want(plan, ND_MEM_HEAD, name, bytes, NULL);
+    for (int s = 0; s < m->set_count; s++) {
+        nd_tensor *view = (nd_tensor *)((char *)&m->sets[s] + field);
+        *view = shape;
+        nd_memplan_also(plan, wanted, (size_t)s * each, &view->data);
+    }
+}
+
+static void plan_shared(nd_model *m, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    const nd_mem_class scratch = ND_MEM_SCRATCH;
+    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
+    nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : d->T, d->C);
+    /* Rows of what only a backward uses; with FP8 the inputs of linears lie in dh and dact. */
+    const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
+    const bool lends = !m->forward_only || m->scales.recipe.name;
+    nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
+    want(plan, scratch, "branch output", local, &m->work.branch);
+    int wants[LENDER_COUNT] = {0};
+    wants[LENDER_DX] = want(plan, scratch, "residual gradient", dlocal, &m->work.dx);
+    wants[LENDER_DH] = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
+    wants[LENDER_DACT] =
+        want(plan, scratch, "swiglu gradient",
+             nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
+    want(plan, scratch, "q k around their norms",
+         nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
+    want(plan, scratch, "q k sums of squares",
+         nd_tensor_1d(NULL, ND_DTYPE_F32, d->qk_as_one ? 2 * d->T : 0), &m->work.qk_sums);
+    const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
+    wants[LENDER_DBRANCH] =
+        nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
+    const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
+    wants[LENDER_DQKV] =
+        nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
+    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
+         &m->work.dout);
+    nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->work.full_a);
+    nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->work.full_b);
+    nd_memplan_want(plan, scratch, "tp: gathered for an mlp in pieces",
+                    nd_mlp_has_pieces(m) && !m->forward_only ? nd_tensor_bytes(full) : 0,
+                    &m->work.full_h);
+    borrow(m, plan, wants);
+}
+
+/* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
+ * there is one tile, or each packs them. */
+static size_t packed_rows_bytes(const nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const nd_form_need need = {.role = ND_X_OF_DW,
+                               .rows = d->head_rows * (d->T / d->Tl),
+                               .columns = d->C,
+                               .others = d->head_columns,
+                               .stored = d->act,
+                               .format = d->act,
+                               .uses = (int)nd_ceil_div(d->V, d->head_columns)};
+    return m->forward_only ? 0 : m->rank->ops->form(m->rank->device, &need).bytes;
+}
+
+static void plan_head(nd_model *m, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    int64_t n = d->head_rows * (d->T / d->Tl);
+    const nd_mem_class head = ND_MEM_HEAD;
+    nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
+    want_each(m, plan, "final norm gradient",
+              nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C),
+              offsetof(nd_activation_set, head.dh));
+    nd_tensor logits = nd_tensor_2d(NULL, d->act, n, m->forward_only ? d->head_columns : d->V);
+    bool tiles = !m->forward_only && d->act != ND_DTYPE_F32 && d->head_columns < d->V;
+    nd_tensor dsum = nd_tensor_2d(NULL, ND_DTYPE_F32, n, tiles ? d->C : 0);
+    nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->work.head.logits);
+    nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
+                    &m->work.head.dsum);
+    nd_memplan_want(plan, head, "packed rows of a chunk, for dw", packed_rows_bytes(m),
+                    &m->work.head.packed_h.memory);
+    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->work.head.full);
+    nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
+                    &m->work.head.dfull);
+    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->work.head.row_max);
+    nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
+                    &m->work.head.row_sums);
+    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float),
+                    &m->work.head.global_max);
+    const size_t sums = (size_t)(2 * m->sources) * sizeof *m->source_sums;
+    int numbers = nd_memplan_want(plan, head, "numbers of the step", sums + sizeof *m->numbers,
+                                  &m->source_sums);
+    nd_memplan_also(plan, numbers, sums, &m->numbers);
+}
+
+/* The logits that the host reads. */
+static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    const nd_mem_class head = ND_MEM_HEAD;
+    const int64_t tp = d->T / d->Tl;
+    nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
+    want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C),
+         &m->work.logits.rows);
+    want(plan, head, "logits", logits, &m->work.logits.logits);
+    nd_memplan_want(plan, head, "tp: gathered logits",
+                    tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->work.logits.gathered);
+}
+
+nd_status nd_activations_plan(nd_model *m, const nd_kv_options *cache, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    const char *prompts = m->rank->config->train.sample_prompt;
     for (int s = 0; s < m->set_count; s++) {
         ND_TRY(init_set(m, &m->sets[s]));
     }
@@ -225,15 +367,20 @@ nd_status nd_activations_init(nd_model *m, nd_memplan *plan)
         plan_activation(m, plan, &acts[i]);
     }
     plan_shared_codes(m, plan);
-    return ND_OK;
-}
-
-void nd_activations_borrow(nd_model *m, nd_memplan *plan, const int wants[ND_LENDER_COUNT])
-{
-    for (int i = 0; i < ACT_COUNT; i++) {
-        ND_ASSERT(acts[i].lender != ND_LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
-        point(m, plan, &acts[i], PLACE_BORROWED, wants[acts[i].lender], 0);
+    plan_shared(m, plan);
+    want_each(m, plan, "final residual", nd_tensor_2d(NULL, d->act, d->Tl, d->C),
+              offsetof(nd_activation_set, head.x));
+    want(plan, ND_MEM_HEAD, "final norm output of a chunk",
+         nd_tensor_2d(NULL, d->act, cache ? d->Tl : d->head_rows, d->C), &m->work.head.h);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
+    if (!cache) {
+        plan_head(m, plan);
     }
+    if (cache || (!m->forward_only && prompts && prompts[0])) {
+        plan_logits(m, cache ? cache->logits : 1, plan);
+    }
+    return ND_OK;
 }
 
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl)
@@ -247,10 +394,4 @@ void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl)
     }
     set->T = T;
     set->Tl = Tl;
-}
-
-void nd_activations_fini(nd_activation_set *set)
-{
-    free(set->blocks);
-    *set = (nd_activation_set){0};
 }

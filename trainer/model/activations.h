@@ -139,27 +139,10 @@ static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t 
     return &set->blocks[layer - set->layers.begin];
 }
 
-/* Wants the activations of the blocks of all sets, which share what no block keeps. */
-nd_status nd_activations_init(struct nd_model *model, nd_memplan *plan);
 /* Whether the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
-/* Buffers that all blocks share: `lender` of block_acts.def. */
-typedef enum nd_lender {
-    ND_LENDER_NONE = 0,
-    ND_LENDER_DX, /* (Tl, C) */
-    ND_LENDER_DH,
-    ND_LENDER_DBRANCH, /* (Tl, C), of a branch before the norm behind it */
-    ND_LENDER_DACT,    /* (T, F) */
-    ND_LENDER_DQKV,    /* (T, QKV) */
-    ND_LENDER_COUNT
-} nd_lender;
-/* Where weight gradients are not delayed, gradients lie in their lenders. An input of linears that
- * is kept as codes lies there until they are made. wants: the numbers of the lenders' wants. */
-void nd_activations_borrow(struct nd_model *model, nd_memplan *plan,
-                           const int wants[ND_LENDER_COUNT]);
 /* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl);
-void nd_activations_fini(nd_activation_set *set);
 
 #endif

@@ -74,7 +74,7 @@ typedef struct nd_linear_part {
     /* Where scales of rows or columns that tp splits begin in nd_scales.joint; -1: none. */
     int64_t joint[ND_ROLE_COUNT];
     int64_t dy_codes, dy_transposed; /* bytes before the forms of dy in their buffers */
-    int packed;                      /* number of the kept form of its weights (packed.h) */
+    int packed;                      /* number of the kept form of its weights */
 } nd_linear_part;
 
 /* The linears with one input. */
@@ -112,13 +112,8 @@ extern const nd_linear_method nd_linear_fp8_tensor, nd_linear_fp8_rows;
 
 /* linear_groups.c */
 
-/* After the layout is made. bytes: what the buffers need that the FP8 products of all blocks
- * share. */
-nd_status nd_linears_create(nd_model *model, size_t bytes[ND_FP8_BUFFERS]);
-/* Wants those buffers. */
-void nd_linears_plan(nd_model *model, const size_t bytes[ND_FP8_BUFFERS], nd_memplan *plan);
-/* Wants the packed forms of the weights of all blocks. */
-void nd_linears_want_packed(nd_model *model);
+/* After the layout is made. Wants the buffers that the FP8 products of all blocks share. */
+nd_status nd_linears_create(nd_model *model, nd_memplan *plan);
 /* The groups of a layer, [inputs], for passes that train (table 0) or validate (1). */
 static inline nd_linear_group *nd_linear_groups(const nd_model *model, int table, int64_t layer)
 {
@@ -132,6 +127,18 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
 }
 
 /* operands.c */
+
+static inline nd_operand_kind nd_role_operand(nd_role role)
+{
+    return role == ND_X_OF_Y || role == ND_X_OF_DW   ? ND_OPERAND_INPUT
+           : role == ND_W_OF_Y || role == ND_W_OF_DX ? ND_OPERAND_WEIGHT
+                                                     : ND_OPERAND_GRADIENT;
+}
+/* That of codes; transposed codes have the next one. */
+static inline nd_fp8_buffer nd_operand_buffer(nd_operand_kind of)
+{
+    return of == ND_OPERAND_INPUT ? ND_FP8_X : of == ND_OPERAND_WEIGHT ? ND_FP8_W : ND_FP8_DY;
+}
 
 /* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
  * x->stored and fuse to that op. */
@@ -159,9 +166,6 @@ nd_status nd_weight_form(nd_block_call call, const nd_linear_group *group,
                          const nd_linear_part *part, nd_role role, nd_matrix *b);
 /* Those weights, one below the other, in the compute dtype. */
 nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
-/* Raises the bytes of buffers to what the forms of a part need. */
-void nd_operand_rooms(const nd_model *model, const nd_linear_part *part,
-                      size_t bytes[ND_FP8_BUFFERS]);
 
 /* linear.c */
 

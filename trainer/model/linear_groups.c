@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decides, when a model is made, what computes its linears, and in which forms products read. */
+/* Decides, when a model is made, what computes its linears, in which forms products read, and which
+ * forms of weights are kept. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,17 @@ static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int
     p->last = param->id;
     p->lines[p->count++] = param->local_rows;
     p->rows += param->local_rows;
+}
+
+/* Those of y and dw, then those of dx. */
+static int parts_of(const nd_linear_group *g)
+{
+    return g->part_count + g->dx_part_count;
+}
+
+static nd_linear_part *part_at(nd_linear_group *g, int i)
+{
+    return i < g->part_count ? &g->parts[i] : &g->dx_parts[i - g->part_count];
 }
 
 /* Tokens of one product. */
@@ -126,11 +138,8 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
                                                       : &nd_linear_fp8_rows;
     g->travels =
         g->fp8 && !g->column && m->dims.T != m->dims.Tl && nd_recipe_is_per_tensor(&s->recipe);
-    for (int i = 0; i < g->part_count; i++) {
-        resolve(m, g, &g->parts[i]);
-    }
-    for (int i = 0; i < g->dx_part_count; i++) {
-        resolve(m, g, &g->dx_parts[i]);
+    for (int i = 0; i < parts_of(g); i++) {
+        resolve(m, g, part_at(g, i));
     }
 }
 
@@ -145,43 +154,37 @@ static size_t scratch_of(const nd_model *m, const nd_linear_group *g, const nd_l
     return !p->fp8 ? 0 : m->forward_only ? y : nd_max_bytes(y, nd_max_bytes(dx, dw));
 }
 
+/* Raises the bytes of buffers to what the forms of a part need. */
+static void add_rooms(const nd_model *m, const nd_linear_part *p, size_t bytes[ND_FP8_BUFFERS])
+{
+    const nd_role end = m->forward_only ? ND_DY_OF_DX : ND_ROLE_COUNT;
+    for (nd_role role = 0; role < end; role++) {
+        const nd_form_rule form = p->forms[role];
+        const nd_operand_kind of = nd_role_operand(role);
+        const int64_t before = form.transposed ? p->dy_transposed : p->dy_codes;
+        const int64_t at = of == ND_OPERAND_GRADIENT ? before : 0;
+        size_t *room = &bytes[nd_operand_buffer(of) + form.transposed];
+        if (form.maker == ND_FORM_BY_OP) {
+            *room = nd_max_bytes(*room, (size_t)at + form.bytes);
+        }
+    }
+}
+
 static void plan_group(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8_BUFFERS])
 {
     if (g->method->plan) {
         g->method->plan(m, g, bytes);
     }
-    for (int i = 0; i < g->part_count; i++) {
-        bytes[ND_FP8_GEMM] = nd_max_bytes(bytes[ND_FP8_GEMM], scratch_of(m, g, &g->parts[i]));
-    }
-    for (int i = 0; i < g->dx_part_count; i++) {
-        bytes[ND_FP8_GEMM] = nd_max_bytes(bytes[ND_FP8_GEMM], scratch_of(m, g, &g->dx_parts[i]));
-        if (g->dx_parts[i].fp8) {
-            nd_operand_rooms(m, &g->dx_parts[i], bytes);
+    for (int i = 0; i < parts_of(g); i++) {
+        const nd_linear_part *p = part_at(g, i);
+        bytes[ND_FP8_GEMM] = nd_max_bytes(bytes[ND_FP8_GEMM], scratch_of(m, g, p));
+        if (p->fp8 && i >= g->part_count) {
+            add_rooms(m, p, bytes);
         }
     }
 }
 
-nd_status nd_linears_create(nd_model *m, size_t bytes[ND_FP8_BUFFERS])
-{
-    const nd_layer_range layers = m->stage->layers;
-    const nd_scales *s = &m->scales;
-    /* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
-    const bool validates_in_bf16 = nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
-    memset(bytes, 0, ND_FP8_BUFFERS * sizeof *bytes);
-    ND_TRY(ND_ALLOC(TABLES * (layers.end - layers.begin) * ND_INPUT_COUNT, &m->linears));
-    for (int table = 0; table < TABLES; table++) {
-        for (int64_t l = layers.begin; l < layers.end; l++) {
-            for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-                nd_linear_group *g = nd_linear_groups(m, table, l) + input;
-                make_group(m, g, input, l, table == VALIDATES && validates_in_bf16);
-                plan_group(m, g, bytes);
-            }
-        }
-    }
-    return ND_OK;
-}
-
-void nd_linears_plan(nd_model *m, const size_t bytes[ND_FP8_BUFFERS], nd_memplan *plan)
+nd_status nd_linears_create(nd_model *m, nd_memplan *plan)
 {
     static const char *const names[ND_FP8_BUFFERS] = {
         [ND_FP8_X] = "fp8: input of a product",
@@ -193,29 +196,108 @@ void nd_linears_plan(nd_model *m, const size_t bytes[ND_FP8_BUFFERS], nd_memplan
         [ND_FP8_W_TRANSPOSED] = "fp8: weight, transposed",
         [ND_FP8_GEMM] = "fp8: work space of products",
     };
-    for (int i = 0; i < ND_FP8_BUFFERS && m->scales.recipe.name; i++) {
+    const nd_layer_range layers = m->stage->layers;
+    const nd_scales *s = &m->scales;
+    /* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
+    const bool validates_in_bf16 = nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
+    size_t bytes[ND_FP8_BUFFERS] = {0};
+    ND_TRY(ND_ALLOC(TABLES * (layers.end - layers.begin) * ND_INPUT_COUNT, &m->linears));
+    for (int table = 0; table < TABLES; table++) {
+        for (int64_t l = layers.begin; l < layers.end; l++) {
+            for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+                nd_linear_group *g = nd_linear_groups(m, table, l) + input;
+                make_group(m, g, input, l, table == VALIDATES && validates_in_bf16);
+                plan_group(m, g, bytes);
+            }
+        }
+    }
+    for (int i = 0; i < ND_FP8_BUFFERS && s->recipe.name; i++) {
         nd_memplan_want(plan, ND_MEM_SCRATCH, names[i], bytes[i], &m->work.fp8[i]);
     }
+    return ND_OK;
 }
 
-void nd_linears_want_packed(nd_model *m)
+/* Packed weights. */
+
+/* Wants a form of a weight of the unit where products keep one and no other unit shares its buffer.
+ * Returns its number; numbers are adjacent, from 1 on. */
+static int want_form(nd_packed_weights *p, const nd_unit *unit, nd_form_rule form)
+{
+    const bool kept = form.maker == ND_FORM_BY_PRODUCT && nd_fsdp_has_own_slot(p->fsdp, unit);
+    ND_ASSERT(p->count < p->most);
+    p->weights[p->count++] =
+        (nd_packed_weight){.head = unit->kind == ND_UNIT_HEAD, .bytes = kept ? form.bytes : 0};
+    return p->count;
+}
+
+static void want_blocks(nd_model *m)
 {
     for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
         const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, l);
         for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
             nd_linear_group *g = nd_linear_groups(m, TRAINS, l) + input,
                             *validates = nd_linear_groups(m, VALIDATES, l) + input;
-            for (int i = 0; i < g->part_count; i++) {
-                nd_linear_part *p = &g->parts[i];
-                p->packed = nd_packed_want(&m->packed, unit, p->forms[ND_W_OF_Y]);
-            }
-            for (int i = 0; i < g->dx_part_count; i++) {
-                nd_linear_part *p = &g->dx_parts[i];
-                p->packed = nd_packed_want(&m->packed, unit, p->forms[ND_W_OF_DX]);
+            for (int i = 0; i < parts_of(g); i++) {
+                nd_linear_part *p = part_at(g, i);
+                const nd_role role = i < g->part_count ? ND_W_OF_Y : ND_W_OF_DX;
+                p->packed = want_form(&m->packed, unit, p->forms[role]);
             }
             if (validates->fp8 == g->fp8) { /* they are the same products */
                 *validates = *g;
             }
         }
     }
+}
+
+/* For each tile of the vocabulary that of the forward, then that of the input gradient. */
+static void want_head(nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_HEAD, -1)->unit;
+    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    nd_form_need need = {.columns = d->C,
+                         .others = d->head_rows * (d->T / d->Tl),
+                         .stored = d->act,
+                         .format = d->act,
+                         .uses = (int)(micros * nd_ceil_div(d->Tl, d->head_rows))};
+    m->packed_head = m->packed.count + 1;
+    for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
+        need.rows = nd_min(d->head_columns, d->V - begin);
+        need.role = ND_W_OF_Y;
+        want_form(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
+        need.role = ND_W_OF_DX;
+        want_form(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
+    }
+}
+
+nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
+{
+    const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
+    ND_TRY(nd_fsdp_plan_weights(&m->fsdp, shares, plan));
+    m->packed =
+        (nd_packed_weights){.fsdp = &m->fsdp, .most = (int)(2 * (m->layout->param_count + tiles))};
+    ND_TRY(ND_ALLOC(m->packed.most, &m->packed.weights));
+    if (!m->forward_only) {
+        want_blocks(m);
+        want_head(m);
+    }
+    return ND_OK;
+}
+
+size_t nd_packed_plan(nd_packed_weights *p, bool head, nd_memplan *plan)
+{
+    const char *name = head ? "head, packed" : "decoder blocks, packed";
+    const int want =
+        plan ? nd_memplan_want(plan, ND_MEM_WEIGHTS, name, nd_packed_plan(p, head, NULL), NULL) : 0;
+    size_t offset = 0;
+    for (int i = 0; i < p->count; i++) {
+        nd_packed_weight *w = &p->weights[i];
+        if (w->head == head && w->bytes > 0) {
+            if (plan) {
+                nd_memplan_also(plan, want, offset, &w->form.memory);
+            }
+            offset += nd_round_up_bytes(w->bytes, 256);
+        }
+    }
+    return offset;
 }

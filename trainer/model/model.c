@@ -1,131 +1,231 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/model.h"
 
-#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/rope.h"
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
-/* Wants a buffer for a view of this shape. */
-static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tensor shape,
-                nd_tensor *view)
+/* Micro-batches. */
+
+/* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
+enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
+
+/* Makes the number of slots that is asked for, but at most ND_STAGING_SLOTS. */
+static nd_status staging_init(nd_staging *s, nd_device *device, size_t slot_bytes, int64_t slots)
 {
-    *view = shape;
-    return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
+    void *memory = NULL;
+    *s = (nd_staging){.device = device, .slot_bytes = nd_round_up_bytes(slot_bytes, 256)};
+    s->slots = (int)nd_min(slots, ND_STAGING_SLOTS);
+    ND_TRY(nd_host_alloc(device, s->slot_bytes * (size_t)s->slots, &memory));
+    s->memory = memory;
+    for (int i = 0; i < s->slots; i++) {
+        ND_TRY(device->table->event_init(device, &s->copied[i]));
+    }
+    return ND_OK;
 }
 
-/* Wants, for each set, a buffer for its view of this shape that lies `field` bytes into the set. */
-static void want_each(nd_model *m, nd_memplan *plan, const char *name, nd_tensor shape,
-                      size_t field)
+static int64_t padded(int64_t count)
 {
-    const size_t each = nd_round_up_bytes(nd_tensor_bytes(shape), 256);
-    const size_t bytes = (size_t)(m->set_count - 1) * each + nd_tensor_bytes(shape);
-    const int wanted = nd_memplan_want(plan, ND_MEM_HEAD, name, bytes, NULL);
-    for (int s = 0; s < m->set_count; s++) {
-        nd_tensor *view = (nd_tensor *)((char *)&m->sets[s] + field);
-        *view = shape;
-        nd_memplan_also(plan, wanted, (size_t)s * each, &view->data);
+    return nd_round_up(count, 64);
+}
+
+void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets, nd_memplan *plan)
+{
+    const bool gpu = nd_rank_is_gpu(rank);
+    b->rank = rank;
+    b->dims = dims;
+    b->slots = sets + gpu;
+    b->stride = padded(dims->T);
+    b->common = ARRAYS * b->stride + padded(b->first_keys);
+    b->each = b->common + b->sources * b->stride;
+    b->in_use = b->first_keys > 0 ? b->stride + b->first_keys : dims->T;
+    nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
+                    (size_t)(b->slots * b->each) * sizeof *b->memory, &b->memory);
+    const int64_t positions = (sets - 1) * padded(b->in_use) + b->in_use;
+    nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
+                    gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
+    if (b->first_keys > 0 && !gpu) {
+        nd_memplan_add_external(plan, ND_MEM_DATA, "dealing of tokens",
+                                nd_cp_first_keys_bytes(dims));
     }
 }
 
-static void plan_shared(nd_model *m, nd_memplan *plan)
+nd_status nd_batches_open(nd_batches *b)
 {
-    const nd_dims *d = &m->dims;
-    const nd_mem_class scratch = ND_MEM_SCRATCH;
-    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
-    nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : d->T, d->C);
-    /* Rows of what only a backward uses; with FP8 the inputs of linears lie in dh and dact. */
-    const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
-    const bool lends = !m->forward_only || m->scales.recipe.name;
-    nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
-    want(plan, scratch, "branch output", local, &m->work.branch);
-    int wants[ND_LENDER_COUNT] = {0};
-    wants[ND_LENDER_DX] = want(plan, scratch, "residual gradient", dlocal, &m->work.dx);
-    wants[ND_LENDER_DH] = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
-    wants[ND_LENDER_DACT] =
-        want(plan, scratch, "swiglu gradient",
-             nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
-    want(plan, scratch, "q k around their norms",
-         nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
-    want(plan, scratch, "q k sums of squares",
-         nd_tensor_1d(NULL, ND_DTYPE_F32, d->qk_as_one ? 2 * d->T : 0), &m->work.qk_sums);
-    const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
-    wants[ND_LENDER_DBRANCH] =
-        nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
-    const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
-    wants[ND_LENDER_DQKV] =
-        nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
-    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
-         &m->work.dout);
-    nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->work.full_a);
-    nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->work.full_b);
-    nd_memplan_want(plan, scratch, "tp: gathered for an mlp in pieces",
-                    nd_mlp_has_pieces(m) && !m->forward_only ? nd_tensor_bytes(full) : 0,
-                    &m->work.full_h);
-    nd_activations_borrow(m, plan, wants);
+    nd_device *device = b->rank->device;
+    int64_t in_flight = b->rank->config->train.gradient_accumulation_steps + 1;
+    if (b->sources > 0) {
+        ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
+    }
+    if (b->first_keys > 0) {
+        ND_TRY(ND_ALLOC(b->slots * nd_cp_sent_count(b->rank), &b->sent));
+        ND_TRY(ND_ALLOC((int64_t)nd_cp_first_keys_bytes(b->dims), &b->dealing));
+    }
+    ND_TRY(ND_ALLOC(b->slots, &b->slot));
+    ND_TRY(device->table->stream_init(device, &b->stream));
+    for (int i = 0; i < b->slots; i++) {
+        ND_TRY(device->table->event_init(device, &b->slot[i].read));
+    }
+    return staging_init(&b->staging, device, (size_t)b->each * sizeof *b->memory, in_flight);
 }
 
-/* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
- * there is one tile, or each packs them. */
-static size_t packed_rows_bytes(const nd_model *m)
+void nd_batches_close(nd_batches *b)
 {
-    const nd_dims *d = &m->dims;
-    const nd_form_need need = {.role = ND_X_OF_DW,
-                               .rows = d->head_rows * (d->T / d->Tl),
-                               .columns = d->C,
-                               .others = d->head_columns,
-                               .stored = d->act,
-                               .format = d->act,
-                               .uses = (int)nd_ceil_div(d->V, d->head_columns)};
-    return m->forward_only ? 0 : m->rank->ops->form(m->rank->device, &need).bytes;
+    if (b->stream.device) {
+        const nd_device_table *table = b->stream.device->table;
+        table->stream_fini(&b->stream);
+        for (int i = 0; i < b->slots; i++) {
+            table->event_fini(&b->slot[i].read);
+        }
+        nd_staging *s = &b->staging;
+        for (int i = 0; i < s->slots && s->memory; i++) {
+            s->device->table->event_fini(&s->copied[i]);
+        }
+        nd_host_free(s->device, s->memory);
+        *s = (nd_staging){0};
+    }
+    free(b->dealing);
+    free(b->sent);
+    free(b->found);
+    free(b->slot);
+    *b = (nd_batches){0};
 }
 
-static void plan_head(nd_model *m, nd_memplan *plan)
+static int32_t *array_at(const nd_batches *b, int slot, int array)
 {
-    const nd_dims *d = &m->dims;
-    int64_t n = d->head_rows * (d->T / d->Tl);
-    const nd_mem_class head = ND_MEM_HEAD;
-    nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
-    want_each(m, plan, "final norm gradient",
-              nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C),
-              offsetof(nd_activation_set, head.dh));
-    nd_tensor logits = nd_tensor_2d(NULL, d->act, n, m->forward_only ? d->head_columns : d->V);
-    bool tiles = !m->forward_only && d->act != ND_DTYPE_F32 && d->head_columns < d->V;
-    nd_tensor dsum = nd_tensor_2d(NULL, ND_DTYPE_F32, n, tiles ? d->C : 0);
-    nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->work.head.logits);
-    nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
-                    &m->work.head.dsum);
-    nd_memplan_want(plan, head, "packed rows of a chunk, for dw", packed_rows_bytes(m),
-                    &m->work.head.packed_h.memory);
-    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->work.head.full);
-    nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
-                    &m->work.head.dfull);
-    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->work.head.row_max);
-    nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
-                    &m->work.head.row_sums);
-    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float),
-                    &m->work.head.global_max);
-    const size_t sums = (size_t)(2 * m->sources) * sizeof *m->source_sums;
-    int numbers = nd_memplan_want(plan, head, "numbers of the step", sums + sizeof *m->numbers,
-                                  &m->source_sums);
-    nd_memplan_also(plan, numbers, sums, &m->numbers);
+    return b->memory + slot * b->each + array * b->stride;
 }
 
-/* The logits that the host reads. */
-static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
+/* Labels in the order in which the head reads them: chunk by chunk, in each chunk the rows of all
+ * tp peers. */
+static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
 {
-    const nd_dims *d = &m->dims;
-    const nd_mem_class head = ND_MEM_HEAD;
-    const int64_t tp = d->T / d->Tl;
-    nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
-    want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C),
-         &m->work.logits.rows);
-    want(plan, head, "logits", logits, &m->work.logits.logits);
-    nd_memplan_want(plan, head, "tp: gathered logits",
-                    tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->work.logits.gathered);
+    int64_t peers = d->T / d->Tl;
+    for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
+        int64_t rows = nd_min(d->Tl - begin, d->head_rows);
+        for (int64_t p = 0; p < peers; p++) {
+            memcpy(out + begin * peers + p * rows, labels + p * d->Tl + begin, (size_t)rows * 4);
+        }
+    }
 }
+
+/* Finds the sources of the batch's samples; returns how many. */
+static int find_sources(const nd_batches *b, const int *sources, int *found)
+{
+    const int64_t B = b->rank->config->train.micro_batch_size;
+    int count = 0;
+    for (int64_t row = 0; row < B; row++) {
+        int i = 0;
+        while (i < count && found[i] != sources[row]) {
+            i++;
+        }
+        found[i] = sources[row];
+        count += i == count;
+    }
+    ND_ASSERT(count <= b->sources);
+    return count;
+}
+
+/* Labels by source lie at the end of a slot; the ids' place in the staging memory holds each of
+ * them while it is put into order. With one source its labels are those of the batch. */
+static int stage_sources(nd_batches *b, const nd_step_batch *from, int32_t *staged, int *found)
+{
+    const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
+    const int64_t s = b->dims->T / b->rank->config->train.micro_batch_size;
+    int32_t *own = staged + IDS * b->stride;
+    for (int i = 0; i < count && count > 1; i++) {
+        for (int64_t t = 0; t < b->dims->T; t++) {
+            own[t] = from->sources[t / s] == found[i] ? from->labels[t] : ND_LABEL_IGNORED;
+        }
+        order_labels(b->dims, own, staged + b->common + i * b->stride);
+    }
+    return count;
+}
+
+static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batch *out,
+                         nd_event **copied)
+{
+    nd_staging *ring = &b->staging;
+    nd_event *done = &ring->copied[ring->next];
+    int32_t *staged = (int32_t *)(void *)(ring->memory + ring->slot_bytes * (size_t)ring->next);
+    size_t bytes = (size_t)b->dims->T * sizeof *from->inputs;
+    int *found = b->found ? b->found + out->slot * b->sources : NULL;
+    ND_TRY(ring->device->table->event_sync(ring->device, done));
+    out->source_count = stage_sources(b, from, staged, found);
+    out->sources = found;
+    const int64_t labels = out->source_count > 1 ? out->source_count * b->stride : 0;
+    ND_ASSERT(!from->first_keys || b->first_keys > 0);
+    memcpy(staged + IDS * b->stride, from->inputs, bytes);
+    order_labels(b->dims, from->labels, staged + LABELS * b->stride);
+    memcpy(staged + POSITIONS * b->stride, from->positions, bytes);
+    if (from->first_keys) {
+        int64_t *sent = b->sent + out->slot * nd_cp_sent_count(b->rank);
+        nd_cp_first_keys(b->rank, b->dims, from->first_keys, from->places, b->dealing,
+                         staged + ARRAYS * b->stride, sent);
+        out->sent = sent;
+    }
+    ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
+                   (size_t)(b->common + labels) * sizeof *staged));
+    ND_TRY(ring->device->table->event_record(done, &b->stream));
+    ring->next = (ring->next + 1) % ring->slots;
+    *copied = done;
+    return ND_OK;
+}
+
+/* One micro-batch of a step. */
+static nd_step_batch micro_batch_of(const nd_batches *b, const nd_step_batch *step, int micro)
+{
+    const int64_t B = b->dims->B, offset = micro * b->dims->T, all = micro * B * b->dims->S;
+    return (nd_step_batch){.inputs = step->inputs + offset,
+                           .labels = step->labels + offset,
+                           .positions = step->positions + offset,
+                           .sources = step->sources ? step->sources + micro * B : NULL,
+                           .first_keys = step->first_keys ? step->first_keys + all : NULL,
+                           .places = step->first_keys ? step->places + all : NULL};
+}
+
+nd_status nd_batches_load(nd_batches *b, const nd_step_batch *step, int micro, int set,
+                          nd_micro_batch *out)
+{
+    const nd_step_batch from = micro_batch_of(b, step, micro);
+    nd_stream *compute = &b->rank->stream;
+    nd_event *copied = NULL;
+    while (b->slot[b->next].taken) { /* the slot that is free for the longest time */
+        b->next = (b->next + 1) % b->slots;
+    }
+    const int slot = b->next;
+    nd_micro_batch batch = {.slot = slot};
+    b->slot[slot].taken = true;
+    b->next = (slot + 1) % b->slots;
+    ND_TRY(nd_stream_wait(&b->stream, &b->slot[slot].read));
+    ND_TRY(copy_in(b, &from, &batch, &copied));
+    ND_TRY(nd_stream_wait(compute, copied));
+    batch.ids = array_at(b, slot, IDS);
+    batch.labels = array_at(b, slot, LABELS);
+    batch.positions = array_at(b, slot, POSITIONS);
+    if (b->positions) {
+        int32_t *in_use = b->positions + set * padded(b->in_use);
+        ND_TRY(nd_copy(compute, in_use, batch.positions, (size_t)b->in_use * sizeof *in_use));
+        batch.positions = in_use;
+    }
+    batch.first_keys = from.first_keys ? batch.positions + b->stride : NULL;
+    batch.source_labels =
+        batch.source_count > 1 ? array_at(b, slot, IDS) + b->common : batch.labels;
+    *out = batch;
+    return ND_OK;
+}
+
+nd_status nd_batches_give_back(nd_batches *b, const nd_micro_batch *batch)
+{
+    nd_stream *compute = &b->rank->stream;
+    b->slot[batch->slot].taken = false;
+    return compute->device->table->event_record(&b->slot[batch->slot].read, compute);
+}
+
+/* The model. */
 
 static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
 {
@@ -144,23 +244,10 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
     }
 }
 
-nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
-{
-    const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
-    ND_TRY(nd_fsdp_plan_weights(&m->fsdp, shares, plan));
-    ND_TRY(nd_packed_init(&m->packed, &m->fsdp, tiles));
-    if (!m->forward_only) {
-        nd_linears_want_packed(m);
-        nd_head_want_packed(m);
-    }
-    return ND_OK;
-}
-
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *plan,
                           nd_model **out)
 {
     nd_model *m = NULL;
-    size_t fp8[ND_FP8_BUFFERS];
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &m));
     m->rank = rank;
@@ -195,32 +282,17 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* plan_head, and forward and backward below, take the stage for the whole model. */
     ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, o->forward_only, plan));
-    ND_TRY_OUT(nd_linears_create(m, fp8));
     const nd_dims *d = &m->dims;
     /* Kept weights have their own. A backward has those of dy and w of up to three linears. */
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout,
                               nd_max(nd_max(d->T, d->C), nd_max(d->H * d->D, d->F)),
                               o->forward_only ? d->T : 3 * (d->T + d->C), plan));
-    ND_TRY_OUT(nd_activations_init(m, plan));
-    plan_shared(m, plan);
-    const char *prompts = rank->config->train.sample_prompt;
-    want_each(m, plan, "final residual", nd_tensor_2d(NULL, d->act, d->Tl, d->C),
-              offsetof(nd_activation_set, head.x));
-    want(plan, ND_MEM_HEAD, "final norm output of a chunk",
-         nd_tensor_2d(NULL, d->act, o->cache ? d->Tl : d->head_rows, d->C), &m->work.head.h);
-    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-              offsetof(nd_activation_set, head.rstd));
-    if (!o->cache) {
-        plan_head(m, plan);
-    }
-    if (o->cache || (!o->forward_only && prompts && prompts[0])) {
-        plan_logits(m, o->cache ? o->cache->logits : 1, plan);
-    }
+    ND_TRY_OUT(nd_activations_plan(m, o->cache, plan));
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
     m->batches.first_keys = o->separate ? nd_cp_first_key_count(rank, &m->dims) : 0;
     nd_batches_plan(&m->batches, rank, &m->dims, m->set_count, plan);
-    nd_linears_plan(m, fp8, plan);
+    ND_TRY_OUT(nd_linears_create(m, plan));
     if (o->cache) {
         nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
     } else {
@@ -272,12 +344,12 @@ void nd_model_destroy(nd_model *m)
     if (m) {
         nd_batches_close(&m->batches);
         free(m->linears);
-        nd_packed_fini(&m->packed);
+        free(m->packed.weights);
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
         for (int s = 0; m->sets && s < m->set_count; s++) {
-            nd_activations_fini(&m->sets[s]);
+            free(m->sets[s].blocks);
         }
         free(m->sets);
         free(m);
@@ -322,58 +394,4 @@ nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)
     ND_ASSERT(set->taken);
     set->taken = set->loaded = false;
     return loaded ? nd_batches_give_back(&m->batches, &set->batch) : ND_OK;
-}
-
-/* Embedding and blocks; the head's weights are on their way behind them. */
-static nd_status forward_to_head(nd_model *m, nd_activation_set *set, nd_pass pass,
-                                 nd_residual *residual)
-{
-    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
-    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
-    ND_TRY(nd_embed_forward(m, set, residual));
-    return nd_blocks_forward(m, set, m->stage->layers, pass, head, residual);
-}
-
-nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
-{
-    nd_residual residual;
-    ND_TRY(forward_to_head(m, set, pass, &residual));
-    return nd_head_forward(m, set, pass, residual);
-}
-
-nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
-{
-    const int64_t tp = m->dims.T / m->dims.Tl, rows = nd_kv_cache_begin(&m->kv, &call->kv, tp);
-    nd_residual residual;
-    nd_activations_narrow(set, rows, rows / tp);
-    ND_TRY(forward_to_head(m, set, ND_PASS_GENERATE, &residual));
-    return nd_head_logits(m, set, residual, call);
-}
-
-nd_status nd_model_sample(nd_model *m, nd_activation_set *set, int64_t row, float *logits)
-{
-    nd_residual residual;
-    ND_TRY(forward_to_head(m, set, ND_PASS_EVAL, &residual));
-    return nd_head_sample(m, set, residual, row, logits);
-}
-
-nd_status nd_model_input_gradient(nd_model *m, nd_activation_set *set)
-{
-    ND_ASSERT(!m->forward_only);
-    ND_TRY(nd_head_backward(m, set));
-    ND_TRY(nd_blocks_backward(m, set, m->stage->layers, NULL));
-    return nd_embed_backward(m, set);
-}
-
-nd_status nd_model_weight_gradient(nd_model *m, nd_activation_set *set)
-{
-    ND_ASSERT(m->delays);
-    ND_TRY(nd_blocks_weight_gradient(m, set, m->stage->layers));
-    return nd_fsdp_grad_finish(&m->fsdp);
-}
-
-nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
-{
-    ND_TRY(nd_model_input_gradient(m, set));
-    return m->delays ? nd_model_weight_gradient(m, set) : nd_fsdp_grad_finish(&m->fsdp);
 }

@@ -14,7 +14,6 @@
 #include "trainer/dump/dump.h"
 #include "trainer/model/activations.h"
 #include "trainer/model/kv_cache.h"
-#include "trainer/model/packed.h"
 #include "trainer/context/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
@@ -87,6 +86,30 @@ typedef struct nd_workspace {
     nd_logits_scratch logits; /* with a cache, or with train.sample_prompt */
 } nd_workspace;
 
+/*
+ * Weights in the form in which products read them, where the backend has one (nd_kept_form in
+ * kernels/ops.h). The first product that reads a form makes it. All later products read it until
+ * the weights change: those of other micro-batches of the step, of a recompute, and of other chunks
+ * of the head.
+ *
+ * A weight has up to two forms, for the forward (b = w^T) and for the input gradient (b = w). The
+ * head's weight has two for each tile of the vocabulary, since each tile has products of its own. A
+ * form is kept where a step reads it more than once and its unit has a buffer of its own. A block
+ * that shares its buffer is gathered again before each pass, and a pass reads a form once.
+ */
+typedef struct nd_packed_weight {
+    bool head;
+    size_t bytes;    /* 0: it is not kept */
+    int64_t version; /* of the weights from which the form was made */
+    nd_kept_form form;
+} nd_packed_weight;
+
+typedef struct nd_packed_weights {
+    const nd_fsdp *fsdp;
+    nd_packed_weight *weights; /* owned */
+    int count, most;
+} nd_packed_weights;
+
 typedef struct nd_model {
     nd_rank *rank;
     nd_dims dims;
@@ -133,9 +156,19 @@ typedef struct nd_model_options {
  * not kept. */
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *options, nd_memplan *plan,
                           nd_model **out);
+/* Wants the activations of all sets, whose blocks are allocated here, and the buffers that they
+ * share. */
+nd_status nd_activations_plan(nd_model *model, const nd_kv_options *cache, nd_memplan *plan);
 /* Then lays out the gathered weights (nd_fsdp_plan_weights), and finds those that a step reads more
  * than once, for whose packed form nd_packed_plan adds memory where there is some. */
 nd_status nd_model_plan_weights(nd_model *model, bool shares, nd_memplan *plan);
+/* Wants the memory of the packed forms of the blocks, or of those of the head, and returns its
+ * bytes; plan NULL: it is not wanted. Without it each product packs its weight itself, with the
+ * same bits. */
+size_t nd_packed_plan(nd_packed_weights *packed, bool head, nd_memplan *plan);
+/* A form by its number, for nd_matrix.kept; NULL where none is kept, and where none was wanted
+ * (0). It is marked as not made when the weights have changed. */
+nd_kept_form *nd_packed_form(nd_packed_weights *packed, int number);
 /* After the plan was committed: what memory must hold before the first step. */
 nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);
@@ -232,11 +265,7 @@ nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
-/* Wants the packed forms of the head's weight. */
-void nd_head_want_packed(nd_model *model);
-/* The logits of rows of a call, as nd_model_logits gives them. */
-nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
-                         const nd_logits_call *call);
+/* The logits of a row, as nd_model_sample gives them. */
 nd_status nd_head_sample(nd_model *model, nd_activation_set *set, nd_residual in, int64_t row,
                          float *logits);
 /* The gradient of the residual stream behind the last block. */

@@ -14,19 +14,6 @@
 
 /* Casts. */
 
-/* Scales of rows or columns have a vector for each of these (nd_scales.vectors). */
-typedef enum kind { INPUT, WEIGHT, GRADIENT } kind;
-
-static kind kind_of(nd_role role)
-{
-    return role == ND_X_OF_Y || role == ND_X_OF_DW   ? INPUT
-           : role == ND_W_OF_Y || role == ND_W_OF_DX ? WEIGHT
-                                                     : GRADIENT;
-}
-
-static const nd_fp8_buffer buffers[] = {
-    [INPUT] = ND_FP8_X, [WEIGHT] = ND_FP8_W, [GRADIENT] = ND_FP8_DY}; /* of codes */
-
 /* How an operand of a role becomes codes. */
 typedef struct cast {
     const nd_cast_rule *rule;
@@ -53,23 +40,24 @@ static cast cast_of(nd_block_call c, const nd_linear_group *g, const nd_linear_p
                     nd_role role)
 {
     const nd_scales *s = &c.model->scales;
-    const kind of = kind_of(role);
-    char *codes = c.model->work.fp8[buffers[of]];
-    char *transposed = c.model->work.fp8[buffers[of] + 1];
+    const nd_operand_kind of = nd_role_operand(role);
+    char *codes = c.model->work.fp8[nd_operand_buffer(of)];
+    char *transposed = c.model->work.fp8[nd_operand_buffer(of) + 1];
     const bool one_scale = p->rules[role]->granularity == ND_PER_TENSOR;
     cast how = {.rule = p->rules[role],
                 .settled = p->joint[role] >= 0,
                 .split = role == ND_X_OF_Y && !g->column,
-                .record = of == INPUT ? c.pass == ND_PASS_TRAIN : of == GRADIENT};
+                .record =
+                    of == ND_OPERAND_INPUT ? c.pass == ND_PASS_TRAIN : of == ND_OPERAND_GRADIENT};
     if (!one_scale) {
         how.scale = how.settled ? nd_scales_joint(s, p->joint[role], 1) : s->vectors[of];
     }
-    if (of == GRADIENT) {
+    if (of == ND_OPERAND_GRADIENT) {
         codes += p->dy_codes;
         transposed += p->dy_transposed;
     }
     /* With one scale dx and dw read the same codes of a gradient. */
-    const bool both = of == GRADIENT && one_scale;
+    const bool both = of == ND_OPERAND_GRADIENT && one_scale;
     want(&how, p->forms[both ? ND_DY_OF_DX : role], codes, transposed);
     want(&how, p->forms[both ? ND_DY_OF_DW : role], codes, transposed);
     return how;
@@ -117,12 +105,13 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     nd_scales *s = &c.model->scales;
     const cast how = {.rule = &s->recipe.rules[role],
                       .split = true,
-                      .record = kind_of(role) != INPUT || c.pass == ND_PASS_TRAIN,
+                      .record =
+                          nd_role_operand(role) != ND_OPERAND_INPUT || c.pass == ND_PASS_TRAIN,
                       .codes = x->codes.data};
     if (!x->codes.data) {
         return ND_OK;
     }
-    s->casts.inputs += kind_of(role) == INPUT;
+    s->casts.inputs += nd_role_operand(role) == ND_OPERAND_INPUT;
     if (x->known != ND_KNOWN_CODES) {
         ND_TRY(make(c.model, &how, x));
     }
@@ -145,7 +134,7 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
                           nd_role role, nd_operand *x, nd_matrix *a)
 {
     nd_scales *s = &c.model->scales;
-    const kind of = kind_of(role);
+    const nd_operand_kind of = nd_role_operand(role);
     if (!p->rules[role]) {
         *a = nd_rows(x->stored);
         return ND_OK;
@@ -155,9 +144,9 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         x->form.matrix.granularity != p->rules[role]->granularity) {
         const cast how = cast_of(c, g, p, role);
         const bool codes = nd_dtype_is_fp8(x->stored.dtype);
-        s->casts.gradients += of == GRADIENT;
-        s->casts.inputs += of == INPUT && !codes;
-        s->casts.weights += of == WEIGHT && !codes;
+        s->casts.gradients += of == ND_OPERAND_GRADIENT;
+        s->casts.inputs += of == ND_OPERAND_INPUT && !codes;
+        s->casts.weights += of == ND_OPERAND_WEIGHT && !codes;
         ND_TRY(make(c.model, &how, x));
     }
     *a = x->form.matrix;
@@ -165,10 +154,21 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         a->stored = x->form.transposed;
         a->transposed = true;
     }
-    if (of == GRADIENT && p->count > 1) {
+    if (of == ND_OPERAND_GRADIENT && p->count > 1) {
         join(p, x->stored, a);
     }
     return ND_OK;
+}
+
+nd_kept_form *nd_packed_form(nd_packed_weights *p, int number)
+{
+    nd_packed_weight *w = number > 0 && number <= p->count ? &p->weights[number - 1] : NULL;
+    if (!w || !w->form.memory) {
+        return NULL;
+    }
+    w->form.made = w->form.made && w->version == p->fsdp->version;
+    w->version = p->fsdp->version;
+    return &w->form;
 }
 
 nd_tensor nd_weight_rows(nd_block_call c, const nd_linear_part *p)
@@ -196,20 +196,6 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
     }
     b->kept = nd_packed_form(&m->packed, p->packed);
     return ND_OK;
-}
-
-void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, size_t bytes[ND_FP8_BUFFERS])
-{
-    const nd_role end = m->forward_only ? ND_DY_OF_DX : ND_ROLE_COUNT;
-    for (nd_role role = 0; role < end; role++) {
-        const nd_form_rule form = p->forms[role];
-        const kind of = kind_of(role);
-        const int64_t at = of != GRADIENT ? 0 : form.transposed ? p->dy_transposed : p->dy_codes;
-        size_t *room = &bytes[buffers[of] + form.transposed];
-        if (form.maker == ND_FORM_BY_OP) {
-            *room = nd_max_bytes(*room, (size_t)at + form.bytes);
-        }
-    }
 }
 
 /* Inputs. */

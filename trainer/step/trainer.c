@@ -272,7 +272,7 @@ out:
 static void plan_packed(nd_trainer *t)
 {
     nd_packed_weights *p = &t->model->packed;
-    const size_t blocks = nd_packed_bytes(p, false), head = nd_packed_bytes(p, true);
+    const size_t blocks = nd_packed_plan(p, false, NULL), head = nd_packed_plan(p, true, NULL);
     const bool all = has_room(t, blocks + head);
     if (all) {
         nd_packed_plan(p, false, &t->plan);

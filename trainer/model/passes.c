@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits never
- * exist for the whole sequence. The head's backward runs inside its forward, so the global number
- * of counted labels is on the device beforehand, and dlogits are divided by it where they are made.
+ * The passes of a stage, and what they do before and behind the blocks: the embedding, and the
+ * head.
+ *
+ * The head is the final norm, vocabulary-parallel logits and cross entropy, chunked over tokens:
+ * logits never exist for the whole sequence. The head's backward runs inside its forward, so the
+ * global number of counted labels is on the device beforehand, and dlogits are divided by it where
+ * they are made.
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
- * its gathered order is (peer, row); nd_batches_load puts the labels in that order.
+ * its gathered order is (peer, row); nd_model_load puts the labels in that order.
  *
  * On a CPU a chunk's logits are tiles of head_columns columns, which stay in the caches from one op
  * to the next: the statistics of a tile are made right after its product, and both products of its
@@ -14,7 +18,6 @@
  */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
-#include "trainer/model/model.h"
 
 /* The vocabulary-parallel embedding: each tp rank looks up the rows that it holds, and the sum over
  * tp leaves each rank its tokens. */
@@ -107,26 +110,6 @@ static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
         .w = nd_tensor_rows(w, begin, columns),
         .packed = m->packed_head + (int)(2 * (begin / d->head_columns)),
     };
-}
-
-void nd_head_want_packed(nd_model *m)
-{
-    const nd_dims *d = &m->dims;
-    const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_HEAD, -1)->unit;
-    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    nd_form_need need = {.columns = d->C,
-                         .others = d->head_rows * (d->T / d->Tl),
-                         .stored = d->act,
-                         .format = d->act,
-                         .uses = (int)(micros * nd_ceil_div(d->Tl, d->head_rows))};
-    m->packed_head = m->packed.count + 1;
-    for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
-        need.rows = nd_min(d->head_columns, d->V - begin);
-        need.role = ND_W_OF_Y;
-        nd_packed_want(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
-        need.role = ND_W_OF_DX;
-        nd_packed_want(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
-    }
 }
 
 /* 0. the norm of rows [begin, begin + rows) of this tp rank, divided as logits are: h (rows, C). */
@@ -347,8 +330,8 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }
 
-nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
-                         const nd_logits_call *call)
+static nd_status head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
+                             const nd_logits_call *call)
 {
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
@@ -406,4 +389,60 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
     nd_fsdp_release(&m->fsdp, unit);
     /* A tied table's gradient is completed by the embedding. */
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);
+}
+
+/* Passes. */
+
+/* Embedding and blocks; the head's weights are on their way behind them. */
+static nd_status forward_to_head(nd_model *m, nd_activation_set *set, nd_pass pass,
+                                 nd_residual *residual)
+{
+    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
+    ND_TRY(nd_embed_forward(m, set, residual));
+    return nd_blocks_forward(m, set, m->stage->layers, pass, head, residual);
+}
+
+nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
+{
+    nd_residual residual;
+    ND_TRY(forward_to_head(m, set, pass, &residual));
+    return nd_head_forward(m, set, pass, residual);
+}
+
+nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
+{
+    const int64_t tp = m->dims.T / m->dims.Tl, rows = nd_kv_cache_begin(&m->kv, &call->kv, tp);
+    nd_residual residual;
+    nd_activations_narrow(set, rows, rows / tp);
+    ND_TRY(forward_to_head(m, set, ND_PASS_GENERATE, &residual));
+    return head_logits(m, set, residual, call);
+}
+
+nd_status nd_model_sample(nd_model *m, nd_activation_set *set, int64_t row, float *logits)
+{
+    nd_residual residual;
+    ND_TRY(forward_to_head(m, set, ND_PASS_EVAL, &residual));
+    return nd_head_sample(m, set, residual, row, logits);
+}
+
+nd_status nd_model_input_gradient(nd_model *m, nd_activation_set *set)
+{
+    ND_ASSERT(!m->forward_only);
+    ND_TRY(nd_head_backward(m, set));
+    ND_TRY(nd_blocks_backward(m, set, m->stage->layers, NULL));
+    return nd_embed_backward(m, set);
+}
+
+nd_status nd_model_weight_gradient(nd_model *m, nd_activation_set *set)
+{
+    ND_ASSERT(m->delays);
+    ND_TRY(nd_blocks_weight_gradient(m, set, m->stage->layers));
+    return nd_fsdp_grad_finish(&m->fsdp);
+}
+
+nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
+{
+    ND_TRY(nd_model_input_gradient(m, set));
+    return m->delays ? nd_model_weight_gradient(m, set) : nd_fsdp_grad_finish(&m->fsdp);
 }
