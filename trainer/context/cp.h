@@ -109,10 +109,11 @@ typedef struct nd_cp {
 /* separate: calls may have first keys. */
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan);
 
-/* How many numbers nd_cp_first_keys makes of a micro-batch, and as `sent`; and its scratch. */
-int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
-int64_t nd_cp_sent_count(const nd_rank *rank);
-size_t nd_cp_first_keys_bytes(const nd_dims *dims);
+/* How many numbers nd_cp_first_keys makes of a micro-batch, and as `sent`; bytes of its scratch. */
+typedef struct nd_cp_key_sizes {
+    int64_t numbers, sent, scratch;
+} nd_cp_key_sizes;
+nd_cp_key_sizes nd_cp_key_sizes_of(const nd_rank *rank, const nd_dims *dims);
 
 /* On the host: which keys this rank's queries see, and where they come from. first_keys (B, S): for
  * each token of all ranks, in the order of the text, the place of the first one of its document;

@@ -369,7 +369,7 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     for (int s = 0; s < m->set_count && !m->forward_only; s++) { /* each has graphs of its own */
         /* No op reads tokens and first keys, but some are other calls where there are any. */
-        m->sets[s].batch.first_keys = m->batches.first_keys > 0 ? m->batches.memory : NULL;
+        m->sets[s].batch.first_keys = m->batches.keys.numbers > 0 ? m->batches.memory : NULL;
         nd_fsdp_begin_step(&m->fsdp, 0);
         for (int i = 0; i < (micros > 1 ? 2 : 1); i++) { /* all but the first are alike */
             calls->weight = s > 0 ? 0 : i == 0 ? 1 : micros - 1;

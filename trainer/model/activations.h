@@ -18,6 +18,7 @@
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "runtime/device/memplan.h"
+#include "trainer/context/cp.h"
 #include "trainer/data/data.h"
 #include "trainer/precision/precision.h"
 
@@ -74,17 +75,17 @@ typedef struct nd_batches {
     nd_staging staging;
     nd_stream stream; /* of the copies */
     int slots, next;
-    nd_batch_slot *slot; /* [slots]; owned, as is found */
-    int sources;         /* most of them in one micro-batch; 0: they are not told apart; set before
-                        nd_batches_plan, as is first_keys */
-    int64_t first_keys;  /* nd_cp_first_key_count; 0: documents are joined */
+    nd_batch_slot *slot;  /* [slots]; owned, as is found */
+    int sources;          /* most of them in one micro-batch; 0: they are not told apart; set before
+                        nd_batches_plan, as are these */
+    nd_cp_key_sizes keys; /* 0 numbers: documents are joined */
     /* (slots): ids, labels, positions (T padded) each, first keys (padded), labels by source
      * (sources, T padded) */
     int32_t *memory;
     int64_t stride, common, each; /* numbers: T padded, before labels by source, of a slot */
     int64_t in_use;               /* positions, and first keys behind them */
     int *found;                   /* (slots, sources) in the micro-batch */
-    int64_t *sent; /* (slots, nd_cp_sent_count); owned, as is the scratch of nd_cp_first_keys */
+    int64_t *sent; /* (slots, keys.sent); owned, as is the scratch of nd_cp_first_keys */
     char *dealing;
     int32_t *positions; /* (sets, T padded and first keys padded) of the micro-batches in flight;
                            NULL: those in memory */

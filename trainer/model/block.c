@@ -21,48 +21,6 @@
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
-/* Tokens of a piece, where their number is left to the program, and to what they are rounded up
- * where any number gives the same sums. A CPU's take one block of its products. */
-enum { PIECE_CPU = 1024, PIECE_GPU = 8192, PIECE_UNIT = 16 };
-
-static int64_t block_of(const nd_model *m)
-{
-    const nd_dims *d = &m->dims;
-    const nd_form_need need = {.role = ND_X_OF_DW,
-                               .rows = d->T,
-                               .columns = d->C,
-                               .others = d->F,
-                               .stored = d->act,
-                               .format = d->act,
-                               .uses = 1};
-    return m->rank->ops->form(m->rank->device, &need).block;
-}
-
-nd_status nd_mlp_pieces_init(nd_model *m)
-{
-    const int64_t pieces = m->rank->config->parallel.tiled_mlp, T = m->dims.T;
-    const nd_recipe *recipe = &m->scales.recipe;
-    const int64_t wanted = pieces > 0                ? nd_ceil_div(T, pieces)
-                           : pieces == 0             ? T
-                           : nd_rank_is_gpu(m->rank) ? PIECE_GPU
-                                                     : PIECE_CPU;
-    m->piece_block = block_of(m);
-    m->dims.piece = nd_min(T, nd_round_up(wanted, nd_max(m->piece_block, PIECE_UNIT)));
-    if (!nd_mlp_has_pieces(m)) {
-        return ND_OK;
-    }
-    if (recipe->name && recipe->rules[ND_DY_OF_DW].scaling != ND_SCALING_NONE) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "parallel.tiled_mlp is %lld, but fp8.recipe %s has scales or sums that follow "
-            "from all tokens of a micro-batch; use fp8.recipe rowwise_with_gw_hp, "
-            "train.precision bf16, or parallel.tiled_mlp 1",
-            (long long)pieces, recipe->name);
-    }
-    return m->delays ? nd_fail(ND_ERR_INTERNAL, "weight gradients of an MLP in pieces are delayed")
-                     : ND_OK;
-}
-
 static nd_tensor norm_weight(nd_block_call c, nd_param_id id)
 {
     return nd_fsdp_weight(&c.model->fsdp, id, id, c.layer);
@@ -313,11 +271,6 @@ nd_status nd_blocks_forward(nd_model *m, nd_activation_set *set, nd_layer_range 
         *stream = (nd_residual){.x = nd_set_block(set, l)->x_mid, .delta = branch_of(m, set)};
     }
     return ND_OK;
-}
-
-nd_tensor nd_stream_gradient(const nd_model *m, const nd_activation_set *set, int64_t layer)
-{
-    return layer < m->stage->layers.begin ? m->work.dx : nd_set_block(set, layer)->dout;
 }
 
 /* dy of o or of down. */

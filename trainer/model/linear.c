@@ -146,7 +146,8 @@ static nd_status rows_settle(nd_block_call c, const nd_linear_group *g, nd_tenso
             count = weight_at + C;
             ND_ASSERT(rule->format == weight->format);
             ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = nd_scales_joint(s, weight_at, C).amax,
-                  .x = nd_weight_rows(c, p), .granularity = weight->granularity);
+                  .x = nd_fsdp_weight(&m->fsdp, p->first, p->last, c.layer),
+                  .granularity = weight->granularity);
         }
     }
     return nd_scales_settle(s, nd_scales_joint(s, 0, count), count, rule->format, true);

@@ -126,6 +126,12 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
     return nd_linear_groups(call.model, call.pass == ND_PASS_EVAL, call.layer) + input;
 }
 
+/* Whether the MLP is computed in several pieces of tokens. */
+static inline bool nd_mlp_has_pieces(const nd_model *model)
+{
+    return model->dims.piece < model->dims.T;
+}
+
 /* operands.c */
 
 static inline nd_operand_kind nd_role_operand(nd_role role)
@@ -164,8 +170,6 @@ nd_status nd_operand_form(nd_block_call call, const nd_linear_group *group,
 /* The form in which it reads the weights of the part. */
 nd_status nd_weight_form(nd_block_call call, const nd_linear_group *group,
                          const nd_linear_part *part, nd_role role, nd_matrix *b);
-/* Those weights, one below the other, in the compute dtype. */
-nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
 
 /* linear.c */
 
@@ -209,15 +213,5 @@ nd_status nd_linear_backward(nd_block_call call, nd_input input, const nd_operan
                              nd_tensor dx);
 /* The weight gradients that it has left out, from the rows dy that the set keeps. */
 nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tensor dy);
-
-/* block.c */
-
-/* Finds the pieces of tokens in which the MLP is computed (nd_dims.piece), and refuses what they
- * cannot have: scales that follow from all tokens of a micro-batch. */
-nd_status nd_mlp_pieces_init(nd_model *model);
-static inline bool nd_mlp_has_pieces(const nd_model *model)
-{
-    return model->dims.piece < model->dims.T;
-}
 
 #endif

@@ -39,17 +39,16 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets
     b->dims = dims;
     b->slots = sets + gpu;
     b->stride = padded(dims->T);
-    b->common = ARRAYS * b->stride + padded(b->first_keys);
+    b->common = ARRAYS * b->stride + padded(b->keys.numbers);
     b->each = b->common + b->sources * b->stride;
-    b->in_use = b->first_keys > 0 ? b->stride + b->first_keys : dims->T;
+    b->in_use = b->keys.numbers > 0 ? b->stride + b->keys.numbers : dims->T;
     nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
                     (size_t)(b->slots * b->each) * sizeof *b->memory, &b->memory);
     const int64_t positions = (sets - 1) * padded(b->in_use) + b->in_use;
     nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
                     gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
-    if (b->first_keys > 0 && !gpu) {
-        nd_memplan_add_external(plan, ND_MEM_DATA, "dealing of tokens",
-                                nd_cp_first_keys_bytes(dims));
+    if (b->keys.numbers > 0 && !gpu) {
+        nd_memplan_add_external(plan, ND_MEM_DATA, "dealing of tokens", (size_t)b->keys.scratch);
     }
 }
 
@@ -60,9 +59,9 @@ nd_status nd_batches_open(nd_batches *b)
     if (b->sources > 0) {
         ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
     }
-    if (b->first_keys > 0) {
-        ND_TRY(ND_ALLOC(b->slots * nd_cp_sent_count(b->rank), &b->sent));
-        ND_TRY(ND_ALLOC((int64_t)nd_cp_first_keys_bytes(b->dims), &b->dealing));
+    if (b->keys.numbers > 0) {
+        ND_TRY(ND_ALLOC(b->slots * b->keys.sent, &b->sent));
+        ND_TRY(ND_ALLOC(b->keys.scratch, &b->dealing));
     }
     ND_TRY(ND_ALLOC(b->slots, &b->slot));
     ND_TRY(device->table->stream_init(device, &b->stream));
@@ -157,12 +156,12 @@ static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batc
     out->source_count = stage_sources(b, from, staged, found);
     out->sources = found;
     const int64_t labels = out->source_count > 1 ? out->source_count * b->stride : 0;
-    ND_ASSERT(!from->first_keys || b->first_keys > 0);
+    ND_ASSERT(!from->first_keys || b->keys.numbers > 0);
     memcpy(staged + IDS * b->stride, from->inputs, bytes);
     order_labels(b->dims, from->labels, staged + LABELS * b->stride);
     memcpy(staged + POSITIONS * b->stride, from->positions, bytes);
     if (from->first_keys) {
-        int64_t *sent = b->sent + out->slot * nd_cp_sent_count(b->rank);
+        int64_t *sent = b->sent + out->slot * b->keys.sent;
         nd_cp_first_keys(b->rank, b->dims, from->first_keys, from->places, b->dealing,
                          staged + ARRAYS * b->stride, sent);
         out->sent = sent;
@@ -244,6 +243,51 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
     }
 }
 
+/* Tokens of a piece, where their number is left to the program, and to what they are rounded up
+ * where any number gives the same sums. A CPU's take one block of its products. */
+enum { PIECE_CPU = 1024, PIECE_GPU = 8192, PIECE_UNIT = 16 };
+
+/* Tokens of a block in which the backend sums up weight gradients; 0: there are none. */
+static int64_t block_of(const nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const nd_form_need need = {.role = ND_X_OF_DW,
+                               .rows = d->T,
+                               .columns = d->C,
+                               .others = d->F,
+                               .stored = d->act,
+                               .format = d->act,
+                               .uses = 1};
+    return m->rank->ops->form(m->rank->device, &need).block;
+}
+
+/* Finds the pieces of tokens in which the MLP is computed (nd_dims.piece), and refuses what they
+ * cannot have: scales that follow from all tokens of a micro-batch. */
+static nd_status init_pieces(nd_model *m)
+{
+    const int64_t pieces = m->rank->config->parallel.tiled_mlp, T = m->dims.T;
+    const nd_recipe *recipe = &m->scales.recipe;
+    const int64_t wanted = pieces > 0                ? nd_ceil_div(T, pieces)
+                           : pieces == 0             ? T
+                           : nd_rank_is_gpu(m->rank) ? PIECE_GPU
+                                                     : PIECE_CPU;
+    m->piece_block = block_of(m);
+    m->dims.piece = nd_min(T, nd_round_up(wanted, nd_max(m->piece_block, PIECE_UNIT)));
+    if (!nd_mlp_has_pieces(m)) {
+        return ND_OK;
+    }
+    if (recipe->name && recipe->rules[ND_DY_OF_DW].scaling != ND_SCALING_NONE) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "parallel.tiled_mlp is %lld, but fp8.recipe %s has scales or sums that follow "
+            "from all tokens of a micro-batch; use fp8.recipe rowwise_with_gw_hp, "
+            "train.precision bf16, or parallel.tiled_mlp 1",
+            (long long)pieces, recipe->name);
+    }
+    return m->delays ? nd_fail(ND_ERR_INTERNAL, "weight gradients of an MLP in pieces are delayed")
+                     : ND_OK;
+}
+
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *plan,
                           nd_model **out)
 {
@@ -264,7 +308,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears, o->forward_only));
-    ND_TRY_OUT(o->cache ? ND_OK : nd_mlp_pieces_init(m));
+    ND_TRY_OUT(o->cache ? ND_OK : init_pieces(m));
     ND_TRY_OUT(m->set_count == 1 || !m->scales.recipe.name
                    ? ND_OK
                    : nd_fail(ND_ERR_INTERNAL, "%d micro-batches in flight, but FP8 scales of one",
@@ -290,7 +334,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(nd_activations_plan(m, o->cache, plan));
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
-    m->batches.first_keys = o->separate ? nd_cp_first_key_count(rank, &m->dims) : 0;
+    if (o->separate) {
+        m->batches.keys = nd_cp_key_sizes_of(rank, &m->dims);
+    }
     nd_batches_plan(&m->batches, rank, &m->dims, m->set_count, plan);
     ND_TRY_OUT(nd_linears_create(m, plan));
     if (o->cache) {

@@ -261,7 +261,11 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 nd_status nd_blocks_weight_gradient(nd_model *model, nd_activation_set *set, nd_layer_range range);
 /* Where the gradient of the residual stream behind a layer lies: in the workspace before the first
  * one, and wherever weight gradients are not delayed. */
-nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set, int64_t layer);
+static inline nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set,
+                                           int64_t layer)
+{
+    return layer < model->stage->layers.begin ? model->work.dx : nd_set_block(set, layer)->dout;
+}
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);

@@ -171,11 +171,6 @@ nd_kept_form *nd_packed_form(nd_packed_weights *p, int number)
     return &w->form;
 }
 
-nd_tensor nd_weight_rows(nd_block_call c, const nd_linear_part *p)
-{
-    return nd_fsdp_weight(&c.model->fsdp, p->first, p->last, c.layer);
-}
-
 nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
                          nd_role role, nd_matrix *b)
 {
@@ -190,9 +185,9 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
         ND_TRY(nd_operand_form(c, g, p, role, &w, b));
     }
     if (!p->rules[role]) {
-        *b = nd_rows(nd_weight_rows(c, p));
+        *b = nd_rows(nd_fsdp_weight(&m->fsdp, p->first, p->last, c.layer));
     } else if (p->count > 1) {
-        join(p, nd_weight_rows(c, p), b);
+        join(p, nd_fsdp_weight(&m->fsdp, p->first, p->last, c.layer), b);
     }
     b->kept = nd_packed_form(&m->packed, p->packed);
     return ND_OK;

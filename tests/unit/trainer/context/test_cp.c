@@ -211,15 +211,16 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
 {
     const nd_dims *d = &cp->tokens;
     const int32_t *of_sequence = job->c->first_keys;
-    int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
+    const nd_cp_key_sizes need = nd_cp_key_sizes_of(rank, d);
+    int32_t *keys = malloc((size_t)need.numbers * sizeof *keys);
     int64_t sent[1 + 3 * SIZE_MAX_] = {-1};
     const nd_sight sight = {job->c->window, of_sequence ? keys : NULL, sent};
     int32_t rows[SAMPLES * SEQUENCE], places[SAMPLES * SEQUENCE];
     nd_status status = ND_OK;
     deal_rows(rank, d, of_sequence, places, rows);
     if (of_sequence) {
-        void *scratch = malloc(nd_cp_first_keys_bytes(d));
-        cr_assert_leq(nd_cp_sent_count(rank), sizeof sent / sizeof *sent);
+        void *scratch = malloc((size_t)need.scratch);
+        cr_assert_leq((size_t)need.sent, sizeof sent / sizeof *sent);
         nd_cp_first_keys(rank, d, of_sequence, places, scratch, keys, sent);
         free(scratch);
     }
