@@ -371,6 +371,19 @@ const nd_param *nd_layout_param(const nd_layout *layout, nd_param_id id, int64_t
     return NULL;
 }
 
+nd_tensor nd_layout_view(const nd_layout *layout, nd_param_id first, nd_param_id last,
+                         int64_t layer, void *base, nd_dtype dtype)
+{
+    const nd_param *p = nd_layout_param(layout, first, layer);
+    int64_t rows = 0;
+    for (nd_param_id id = first; id <= last; id++) {
+        rows += nd_layout_param(layout, id, layer)->local_rows;
+    }
+    char *data = (char *)base + (size_t)p->offset * nd_dtype_size(dtype);
+    return p->axes == 1 ? nd_tensor_1d(data, dtype, rows)
+                        : nd_tensor_2d(data, dtype, rows, p->local_cols);
+}
+
 /* Spans of the elements [begin, end) of a rectangle. */
 static nd_status visit_elements(const nd_span *whole, int64_t begin, int64_t end,
                                 nd_span_visit *visit, void *context)

@@ -204,6 +204,10 @@ int64_t nd_shape_parameters(const nd_shape *shape);
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer);
 const nd_param *nd_layout_param(const nd_layout *layout, nd_param_id id, int64_t layer);
 
+/* A view of the adjacent parameters first..last of one segment, whose buffer is `base`. */
+nd_tensor nd_layout_view(const nd_layout *layout, nd_param_id first, nd_param_id last,
+                         int64_t layer, void *base, nd_dtype dtype);
+
 /*
  * A rectangle of a parameter whose elements are adjacent, row by row, in a shard: rows
  * [row, row + rows) and columns [col, col + cols) of the global tensor. A vector has one column.

@@ -31,9 +31,7 @@ static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, const nd_unit *unit)
     return (nd_grad_slot *)&fsdp->grad_slots[s];
 }
 
-/* For this folder's files: what the shard has of a parameter whose gradient is summed over tp
- * first; and a view of the adjacent parameters first..last of one segment, whose buffer is `base`.
- */
+/* What the shard has of a parameter whose gradient is summed over tp first. */
 static nd_flat_range summed_over_tp(const nd_fsdp *fsdp, const nd_param *p)
 {
     const bool sums = p->split == ND_SPLIT_NONE && fsdp->rank->mesh.size[ND_AXIS_TP] > 1;
@@ -132,7 +130,7 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
     ND_ASSERT(slot->unit == p->unit || !sharded(fsdp));
     float *base = sharded(fsdp) ? slot->data : fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
     base += p->segment == ND_SEGMENT_FP8 ? segments[ND_SEGMENT_HP].count : 0;
-    return nd_fsdp_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
+    return nd_layout_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
 }
 
 static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
@@ -228,20 +226,8 @@ static nd_status reduce_copies(nd_fsdp *fsdp)
     return ND_OK;
 }
 
-nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp)
-{
-    ND_TRY(finish_sums(fsdp));
-    ND_TRY(reduce_copies(fsdp));
-    ND_TRY(copy_packed(fsdp, true));
-    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
-    for (int i = 0; i < 2; i++) {
-        ND_TRY(nd_all_reduce(fsdp->rank, over[i], fsdp->packed, fsdp->packed_count, ND_DTYPE_F32,
-                             ND_REDOP_SUM));
-    }
-    return copy_packed(fsdp, false);
-}
-
-nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares)
+/* Every element is counted once whatever the mesh, by the rank that owns it. */
+static nd_status add_squares(nd_fsdp *fsdp, double *squares)
 {
     nd_rank *r = fsdp->rank;
     ND_TRY(nd_zero(&r->stream, squares, sizeof *squares));
@@ -254,6 +240,20 @@ nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares)
         }
     }
     return nd_all_reduce(r, ND_GROUP_MODEL, squares, 1, ND_DTYPE_F64, ND_REDOP_SUM);
+}
+
+nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp, double *squares)
+{
+    ND_TRY(finish_sums(fsdp));
+    ND_TRY(reduce_copies(fsdp));
+    ND_TRY(copy_packed(fsdp, true));
+    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_all_reduce(fsdp->rank, over[i], fsdp->packed, fsdp->packed_count, ND_DTYPE_F32,
+                             ND_REDOP_SUM));
+    }
+    ND_TRY(copy_packed(fsdp, false));
+    return add_squares(fsdp, squares);
 }
 
 /* Elements of a segment in a slot: those of its unit or, where blocks share slots, of the largest

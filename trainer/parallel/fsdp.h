@@ -110,11 +110,10 @@ enum { ND_FSDP_PIECE = 1 << 22 };
 nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
                       const float *values);
 /*
- * Whether a unit has FP8 weights that are measured before they are put. All of them are, between
- * nd_scales_begin_weights and nd_scales_settle_weights of its layer: nd_fsdp_measure of the same
- * elements that are put later, each time whole rows or a part of one.
+ * Without master weights all FP8 weights of a unit are measured before they are put, between
+ * nd_scales_begin_weights and nd_scales_settle_weights of its layer: the same elements that are put
+ * later, each time whole rows or a part of one.
  */
-bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit);
 nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
                           const float *values);
 /* Without master weights: this rank's shard of a unit's segment, as it is gathered. */
@@ -173,19 +172,20 @@ nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
  *     the copies in the order of their ranks, so that all get the same bits
  *  3. norms, and biases that tp does not split (each tp rank saw only its tokens): packed, summed
  *     over tp, then over dp_replicate; with tp 1 they are among those of 1
+ *
+ * *squares, on the device, becomes the square of the gradient's global L2 norm, the same number on
+ * every rank.
  */
-nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp);
-/* *squares, on the device, becomes the square of the gradient's global L2 norm, the same number on
- * every rank: every element is counted once whatever the mesh, by the rank that owns it. */
-nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares);
+nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp, double *squares);
 
 /* Whether the unit's buffer never holds another unit, so that it is gathered once for each version
  * of the weights. */
-bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit);
+static inline bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
+{
+    return !fsdp->blocks_share || unit->kind != ND_UNIT_BLOCK;
+}
 /* The slot that holds the unit's current weights, or NULL: its buffers are part of the key of a
  * block's CUDA graphs. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
-nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
-                       void *base, nd_dtype dtype);
 
 #endif

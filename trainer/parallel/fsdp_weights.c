@@ -7,11 +7,6 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
     fsdp->version++;
 }
 
-bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
-{
-    return !fsdp->blocks_share || unit->kind != ND_UNIT_BLOCK;
-}
-
 nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
 {
     const nd_layout *layout = fsdp->layout;
@@ -123,13 +118,6 @@ static void *kept_at(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
                   begin - p->unit->segments[p->segment].shard_offset);
 }
 
-/* FP8 weights. */
-
-bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit)
-{
-    return fsdp->converts && unit->segments[ND_SEGMENT_FP8].count > 0;
-}
-
 /* Which element of a parameter's local block element `begin` of the flat state arrays is. */
 static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
 {
@@ -141,9 +129,12 @@ static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t beg
 nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t count,
                           const float *values)
 {
+    nd_scales *s = fsdp->scales;
     nd_tensor x;
     ND_TRY(land(fsdp, count, values, true, &x));
-    ND_TRY(nd_scales_merge_weight(fsdp->scales, p, local_element(fsdp, p, begin), x));
+    const nd_scale_ref at = nd_scales_of_elements(s, p, local_element(fsdp, p, begin), &x);
+    ND_OP(fsdp->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x,
+          .granularity = s->recipe.rules[ND_W_OF_Y].granularity, .merge = true);
     return nd_stream_sync(&fsdp->rank->stream);
 }
 
@@ -151,17 +142,27 @@ nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t c
                       const float *values)
 {
     nd_rank *r = fsdp->rank;
+    nd_scales *s = fsdp->scales;
+    const bool codes = p->segment == ND_SEGMENT_FP8;
     nd_tensor x;
-    if (fsdp->converts && p->segment == ND_SEGMENT_FP8) {
-        ND_TRY(land(fsdp, count, values, true, &x));
-        ND_TRY(nd_scales_cast_weight(fsdp->scales, p, local_element(fsdp, p, begin), x,
-                                     kept_at(fsdp, p, begin)));
-    } else if (fsdp->converts) {
-        ND_TRY(land(fsdp, count, values, false, &x));
-        ND_OP(r, ND_TRACE_CAST, cast,
-              .out = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count), .x = x);
-    } else if (values != fsdp->master + begin) {
-        ND_TRY(nd_copy(&r->stream, fsdp->master + begin, values, (size_t)count * sizeof *values));
+    if (!fsdp->converts) {
+        if (values != fsdp->master + begin) {
+            ND_TRY(
+                nd_copy(&r->stream, fsdp->master + begin, values, (size_t)count * sizeof *values));
+        }
+        return nd_stream_sync(&r->stream);
+    }
+    ND_TRY(land(fsdp, count, values, codes, &x));
+    nd_tensor kept = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count);
+    if (codes) {
+        const nd_scale_ref at = nd_scales_of_elements(s, p, local_element(fsdp, p, begin), &x);
+        nd_matrix out = nd_matrix_with(at, &s->recipe.rules[ND_W_OF_Y], x);
+        out.stored.data = kept.data;
+        out.stored.dtype = out.format;
+        ND_OP(r, ND_TRACE_CAST, make_form, .out = out, .x = x);
+        s->casts.weights++;
+    } else {
+        ND_OP(r, ND_TRACE_CAST, cast, .out = kept, .x = x);
     }
     return nd_stream_sync(&r->stream);
 }
@@ -280,25 +281,12 @@ nd_status nd_fsdp_reshard(nd_fsdp *fsdp)
     return ND_OK;
 }
 
-nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
-                       void *base, nd_dtype dtype)
-{
-    const nd_param *p = nd_layout_param(layout, first, layer);
-    int64_t rows = 0;
-    for (nd_param_id id = first; id <= last; id++) {
-        rows += nd_layout_param(layout, id, layer)->local_rows;
-    }
-    char *data = (char *)base + (size_t)p->offset * nd_dtype_size(dtype);
-    return p->axes == 1 ? nd_tensor_1d(data, dtype, rows)
-                        : nd_tensor_2d(data, dtype, rows, p->local_cols);
-}
-
 nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
 {
     const nd_unit *unit = nd_layout_param(fsdp->layout, first, layer)->unit;
     const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
     ND_ASSERT(slot && slot->held);
-    return nd_fsdp_view(fsdp->layout, first, last, layer, slot->data[ND_SEGMENT_HP], fsdp->act);
+    return nd_layout_view(fsdp->layout, first, last, layer, slot->data[ND_SEGMENT_HP], fsdp->act);
 }
 
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer)
@@ -306,5 +294,6 @@ nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer)
     const nd_param *p = nd_layout_param(fsdp->layout, id, layer);
     const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, p->unit);
     ND_ASSERT(slot && slot->held && p->segment == ND_SEGMENT_FP8);
-    return nd_fsdp_view(fsdp->layout, id, id, layer, slot->data[ND_SEGMENT_FP8], ND_DTYPE_F8_E4M3);
+    return nd_layout_view(fsdp->layout, id, id, layer, slot->data[ND_SEGMENT_FP8],
+                          ND_DTYPE_F8_E4M3);
 }

@@ -278,6 +278,29 @@ void nd_filter_each_line(const nd_filter *f, const nd_shape *shape,
     }
 }
 
+static const char *operand(const nd_cast_rule *rule, char buffer[32])
+{
+    static const char *const along[] = {
+        [ND_PER_TENSOR] = "tensor", [ND_PER_ROW] = "row", [ND_PER_COLUMN] = "column"};
+    snprintf(buffer, 32, "%s per %s", rule->format == ND_DTYPE_F8_E4M3 ? "e4m3" : "e5m2",
+             along[rule->granularity]);
+    return buffer;
+}
+
+const char *nd_recipe_format(const nd_recipe *recipe, nd_role first, bool fast, char *buffer,
+                             size_t size)
+{
+    const nd_cast_rule *a = &recipe->rules[first], *b = a + 1;
+    char of_a[32], of_b[32];
+    if (a->scaling == ND_SCALING_NONE) {
+        snprintf(buffer, size, "bf16");
+    } else {
+        snprintf(buffer, size, "%s x %s%s", operand(a, of_a), operand(b, of_b),
+                 fast ? ", fast accumulation" : "");
+    }
+    return buffer;
+}
+
 void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
                             void (*line)(void *context, const char *text), void *context)
 {

@@ -274,14 +274,13 @@ nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count)
 nd_matrix nd_matrix_with(nd_scale_ref scale, const nd_cast_rule *rule, nd_tensor stored);
 
 /*
- * The optimizer measures the weights that it updates, where it can and an amax is read: between
- * begin and end, which names the version of the updated weights, it merges the amax of the range
- * that begins at `begin` into nd_scales_updated_amax; NULL: nobody asks for that. nd_scales_refresh
- * then reads no weights.
+ * The optimizer measures the weights that it updates, where it can and an amax is read: after
+ * begin, with the version that the weights will have, it merges the amax of the range that begins
+ * at `begin` into nd_scales_updated_amax; NULL: nobody asks for that. nd_scales_refresh then reads
+ * no weights.
  */
-nd_status nd_scales_begin_update(nd_scales *scales);
+nd_status nd_scales_begin_update(nd_scales *scales, int64_t version);
 float *nd_scales_updated_amax(const nd_scales *scales, int64_t begin);
-void nd_scales_end_update(nd_scales *scales, int64_t version);
 
 /* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
  * they are known or kept, and where only the health log would read them (rowwise) and the step is
@@ -289,18 +288,17 @@ void nd_scales_end_update(nd_scales *scales, int64_t version);
 nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
 
 /*
- * The scales of kept weights of a layer. First their amaxes are zeroed. Then those of x, flat, are
- * merged into them: elements of a weight from `element` of its local block on, whole rows or a part
- * of one. Then the amaxes of all ranks give the scales, with one reduction in each group for all
- * weights of the layer, which is collective, over ranks that read the same weight too.
+ * The scales of kept weights of a layer. First their amaxes are zeroed. Then those of elements are
+ * merged into them (nd_fsdp_measure). Then the amaxes of all ranks give the scales, with one
+ * reduction in each group for all weights of the layer, which is collective, over ranks that read
+ * the same weight too.
  */
 nd_status nd_scales_begin_weights(nd_scales *scales, int64_t layer);
-nd_status nd_scales_merge_weight(nd_scales *scales, const nd_param *param, int64_t element,
-                                 nd_tensor x);
 nd_status nd_scales_settle_weights(nd_scales *scales, int64_t layer);
-/* Then their codes. */
-nd_status nd_scales_cast_weight(nd_scales *scales, const nd_param *param, int64_t element,
-                                nd_tensor x, void *codes);
+/* Where those of elements lie, from `element` of the weight's local block on: whole rows or a part
+ * of one. x, flat, takes the form in which they are measured and cast. */
+nd_scale_ref nd_scales_of_elements(const nd_scales *scales, const nd_param *param, int64_t element,
+                                   nd_tensor *x);
 
 /*
  * Current scaling of `count` adjacent scales from `first` on, whose amaxes were measured; `split`

@@ -6,6 +6,45 @@
 
 #include "runtime/base/math.h"
 
+#define CURRENT(format, along)                                                                     \
+    {                                                                                              \
+        ND_SCALING_CURRENT, ND_DTYPE_F8_##format, ND_PER_##along                                   \
+    }
+#define DELAYED(format)                                                                            \
+    {                                                                                              \
+        ND_SCALING_DELAYED, ND_DTYPE_F8_##format, ND_PER_TENSOR                                    \
+    }
+#define IN_BF16                                                                                    \
+    {                                                                                              \
+        .scaling = ND_SCALING_NONE                                                                 \
+    }
+#define ND_FP8_RECIPE(id, name_, x_y, w_y, dy_dx, w_dx, dy_dw, x_dw, by_two)                       \
+    [ND_FP8_##id] = {                                                                              \
+        .name = name_, .rules = {x_y, w_y, dy_dx, w_dx, dy_dw, x_dw}, .power_of_two = by_two},
+static const nd_recipe recipes[ND_FP8_RECIPE_COUNT] = {
+#include "runtime/config/fp8_recipes.def"
+};
+
+nd_recipe nd_recipe_of(const nd_config *config)
+{
+    if (config->train.precision != ND_PRECISION_FP8) {
+        return (nd_recipe){0};
+    }
+    ND_ASSERT(config->fp8.recipe < ND_FP8_RECIPE_COUNT);
+    nd_recipe recipe = recipes[config->fp8.recipe];
+    if (config->fp8.recipe == ND_FP8_DELAYED) {
+        if (config->fp8.format == ND_FP8_E4M3) {
+            recipe.rules[ND_DY_OF_DX].format = ND_DTYPE_F8_E4M3;
+            recipe.rules[ND_DY_OF_DW].format = ND_DTYPE_F8_E4M3;
+        }
+        recipe.history_length = config->fp8.amax_history_length;
+        recipe.algorithm =
+            config->fp8.amax_compute == ND_FP8_AMAX_MAX ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT;
+        recipe.margin = config->fp8.margin;
+    }
+    return recipe;
+}
+
 enum { OPERANDS = 3 }; /* that have scales of rows or columns */
 
 static bool enabled(const nd_scales *s)
@@ -267,11 +306,13 @@ static nd_status round_weights(nd_scales *s)
     return ND_OK;
 }
 
-nd_status nd_scales_begin_update(nd_scales *s)
+nd_status nd_scales_begin_update(nd_scales *s, int64_t version)
 {
-    return s->updated
-               ? nd_zero(&s->rank->stream, s->updated, (size_t)weight_sites(s) * sizeof *s->updated)
-               : ND_OK;
+    if (!s->updated) {
+        return ND_OK;
+    }
+    s->updated_version = version;
+    return nd_zero(&s->rank->stream, s->updated, (size_t)weight_sites(s) * sizeof *s->updated);
 }
 
 float *nd_scales_updated_amax(const nd_scales *s, int64_t begin)
@@ -283,11 +324,6 @@ float *nd_scales_updated_amax(const nd_scales *s, int64_t begin)
         }
     }
     return NULL;
-}
-
-void nd_scales_end_update(nd_scales *s, int64_t version)
-{
-    s->updated_version = s->updated ? version : 0;
 }
 
 /* This rank's amaxes of its part of each weight. */
@@ -354,9 +390,7 @@ nd_status nd_scales_begin_weights(nd_scales *s, int64_t layer)
     return nd_zero(&s->rank->stream, all.amax, (size_t)count * sizeof(float));
 }
 
-/* The scales of elements of a weight. These take the form in which they are measured and cast:
- * flat, or whole rows, or a part of one. */
-static nd_scale_ref scales_of_part(const nd_scales *s, const nd_param *p, int64_t element,
+nd_scale_ref nd_scales_of_elements(const nd_scales *s, const nd_param *p, int64_t element,
                                    nd_tensor *x)
 {
     nd_scale_ref at = nd_scales_of_weight(s, p->layer, nd_linear_of_param(p->id));
@@ -368,26 +402,6 @@ static nd_scale_ref scales_of_part(const nd_scales *s, const nd_param *p, int64_
         *x = nd_tensor_2d(x->data, x->dtype, count / n, n);
     }
     return at;
-}
-
-nd_status nd_scales_merge_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x)
-{
-    const nd_scale_ref at = scales_of_part(s, p, element, &x);
-    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x,
-          .granularity = s->recipe.rules[ND_W_OF_Y].granularity, .merge = true);
-    return ND_OK;
-}
-
-nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x,
-                                void *codes)
-{
-    const nd_scale_ref at = scales_of_part(s, p, element, &x);
-    nd_matrix out = nd_matrix_with(at, &s->recipe.rules[ND_W_OF_Y], x);
-    out.stored.data = codes;
-    out.stored.dtype = out.format;
-    ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .x = x);
-    s->casts.weights++;
-    return ND_OK;
 }
 
 nd_status nd_scales_settle_weights(nd_scales *s, int64_t layer)

@@ -2,9 +2,8 @@
 #ifndef ND_STEP_PARTS_H
 #define ND_STEP_PARTS_H
 /*
- * Parts of a step that are private to trainer/step: the learning rate, the search for the first
- * tensor that is not finite, and memory that a rank uses outside the planned allocation (the
- * budget).
+ * Parts of a step that are private to trainer/step: the learning rate, and memory that a rank uses
+ * outside the planned allocation (the budget).
  *
  * The budget counts libraries, transport and data loader. On a GPU some of that memory is in use
  * when memory is planned, and is counted as it is. Kernels' code, NCCL's buffers and CUDA graphs
@@ -52,16 +51,6 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
 int64_t nd_work_most(double seconds, int rank);
 int64_t nd_work_least(double seconds);
 nd_work nd_work_of(int64_t most, int64_t least);
-
-enum { ND_NONFINITE_NAME = 160 };
-/*
- * Names the tensor of a step that first held NaN or infinity, for the sentence that stops or skips
- * the step. It searches in the order of the computation: weights, the input of each block (of the
- * last micro-batch), gradients from the last parameter to the first. Collective over all ranks;
- * each gets the same text: "the input of layer 3", "the gradient of <name>", or "" when every
- * tensor that it searches is finite on every rank.
- */
-nd_status nd_nonfinite_find(nd_model *model, char name[ND_NONFINITE_NAME]);
 
 /*
  * Whether a finite loss is a spike: more than `factor` times the median of the last losses, of

@@ -3,8 +3,10 @@
 #include "trainer/step/parts.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "trainer/precision/precision.h"
 
 /* The list of actions (trainer/schedule). */
@@ -61,21 +63,11 @@ static nd_status run_action(nd_trainer *t, const nd_step_batch *batch, const nd_
     case ND_RESHARD:
         return nd_fsdp_reshard(&m->fsdp);
     case ND_REDUCE:
-        return nd_fsdp_grad_reduce(&m->fsdp);
+        return nd_fsdp_grad_reduce(&m->fsdp, &m->numbers->squares);
     default:
         break;
     }
     return nd_fail(ND_ERR_INTERNAL, "action %d is of a model of several stages", (int)action->kind);
-}
-
-/* Runs the actions of the trainer's schedule on the micro-batches of a step: gradients of this
- * rank's shards, summed over the mesh, and loss sums of this rank. */
-static nd_status run_schedule(nd_trainer *t, const nd_step_batch *batch)
-{
-    for (int i = 0; i < t->schedule.count; i++) {
-        ND_TRY(run_action(t, batch, &t->schedule.actions[i]));
-    }
-    return ND_OK;
 }
 
 /* Sums, on the device, the labels that count over all ranks that hold different tokens. */
@@ -213,9 +205,11 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(begin_losses(t, batch));
     nd_fsdp_begin_step(&t->model->fsdp, t->schedule.micros);
-    ND_TRY(run_schedule(t, batch));
+    /* Gradients of this rank's shards, summed over the mesh, and loss sums of this rank. */
+    for (int i = 0; i < t->schedule.count; i++) {
+        ND_TRY(run_action(t, batch, &t->schedule.actions[i]));
+    }
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
-    ND_TRY(nd_fsdp_grad_squares(&t->model->fsdp, &numbers->squares));
     ND_TRY(end_dump(t));
     const double seconds = (double)(busy_ns(r) - begin) * 1e-9 + batch->wait_seconds;
     const bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
@@ -237,6 +231,30 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     out->work = nd_work_of(t->received->most, t->received->least);
     out->source_sums = t->model->sources > 0 ? t->received_sources : NULL;
     return ND_OK;
+}
+
+double nd_schedule_lr(const nd_config *config, int64_t step)
+{
+    double lr = config->optimizer.lr, min_lr = config->optimizer.min_lr;
+    int64_t warmup = config->optimizer.warmup_steps, left = config->train.steps - warmup;
+    if (step <= warmup) {
+        return lr * (double)step / (double)warmup;
+    }
+    double p = (double)(step - 1 - warmup) / (double)left;
+    switch (config->optimizer.schedule) {
+    case ND_SCHEDULE_CONSTANT:
+        return lr;
+    case ND_SCHEDULE_LINEAR:
+        return lr + (min_lr - lr) * p;
+    case ND_SCHEDULE_COSINE:
+        return min_lr + (lr - min_lr) * 0.5 * (1.0 + cos(M_PI * p));
+    case ND_SCHEDULE_WSD:
+        break;
+    }
+    const int64_t steps = config->train.steps, given = config->optimizer.decay_steps;
+    const int64_t decay = given ? given : (steps + 9) / 10;
+    const double decayed = (double)nd_max(0, step - 1 - (steps - decay));
+    return lr + (min_lr - lr) * decayed / (double)decay;
 }
 
 double nd_positive_nan(double value)
@@ -281,10 +299,118 @@ static nd_status refuse(nd_trainer *t, const char *what, const char *advice, nd_
     return skip(t, out);
 }
 
+/* The first tensor that is not finite. */
+
+enum { NONFINITE_NAME = 160 };
+
+/* Whether x holds NaN or infinity. Waits for the device, which a normal step does not. */
+static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
+{
+    nd_rank *r = m->rank;
+    float amax = 0.0f;
+    if (nd_tensor_count(x) > 0) {
+        ND_OP(r, ND_TRACE_OPTIMIZER, amax, .amax = m->work.head.row_max, .x = x,
+              .granularity = ND_PER_TENSOR);
+        ND_TRY(nd_copy(&r->stream, &amax, m->work.head.row_max, sizeof amax));
+        ND_TRY(nd_stream_sync(&r->stream));
+    }
+    *bad = !isfinite(amax);
+    return ND_OK;
+}
+
+/*
+ * Numbers of tensors in the order of the computation, the same on every rank whatever its stage:
+ * the weights, by their numbers in the layout; the inputs of the L blocks and of the head; the
+ * gradients, from the last weight's to the first's.
+ */
+typedef struct numbering {
+    int64_t inputs, gradients, count;
+} numbering;
+
+/* The parameter whose gradient has this number; and the other way round. */
+static int64_t mirrored(const numbering *n, int64_t number)
+{
+    return n->count - 1 - number;
+}
+
+/* Looks at the weights, or at their gradients, with numbers below *first. */
+static nd_status find_param(nd_model *m, const numbering *n, bool gradients, int64_t *first)
+{
+    const nd_layout *layout = m->layout;
+    float *state = gradients ? m->fsdp.grad : m->fsdp.master;
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
+        const int64_t weight = nd_layout_number(layout, &layout->params[i]),
+                      number = gradients ? mirrored(n, weight) : weight,
+                      count = number < *first ? range.end - range.begin : 0;
+        bool bad = false;
+        ND_TRY(is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, count), &bad));
+        *first = bad ? number : *first;
+    }
+    return ND_OK;
+}
+
+static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
+{
+    const nd_layer_range layers = m->stage->layers;
+    bool bad = false;
+    for (int64_t l = layers.begin; l < layers.end + m->stage->has_head && !bad; l++) {
+        for (int s = 0; s < m->set_count && !bad; s++) {
+            const nd_activation_set *set = &m->sets[s];
+            ND_TRY(is_bad(m, l < layers.end ? nd_set_block(set, l)->x_in : set->head.x, &bad));
+        }
+        *first = bad ? n->inputs + l : *first;
+    }
+    return ND_OK;
+}
+
+static void describe(const nd_layout *layout, const numbering *n, int64_t number,
+                     char name[NONFINITE_NAME])
+{
+    char param[ND_PARAM_NAME];
+    name[0] = '\0';
+    if (number < n->inputs) {
+        nd_layout_name(layout, number, param);
+        snprintf(name, NONFINITE_NAME, "the weight %s", param);
+    } else if (number < n->inputs + layout->layers) {
+        snprintf(name, NONFINITE_NAME, "the input of layer %lld", (long long)(number - n->inputs));
+    } else if (number < n->gradients) {
+        snprintf(name, NONFINITE_NAME, "the input of the final norm");
+    } else if (number < n->count) {
+        nd_layout_name(layout, mirrored(n, number), param);
+        snprintf(name, NONFINITE_NAME, "the gradient of %s", param);
+    }
+}
+
+/*
+ * Names the tensor of a step that first held NaN or infinity, for the sentence that stops or skips
+ * the step. It searches in the order of the computation: weights, the input of each block (of the
+ * last micro-batch), gradients from the last parameter to the first. Collective over all ranks;
+ * each gets the same text: "the input of layer 3", "the gradient of <name>", or "" when every
+ * tensor that it searches is finite on every rank.
+ */
+static nd_status find_nonfinite(nd_model *m, char name[NONFINITE_NAME])
+{
+    nd_rank *r = m->rank;
+    const int64_t weights = nd_layout_numbers(m->layout), inputs = m->layout->layers + 1;
+    const numbering n = {weights, weights + inputs, 2 * weights + inputs};
+    int64_t first = n.count, *shared = &m->numbers->tokens;
+    ND_TRY(find_param(m, &n, false, &first));
+    ND_TRY(first == n.count ? find_input(m, &n, &first) : ND_OK);
+    ND_TRY(first == n.count ? find_param(m, &n, true, &first) : ND_OK);
+    first = -first; /* the smallest number of all ranks is the maximum of the negatives */
+    ND_TRY(nd_copy(&r->stream, shared, &first, sizeof first));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, shared, 1, ND_DTYPE_I64, ND_REDOP_MAX));
+    ND_TRY(nd_copy(&r->stream, &first, shared, sizeof first));
+    ND_TRY(nd_stream_sync(&r->stream));
+    describe(m->layout, &n, -first, name);
+    return ND_OK;
+}
+
 static nd_status not_finite(nd_trainer *t, nd_step_result *out)
 {
-    char where[ND_NONFINITE_NAME], what[ND_NONFINITE_NAME + 120];
-    ND_TRY(nd_nonfinite_find(t->model, where));
+    char where[NONFINITE_NAME], what[NONFINITE_NAME + 120];
+    ND_TRY(find_nonfinite(t->model, where));
     snprintf(what, sizeof what,
              "the loss is %g and the gradient norm %g; the first tensor that is not finite is %s",
              nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Creates and commits the trainer of one rank, within the memory that there is. */
+/* The trainer of one rank: its memory, within what there is, and its optimizer. */
 #include "trainer/step/parts.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -104,14 +105,6 @@ static size_t staging_bytes(const nd_mesh *mesh)
     return bytes;
 }
 
-static size_t loader_bytes(const nd_rank *rank)
-{
-    const char *path = rank->config->data.validation_path;
-    nd_loader_options train = nd_loader_options_of(rank, false),
-                      validation = nd_loader_options_of(rank, true);
-    return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
-}
-
 /* What the driver and the libraries already hold: CUDA's context, kernels, cuBLASLt and cuDNN. For
  * a plan without a GPU, what they hold on one of 80 GB. */
 static size_t context_bytes(const nd_rank *rank)
@@ -171,9 +164,14 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
     nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
                             nd_ops_cpu_workspace(rank->device));
     if (graphs) {
+        const char *path = rank->config->data.validation_path;
+        const nd_loader_options train = nd_loader_options_of(rank, false),
+                                validation = nd_loader_options_of(rank, true);
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
                                 staging_bytes(&rank->mesh));
-        nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
+        nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches",
+                                nd_loader_bytes(&train) +
+                                    (path && path[0] ? nd_loader_bytes(&validation) : 0));
     }
 }
 
@@ -216,6 +214,85 @@ nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                            "estimated at %.2f GiB more",
                            (double)plan->total / nd_gib,
                            (double)bytes_later(rank, graphs) / nd_gib);
+}
+
+/* The optimizer. */
+
+nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
+{
+    const nd_layout *layout = fsdp->layout;
+    *optimizer = (nd_optimizer){.fsdp = fsdp};
+    ND_TRY(ND_ALLOC(layout->param_count, &optimizer->ranges));
+    for (int i = 0; i < layout->param_count; i++) {
+        nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
+        if (range.begin < range.end) {
+            range.copy = nd_fsdp_resident(fsdp, range.begin);
+            range.amax = nd_scales_updated_amax(fsdp->scales, range.begin);
+            optimizer->ranges[optimizer->range_count++] = range;
+        }
+    }
+    return ND_OK;
+}
+
+void nd_optimizer_fini(nd_optimizer *optimizer)
+{
+    free(optimizer->ranges);
+    optimizer->ranges = NULL;
+}
+
+/* Ranges [first, last). */
+static nd_status update_ranges(nd_optimizer *optimizer, nd_adamw hyper, int first, int last)
+{
+    nd_fsdp *fsdp = optimizer->fsdp;
+    nd_rank *r = fsdp->rank;
+    if (first == last) {
+        return ND_OK;
+    }
+    if (r->config->optimizer.name == ND_OPTIMIZER_SGD) {
+        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, .hyper = hyper, .p = fsdp->master, .grad = fsdp->grad,
+              .ranges = optimizer->ranges + first, .range_count = last - first);
+    } else {
+        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, .hyper = hyper, .p = fsdp->master, .m = fsdp->moment1,
+              .v = fsdp->moment2, .grad = fsdp->grad, .ranges = optimizer->ranges + first,
+              .range_count = last - first);
+    }
+    return ND_OK;
+}
+
+nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate, int64_t step,
+                            double lr, double grad_norm)
+{
+    nd_fsdp *fsdp = optimizer->fsdp;
+    const nd_config *config = fsdp->rank->config;
+    const double max_norm = config->optimizer.max_grad_norm;
+    nd_adamw hyper = {
+        .lr = (float)lr,
+        .beta1 = (float)config->optimizer.betas[0],
+        .beta2 = (float)config->optimizer.betas[1],
+        .eps = (float)config->optimizer.eps,
+        .weight_decay = (float)config->optimizer.weight_decay,
+        .grad_scale = max_norm > 0 ? (float)fmin(1, max_norm / (grad_norm + 1e-6)) : 1,
+        .bias1 = (float)(1.0 - pow(config->optimizer.betas[0], (double)step)),
+        .bias2 = (float)(1.0 - pow(config->optimizer.betas[1], (double)step)),
+    };
+    bool gated = gate && gate->wait;
+    ND_TRY(nd_scales_begin_update(fsdp->scales, fsdp->version + 1));
+    if (!gated) {
+        ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
+    }
+    int first = 0;
+    for (int u = 0, last = 0; gated && u < fsdp->layout->unit_count; u++, first = last) {
+        const nd_unit *unit = &fsdp->layout->units[u];
+        const int64_t end = unit->shard_offset + unit->shard_count;
+        while (last < optimizer->range_count && optimizer->ranges[last].begin < end) {
+            last++;
+        }
+        ND_TRY(gate->wait(gate->context, u));
+        ND_TRY(update_ranges(optimizer, hyper, first, last));
+    }
+    ND_ASSERT(!gated || first == optimizer->range_count);
+    nd_fsdp_weights_updated(fsdp);
+    return ND_OK;
 }
 
 /* The trainer. */

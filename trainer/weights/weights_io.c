@@ -140,7 +140,7 @@ static nd_status fill_units(filling *f)
     const nd_layout *layout = f->fsdp->layout;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
-        if (nd_fsdp_measures(f->fsdp, unit)) {
+        if (f->fsdp->converts && unit->segments[ND_SEGMENT_FP8].count > 0) {
             f->status = f->status == ND_OK ? fill_unit(f, unit, true) : f->status;
             ND_TRY(agree(f));
             ND_TRY(nd_scales_settle_weights(f->fsdp->scales, unit->layer));

@@ -105,9 +105,8 @@ static nd_status synchronise(mesh_shards *s)
              "norm gradients have a copy at tp 1");
     ND_TRY(write_gradients(s));
     nd_fsdp_begin_step(&s->fsdp, 1);
-    ND_TRY(nd_fsdp_grad_reduce(&s->fsdp));
+    ND_TRY(nd_fsdp_grad_reduce(&s->fsdp, &squares));
     ND_TRY(mesh_each_span(s->layout, check_span, s));
-    ND_TRY(nd_fsdp_grad_squares(&s->fsdp, &squares));
     ND_TRY(expected_squares(s->rank, &expected));
     ND_CHECK(squares == expected, "the squares add up to %.17g, not %.17g", squares, expected);
     return ND_OK;
