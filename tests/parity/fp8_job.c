@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/parity/fp8_job.h"
 
-#include <criterion/criterion.h>
-
 enum { TOKENS = 8192 };
 
 nd_shape fp8_shape(void)
@@ -38,11 +36,4 @@ mesh_job fp8_mesh_job(tempdir *dir, int64_t steps, bool same, nd_fp8_recipe reci
     job.all_gather = all_gather;
     job.history_length = 16;
     return job;
-}
-
-void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
-{
-    mesh_result result;
-    nd_status status = mesh_run(job, mesh, &result);
-    cr_assert_eq(status, expected, "%s: %s", mesh->name, nd_error_last()->message);
 }

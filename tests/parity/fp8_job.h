@@ -19,7 +19,4 @@ mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather);
 mesh_job fp8_mesh_job(tempdir *dir, int64_t steps, bool same, nd_fp8_recipe recipe,
                       bool all_gather);
 
-/* Trains on the mesh and expects the status that rank 0 ends with. */
-void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected);
-
 #endif

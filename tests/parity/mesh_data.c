@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/parity/mesh_data.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,13 @@ mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh)
     return result;
 }
 
+void mesh_expect_failure(const mesh_job *job, const mesh_case *mesh, nd_status expected)
+{
+    mesh_result result;
+    cr_assert_eq(mesh_run(job, mesh, &result), expected, "%s: %s", mesh->name,
+                 nd_error_last()->message);
+}
+
 void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts, const char *name)
 {
     const bool per_step = (parts & (MESH_LOSSES | MESH_NORMS)) != 0;
@@ -82,5 +90,39 @@ void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts
                   "%s: the gradient of %s has other bits", name, got->names[t]);
         cr_assert(!(parts & MESH_WEIGHTS) || memcmp(got->weights[t], want->weights[t], bytes) == 0,
                   "%s: %s has other bits", name, got->names[t]);
+    }
+}
+
+void mesh_expect_same_recomputed(const mesh_job *job, mesh_case mesh)
+{
+    mesh.recompute = ND_RECOMPUTE_NONE;
+    const mesh_result expected = mesh_trained(job, &mesh);
+    for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
+        mesh.recompute = (nd_recompute)mode;
+        const mesh_result got = mesh_trained(job, &mesh);
+        mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, mesh.name);
+    }
+}
+
+static void expect_below(double error, double most, const char *name, const char *what,
+                         const char *of)
+{
+    cr_assert(most == 0 || error < most, "%s: the %s of %s differs by %.2e", name, what, of, error);
+}
+
+void mesh_expect_near(const mesh_result *got, const mesh_result *want, mesh_bounds most,
+                      const char *name)
+{
+    for (int64_t s = 0; s < got->steps; s++) {
+        char step[32];
+        snprintf(step, sizeof step, "step %d", (int)s + 1);
+        expect_below(fabs(got->loss[s] / want->loss[s] - 1), most.loss, name, "loss", step);
+        expect_below(fabs(got->norm[s] / want->norm[s] - 1), most.norm, name, "norm", step);
+    }
+    for (int i = 0; i < got->tensors; i++) {
+        expect_below(mesh_relative_l2(got->gradients[i], want->gradients[i], got->sizes[i]),
+                     most.gradient, name, "gradient", got->names[i]);
+        expect_below(mesh_relative_l2(got->weights[i], want->weights[i], got->sizes[i]),
+                     most.weight, name, "weight", got->names[i]);
     }
 }

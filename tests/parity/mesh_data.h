@@ -18,11 +18,28 @@ const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t 
 /* AdamW on that file; the caller says the sizes and what else differs. */
 mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision precision);
 
-/* mesh_run, which succeeds. */
+/* mesh_run, which succeeds, and one that ends with an error. */
 mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh);
+void mesh_expect_failure(const mesh_job *job, const mesh_case *mesh, nd_status expected);
 
 /* What of two runs has the same bits. */
-enum { MESH_LOSSES = 1, MESH_NORMS = 2, MESH_GRADIENTS = 4, MESH_WEIGHTS = 8 };
+enum {
+    MESH_LOSSES = 1,
+    MESH_NORMS = 2,
+    MESH_GRADIENTS = 4,
+    MESH_WEIGHTS = 8,
+    MESH_ALL = MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS
+};
 void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts, const char *name);
+/* Losses and weights have the same bits whatever is computed again. */
+void mesh_expect_same_recomputed(const mesh_job *job, mesh_case mesh);
+
+/* By how much two runs may differ, relative to the second: each loss, each norm, and in the L2 norm
+ * each gradient and each weight; 0: any. */
+typedef struct mesh_bounds {
+    double loss, norm, gradient, weight;
+} mesh_bounds;
+void mesh_expect_near(const mesh_result *got, const mesh_result *want, mesh_bounds most,
+                      const char *name);
 
 #endif

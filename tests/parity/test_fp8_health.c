@@ -22,7 +22,7 @@ static void run_checked(const mesh_case *mesh, mesh_job job, int64_t steps, int6
     job.health_interval = interval;
     job.before_step = check;
     job.context = &checked;
-    fp8_run(&job, mesh, ND_OK);
+    mesh_trained(&job, mesh);
     cr_expect(checked);
 }
 
@@ -148,7 +148,7 @@ Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches)
         job.health_interval = i == 0 ? 1 : 2;
         job.before_step = note_all;
         job.context = &seen[i];
-        fp8_run(&job, &meshes[i], ND_OK);
+        mesh_trained(&job, &meshes[i]);
     }
     cr_assert_arr_eq(seen[0].amax, seen[1].amax, sizeof seen[0].amax);
     cr_assert_gt(seen[0].elements[SITES - 1], 0);
@@ -189,7 +189,7 @@ Test(fp8_health, health_is_of_all_ranks_and_micro_batches)
             job.health_interval = 1;
             job.before_step = note_first_input;
             job.context = &seen[i];
-            fp8_run(&job, &meshes[i], ND_OK);
+            mesh_trained(&job, &meshes[i]);
             cr_expect_gt(seen[i].amax, 1.0f, "%s: %g", meshes[i].name, seen[i].amax);
             cr_expect_eq(seen[i].amax, seen[0].amax, "recipe %d, %s: amax %.9g, one worker %.9g",
                          recipe, meshes[i].name, seen[i].amax, seen[0].amax);
@@ -244,7 +244,7 @@ static void expect_stop(poison *p, const char *tensor)
         job.steps = 3;
         job.before_step = put_poison;
         job.context = p;
-        fp8_run(&job, &meshes[i % 2], ND_ERR_NUMERIC);
+        mesh_expect_failure(&job, &meshes[i % 2], ND_ERR_NUMERIC);
         const char *said = nd_error_last()->message;
         cr_expect(strstr(said, "step 2: the loss is"), "%s", said);
         cr_expect(strstr(said, tensor), "%s", said);

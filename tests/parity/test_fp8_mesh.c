@@ -21,16 +21,8 @@ static void losses_stay_near(const mesh_job *job, const mesh_case *meshes, size_
     mesh_result expected = mesh_trained(job, &one);
     cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
     for (size_t i = 0; i < count; i++) {
-        double most = 0.0;
         mesh_result got = mesh_trained(job, &meshes[i]);
-        for (int s = 0; s < STEPS; s++) {
-            double error = fabs(got.loss[s] / expected.loss[s] - 1.0);
-            most = error > most ? error : most;
-            cr_assert_lt(error, 5e-3, "%s: loss of step %d is %.6f, of one worker %.6f",
-                         meshes[i].name, s + 1, got.loss[s], expected.loss[s]);
-        }
-        fprintf(stderr, "fp8 mesh: recipe %d, %-28s losses within %.1e\n", job->recipe,
-                meshes[i].name, most);
+        mesh_expect_near(&got, &expected, (mesh_bounds){.loss = 5e-3}, meshes[i].name);
     }
 }
 
@@ -119,13 +111,7 @@ Test(fp8_mesh, recompute_gives_the_same_bits)
             fp8_mesh_job(&dir, STEPS, false, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
         job.steps = 3;
         for (size_t i = 0; i < sizeof base / sizeof *base; i++) {
-            mesh_result expected = mesh_trained(&job, &base[i]);
-            for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
-                mesh_case again = base[i];
-                again.recompute = (nd_recompute)mode;
-                mesh_result got = mesh_trained(&job, &again);
-                mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, again.name);
-            }
+            mesh_expect_same_recomputed(&job, base[i]);
         }
     }
 }

@@ -29,7 +29,7 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
     job.observe = count_casts;
     job.context = &casts;
-    fp8_run(&job, &one, ND_OK);
+    mesh_trained(&job, &one);
     cr_expect_eq(casts.weights, 7 * FP8_LAYERS - 1, "%ld", (long)casts.weights);
     cr_expect_eq(casts.gradients, 4 * (7 * FP8_LAYERS - 1), "%ld", (long)casts.gradients);
     /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
@@ -85,7 +85,7 @@ Test(fp8_step, products_cast_what_is_not_kept)
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
     job.before_step = count_codes;
     job.end = expect_no_buffers;
-    fp8_run(&job, &one, ND_OK);
+    mesh_trained(&job, &one);
     const int inputs = 3 * FP8_LAYERS - 1;
     const int again = FP8_LAYERS + 1, weights = 2 * (7 * FP8_LAYERS - 1);
     const int gradients = 7 * FP8_LAYERS - 1, others = FP8_LAYERS + 1;

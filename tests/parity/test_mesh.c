@@ -57,36 +57,15 @@ static mesh_job job_of(nd_shape shape, const char *path, nd_optimizer_kind optim
     };
 }
 
-static void compare(const mesh_job *job, const mesh_result *expected, const mesh_case *mesh)
-{
-    bool sgd = job->optimizer == ND_OPTIMIZER_SGD;
-    mesh_result got = mesh_trained(job, mesh);
-    for (int i = 0; i < got.tensors; i++) {
-        double error = mesh_relative_l2(got.gradients[i], expected->gradients[i], got.sizes[i]);
-        cr_assert_lt(error, 1e-5, "%s: gradient of %s differs by %.2e", mesh->name, got.names[i],
-                     error);
-    }
-    for (int64_t s = 0; s < job->steps; s++) {
-        double loss = fabs(got.loss[s] / expected->loss[s] - 1.0),
-               norm = fabs(got.norm[s] / expected->norm[s] - 1.0);
-        cr_assert_lt(loss, sgd ? 1e-6 : 1e-5, "%s: loss of step %ld differs by %.2e", mesh->name,
-                     (long)s + 1, loss);
-        cr_assert_lt(norm, 1e-5, "%s: norm of step %ld differs by %.2e", mesh->name, (long)s + 1,
-                     norm);
-    }
-    for (int i = 0; sgd && i < got.tensors; i++) {
-        double error = mesh_relative_l2(got.weights[i], expected->weights[i], got.sizes[i]);
-        cr_assert_lt(error, 1e-5, "%s: weights of %s differ by %.2e", mesh->name, got.names[i],
-                     error);
-    }
-}
-
 static void compare_all(const mesh_job *job, const mesh_case *meshes, size_t count)
 {
     mesh_result expected = mesh_trained(job, &one);
     cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
+    const bool sgd = job->optimizer == ND_OPTIMIZER_SGD;
+    const mesh_bounds most = {sgd ? 1e-6 : 1e-5, 1e-5, 1e-5, sgd ? 1e-5 : 0};
     for (size_t i = 0; i < count; i++) {
-        compare(job, &expected, &meshes[i]);
+        mesh_result got = mesh_trained(job, &meshes[i]);
+        mesh_expect_near(&got, &expected, most, meshes[i].name);
     }
 }
 
@@ -307,13 +286,7 @@ static void recompute_all_modes(nd_shape shape)
     for (int bf16 = 0; bf16 < 2; bf16++) {
         job.precision = bf16 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
         for (size_t i = 0; i < COUNT(base); i++) {
-            mesh_result expected = mesh_trained(&job, &base[i]);
-            for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
-                mesh_case again = base[i];
-                again.recompute = (nd_recompute)mode;
-                mesh_result got = mesh_trained(&job, &again);
-                mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, again.name);
-            }
+            mesh_expect_same_recomputed(&job, base[i]);
         }
     }
 }

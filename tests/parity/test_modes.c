@@ -55,8 +55,7 @@ static mesh_job job_of(void)
 static mesh_result run(mesh_case mesh)
 {
     mesh_job job = job_of();
-    mesh_result result = mesh_trained(&job, &mesh);
-    return result;
+    return mesh_trained(&job, &mesh);
 }
 
 /* Units: the embedding, the blocks, the tail. ZeRO-2 gathers each once an optimizer step. */
@@ -150,8 +149,7 @@ static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
     cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
     cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
                  some.bytes);
-    mesh_expect_same(&kept, &anew, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
-                     mesh->name);
+    mesh_expect_same(&kept, &anew, MESH_ALL, mesh->name);
 }
 
 Test(modes, packed_weights_change_no_bit)
@@ -218,8 +216,7 @@ static mesh_result run_with_threads(bool large, nd_precision precision, int thre
     job.max_grad_norm = 0.5;
     job.recipe = ND_FP8_TENSORWISE;
     job.threads = threads;
-    mesh_result result = mesh_trained(&job, &one);
-    return result;
+    return mesh_trained(&job, &one);
 }
 
 static void expect_threads_change_no_bit(nd_precision precision)
@@ -232,8 +229,7 @@ static void expect_threads_change_no_bit(nd_precision precision)
         char name[32];
         mesh_result other = run_with_threads(!emulated, precision, threads[i]);
         snprintf(name, sizeof name, "%d threads", threads[i]);
-        mesh_expect_same(&first, &other, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
-                         name);
+        mesh_expect_same(&first, &other, MESH_ALL, name);
     }
 }
 
@@ -259,8 +255,7 @@ static void expect_emulated_equal(nd_precision precision)
     mesh_result hardware = run_with_threads(false, precision, 2);
     setenv("ND_CPU_ISA", "amx_emulated", 1);
     mesh_result emulated = run_with_threads(false, precision, 2);
-    mesh_expect_same(&hardware, &emulated, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
-                     "amx and amx_emulated");
+    mesh_expect_same(&hardware, &emulated, MESH_ALL, "amx and amx_emulated");
 }
 
 Test(modes, emulated_tiles_leave_the_bits_of_a_step_with_amx)
@@ -309,8 +304,7 @@ static mesh_result update(double lr, double max_grad_norm)
     job.precision = ND_PRECISION_FP32;
     job.lr = lr;
     job.max_grad_norm = max_grad_norm;
-    mesh_result result = mesh_trained(&job, &(mesh_case){"fsdp 2 x tp 2", 1, 2, 1, 2, 2});
-    return result;
+    return mesh_trained(&job, &(mesh_case){"fsdp 2 x tp 2", 1, 2, 1, 2, 2});
 }
 
 Test(modes, clipping_scales_an_update_to_its_bound_and_never_up)

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "trainer/layout/layout.h"
 
@@ -18,119 +16,15 @@ static nd_shape shape_of(bool tied)
                       .tied = tied};
 }
 
-typedef struct cover {
-    nd_layout *whole; /* of a mesh of one: names and sizes */
-    unsigned char **seen;
-    int tp;
-    const nd_unit *unit;   /* whose spans are visited */
-    const nd_param *param; /* of the last span, */
-    int64_t begin, shard,
-        spans; /* its place in the unit's flat shard, the spans of its parameter */
-} cover;
-
-/* A span lies in its tensor, in its rank's block and in its shard, and follows the one before. */
-static nd_status mark(void *context, const nd_span *span)
-{
-    cover *c = context;
-    const nd_param *here = span->param;
-    const nd_segment *segment = &c->unit->segments[here->segment];
-    int64_t begin = span->begin - c->unit->shard_offset, count = span->rows * span->cols;
-    int t = -1;
-    for (int i = 0; i < c->whole->param_count; i++) {
-        t = strcmp(c->whole->params[i].name, here->name) == 0 ? i : t;
-    }
-    cr_assert_geq(t, 0, "%s", here->name);
-    cr_assert(here->unit == c->unit);
-    cr_assert(span->rows > 0 && span->cols > 0);
-    cr_assert(span->row >= here->row_begin && span->row + span->rows <= here->rows &&
-              span->row + span->rows <= here->row_begin + here->local_rows);
-    cr_assert(span->col >= here->col_begin &&
-              span->col + span->cols <= here->col_begin + here->local_cols);
-    int64_t local = (span->row - here->row_begin) * here->local_cols + span->col - here->col_begin;
-    int64_t shard_begin = segment->shard_offset - c->unit->shard_offset;
-    cr_assert_eq(begin - shard_begin + c->shard * segment->shard_count, here->offset + local);
-    cr_assert(begin >= shard_begin && begin + count <= shard_begin + segment->shard_count);
-    c->spans = here == c->param ? c->spans + 1 : 1;
-    cr_assert_leq(c->spans, 3);
-    cr_assert(c->spans == 1 || begin > c->begin);
-    c->param = here;
-    c->begin = begin;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t e = nd_span_global(span, i), run = i % nd_span_adjacent(span);
-        cr_assert_eq(e, nd_span_global(span, i - run) + run);
-        cr_assert(e >= 0 && e < here->rows * here->cols);
-        c->seen[t][e]++;
-    }
-    return ND_OK;
-}
-
-/* Every second linear is in segment FP8, where that is asked for. */
-static bool converts(void *context, const nd_param *param)
-{
-    return *(const bool *)context && nd_linear_of_param(param->id) % 2 == 0;
-}
-
-static nd_layout *layout_with(const nd_shape *shape, int shards, int tp, nd_coord coord, bool fp8)
-{
-    nd_layout *layout = NULL;
-    nd_mesh mesh = {{1, 1, shards, 1, tp}};
-    nd_layout_options options = {
-        .shape = shape, .mesh = &mesh, .coord = coord, .converts = converts, .context = &fp8};
-    cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
-    return layout;
-}
-
 static nd_layout *layout_of(const nd_shape *shape, int shards, int tp, int shard_index,
                             int tp_index)
 {
-    return layout_with(shape, shards, tp, (nd_coord){{0, 0, shard_index, 0, tp_index}}, false);
-}
-
-/* Over all shards and tp ranks every element is held once; replicated ones once per tp rank. */
-static void check_cover(const nd_shape *shape, int shards, int tp, bool fp8)
-{
-    cover c = {.whole = layout_of(shape, 1, 1, 0, 0), .tp = tp};
-    c.seen = calloc((size_t)c.whole->param_count, sizeof *c.seen);
-    for (int i = 0; i < c.whole->param_count; i++) {
-        c.seen[i] = calloc((size_t)(c.whole->params[i].rows * c.whole->params[i].cols), 1);
-    }
-    for (int s = 0; s < shards; s++) {
-        for (int t = 0; t < tp; t++) {
-            /* The layout is that of shard 0, and is asked for other ranks' shards too. */
-            nd_layout *layout = layout_with(shape, shards, tp, (nd_coord){{0, 0, 0, 0, t}}, fp8);
-            for (int u = 0; u < layout->unit_count; u++) {
-                c.unit = &layout->units[u];
-                c.shard = s;
-                c.param = NULL;
-                cr_assert_eq(nd_layout_each_span(layout, c.unit, s, mark, &c), ND_OK);
-            }
-            nd_layout_destroy(layout);
-        }
-    }
-    for (int i = 0; i < c.whole->param_count; i++) {
-        const nd_param *p = &c.whole->params[i];
-        for (int64_t e = 0; e < p->rows * p->cols; e++) {
-            cr_assert_eq(c.seen[i][e], p->split == ND_SPLIT_NONE ? tp : 1,
-                         "%s element %ld, %d shards, tp %d: %d times", p->name, (long)e, shards, tp,
-                         c.seen[i][e]);
-        }
-        free(c.seen[i]);
-    }
-    free(c.seen);
-    nd_layout_destroy(c.whole);
-}
-
-Test(params, every_element_has_its_holders)
-{
-    static const int shards[] = {1, 2, 3, 6, 8}, tps[] = {1, 2, 4};
-    for (int variant = 0; variant < 4; variant++) {
-        nd_shape shape = shape_of(variant & 1);
-        for (size_t s = 0; s < sizeof shards / sizeof *shards; s++) {
-            for (size_t t = 0; t < sizeof tps / sizeof *tps; t++) {
-                check_cover(&shape, shards[s], tps[t], variant & 2);
-            }
-        }
-    }
+    nd_layout *layout = NULL;
+    const nd_mesh mesh = {{1, 1, shards, 1, tp}};
+    const nd_layout_options options = {
+        .shape = shape, .mesh = &mesh, .coord = {{0, 0, shard_index, 0, tp_index}}};
+    cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
+    return layout;
 }
 
 Test(params, fused_products_are_adjacent)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The shards of random models on random meshes, each rank by its own layout: every element of every
- * parameter lies in one place of one rank (of each tp rank, when tp does not split it; of some,
- * when it is of a KV head that they share), one of them owns it, no two elements lie in the same
- * place, and padding belongs to none.
+ * The shards of random models on random meshes, each rank's by its own layout and by that of the
+ * first one of its group, which is asked for all shards: every element of every parameter lies in
+ * one place of one rank (of each tp rank, when tp does not split it; of some, when it is of a KV
+ * head that they share), one of them owns it, no two elements lie in the same place, and padding
+ * belongs to none.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -90,8 +91,11 @@ typedef struct holdings {
     unsigned char **holders; /* [params][elements]: ranks that hold it */
     unsigned char **owners;  /* [params][elements]: of those, ranks that own it */
     const nd_layout *layout; /* of the rank whose spans are visited */
+    const nd_layout *first;  /* by whose layout they are */
     const nd_unit *unit;
     const nd_param **held; /* [shard_total]: whose element lies there; NULL: padding */
+    nd_span before;        /* the span before, number `spans` of its parameter */
+    int spans;
 } holdings;
 
 static int index_of(const nd_layout *whole, const char *name)
@@ -105,6 +109,25 @@ static int index_of(const nd_layout *whole, const char *name)
     return -1;
 }
 
+/* A span lies in its rank's block, where this is in the shard, and follows the one before. */
+static void check_place(holdings *h, const nd_span *span)
+{
+    const nd_param *p = span->param;
+    const nd_segment *segment = &h->unit->segments[p->segment];
+    const int64_t row = span->row - p->row_begin, col = span->col - p->col_begin;
+    cr_assert(p->unit == h->unit && span->rows > 0 && span->cols > 0);
+    cr_assert(row >= 0 && row + span->rows <= p->local_rows && col >= 0 &&
+                  col + span->cols <= p->local_cols,
+              "%s: a span of %s leaves its block", h->of->text, p->name);
+    cr_assert_eq(span->begin - segment->shard_offset +
+                     h->layout->shard_index * segment->shard_count,
+                 p->offset + row * p->local_cols + col, "%s: %s", h->of->text, p->name);
+    h->spans = h->before.param == p ? h->spans + 1 : 1;
+    cr_assert(h->spans <= 3 && (h->spans == 1 || span->begin > h->before.begin), "%s: %s",
+              h->of->text, p->name);
+    h->before = *span;
+}
+
 static nd_status hold(void *context, const nd_span *span)
 {
     holdings *h = context;
@@ -112,6 +135,7 @@ static nd_status hold(void *context, const nd_span *span)
     const nd_segment *segment = &h->unit->segments[p->segment];
     int64_t count = span->rows * span->cols, shard = segment->shard_offset;
     int param = index_of(h->whole, p->name);
+    check_place(h, span);
     cr_assert(span->begin >= shard && span->begin + count <= shard + segment->shard_count,
               "%s: a span of %s leaves its segment's shard", h->of->text, p->name);
     cr_assert(span->begin >= h->unit->shard_offset &&
@@ -119,6 +143,8 @@ static nd_status hold(void *context, const nd_span *span)
               "%s: a span of %s leaves its unit's shard", h->of->text, p->name);
     for (int64_t i = 0; i < count; i++) {
         int64_t element = nd_span_global(span, i), place = span->begin + i;
+        const int64_t run = i % nd_span_adjacent(span);
+        cr_assert_eq(element, nd_span_global(span, i - run) + run);
         cr_assert(element >= 0 && element < p->rows * p->cols, "%s: %s has no element %ld",
                   h->of->text, p->name, (long)element);
         cr_assert_null(h->held[place], "%s: %s and %s share a place of the flat state", h->of->text,
@@ -144,8 +170,9 @@ static void check_ranges(const holdings *h)
         for (int64_t place = range.begin; place < range.end; place++) {
             bool vocabulary = p->id == ND_PARAM_EMBED || p->id == ND_PARAM_HEAD;
             cr_assert_null(held[place]);
-            held[place] = p;
-            cr_assert(h->held[place] == p || (!h->held[place] && vocabulary),
+            held[place] = &h->first->params[i];
+            const nd_param *there = h->held[place];
+            cr_assert(there == &h->first->params[i] || (!there && vocabulary),
                       "%s: the range of %s holds padding", h->of->text, p->name);
         }
     }
@@ -158,19 +185,25 @@ static void check_ranges(const holdings *h)
 
 static void hold_rank(holdings *h, nd_coord coord)
 {
-    nd_layout *layout = layout_at(h->of, &h->of->mesh, coord);
+    const nd_coord beginning = {{[ND_AXIS_DP_REPLICATE] = coord.at[ND_AXIS_DP_REPLICATE],
+                                 [ND_AXIS_TP] = coord.at[ND_AXIS_TP]}};
+    nd_layout *layout = layout_at(h->of, &h->of->mesh, coord),
+              *first = layout_at(h->of, &h->of->mesh, beginning);
     h->held = calloc((size_t)layout->shard_total, sizeof *h->held);
     h->layout = layout;
+    h->first = first;
+    h->before.param = NULL;
     int64_t end = 0;
-    for (int u = 0; u < layout->unit_count; u++) {
-        h->unit = &layout->units[u];
+    for (int u = 0; u < first->unit_count; u++) {
+        h->unit = &first->units[u];
         cr_assert_eq(h->unit->shard_offset, end, "%s: units are not adjacent", h->of->text);
         end += h->unit->shard_count;
-        cr_assert_eq(nd_layout_each_span(layout, h->unit, layout->shard_index, hold, h), ND_OK);
+        cr_assert_eq(nd_layout_each_span(first, h->unit, layout->shard_index, hold, h), ND_OK);
     }
     cr_assert_eq(layout->shard_total, end);
     check_ranges(h);
     free(h->held);
+    nd_layout_destroy(first);
     nd_layout_destroy(layout);
 }
 
