@@ -182,8 +182,7 @@ Test(batches, the_next_one_is_copied_while_one_is_computed)
     load(&f, 2);
     compute(&f, 2);
     nd_double_drain();
-    cudaEvent_t second = f.batches.staging.copied[1].native,
-                third = f.batches.staging.copied[2].native;
+    cudaEvent_t second = f.batches.copied[1].native, third = f.batches.copied[2].native;
     cr_expect_eq(cudaEventQuery(second), cudaSuccess, "the second one waits for compute");
     cr_expect_eq(cudaEventQuery(third), cudaErrorNotReady, "the third one overtook its reader");
     go = true;

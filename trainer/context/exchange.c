@@ -6,13 +6,6 @@
 
 #include "runtime/base/math.h"
 
-static bool fits(const nd_shape *shape, const nd_mesh *mesh)
-{
-    const int64_t tp = mesh->size[ND_AXIS_TP], u = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
-    const int64_t kv_heads = nd_shape_local_kv_heads(shape, tp);
-    return shape->heads / tp % u == 0 && (kv_heads % u == 0 || u % kv_heads == 0);
-}
-
 /* Keys: gathered once a pass and once in backward, while their gradients are reduced beside
  * products; a ring's travel beside attention, but their gradients one hop behind are waited for.
  * Heads: q, k, v and the output in each pass; q, k, v again, the output and its gradient in
@@ -41,11 +34,14 @@ int nd_cp_list_exchanges(const nd_shape *shape, const nd_config *config,
 {
     nd_mesh mesh = config->resolved_mesh;
     const int cp = mesh.size[ND_AXIS_CP];
-    const int64_t most = nd_min(cp, shape->heads);
+    const int64_t most = nd_min(cp, shape->heads), tp = mesh.size[ND_AXIS_TP];
     int count = 0;
     for (mesh.ulysses = 1; mesh.ulysses <= most; mesh.ulysses++) {
-        for (int ring = 0; ring < (mesh.ulysses < cp ? 2 : 1); ring++) {
-            if (cp % mesh.ulysses == 0 && fits(shape, &mesh) && count < ND_CP_EXCHANGES_MAX) {
+        const int64_t u = mesh.ulysses, heads = shape->heads / tp;
+        const int64_t kv_heads = nd_shape_local_kv_heads(shape, tp);
+        const bool fits = cp % u == 0 && heads % u == 0 && (kv_heads % u == 0 || u % kv_heads == 0);
+        for (int ring = 0; ring < (u < cp ? 2 : 1); ring++) {
+            if (fits && count < ND_CP_EXCHANGES_MAX) {
                 list[count++] =
                     (nd_cp_exchange){mesh.ulysses, ring, exposed_bytes(shape, config, &mesh, ring)};
             }

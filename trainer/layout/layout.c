@@ -298,7 +298,6 @@ nd_status nd_layout_create(const nd_layout_options *o, nd_layout **out)
     nd_layout *layout = NULL;
     ND_TRY(ND_ALLOC(1, &layout));
     layout->tied = o->shape->tied;
-    layout->family = o->shape->family;
     layout->layers = o->shape->layers;
     layout->shards = nd_mesh_group_size(o->mesh, ND_GROUP_DP_SHARD_CP);
     layout->shard_index =
@@ -325,27 +324,6 @@ void nd_layout_destroy(nd_layout *layout)
         free(layout->unit_of_layer);
         free(layout);
     }
-}
-
-int64_t nd_layout_numbers(const nd_layout *layout)
-{
-    return (layout->layers + 2) * ND_PARAM_COUNT;
-}
-
-int64_t nd_layout_number(const nd_layout *layout, const nd_param *p)
-{
-    int64_t unit = p->unit->kind == ND_UNIT_EMBEDDING ? 0
-                   : p->unit->kind == ND_UNIT_BLOCK   ? 1 + p->layer
-                                                      : 1 + layout->layers;
-    return unit * ND_PARAM_COUNT + (int64_t)p->id;
-}
-
-void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME])
-{
-    int64_t unit = number / ND_PARAM_COUNT;
-    bool in_block = unit > 0 && unit <= layout->layers;
-    write_name(layout->family, (nd_param_id)(number % ND_PARAM_COUNT), in_block ? unit - 1 : -1,
-               name);
 }
 
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer)

@@ -162,7 +162,6 @@ typedef struct nd_layout {
     int block_count;     /* blocks on this rank */
     int embedding, head; /* units; -1: not on this rank, or (embedding) tied */
     bool tied;
-    nd_family family;
     int shards, shard_index;
     int64_t shard_total; /* elements of all shards of this rank: length of each flat state array */
 } nd_layout;
@@ -184,15 +183,6 @@ typedef struct nd_layout_options {
  */
 nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out);
 void nd_layout_destroy(nd_layout *layout);
-
-/*
- * Numbers of parameters in the order of the whole model: embedding, blocks, head, and in a unit the
- * order of the table. A parameter's number and its name are the same on every rank, whatever its
- * stages. Numbers lie below nd_layout_numbers, and some belong to no parameter.
- */
-int64_t nd_layout_numbers(const nd_layout *layout);
-int64_t nd_layout_number(const nd_layout *layout, const nd_param *param);
-void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME]);
 
 /* Whether models of this shape have the parameter. */
 bool nd_shape_has(const nd_shape *shape, nd_param_id id);

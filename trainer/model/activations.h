@@ -40,20 +40,7 @@ typedef struct nd_micro_batch {
     int32_t *source_labels; /* also in head order */
 } nd_micro_batch;
 
-/*
- * A ring of slots in host memory for what the host hands over again and again: pinned on CUDA,
- * plain memory on the CPU. When the ring reaches a slot again, it is waited for only if its copies
- * have not run yet.
- */
-enum { ND_STAGING_SLOTS = 64 };
-
-typedef struct nd_staging {
-    nd_device *device; /* borrowed */
-    char *memory;      /* slots x slot_bytes */
-    size_t slot_bytes;
-    int slots, next;
-    nd_event copied[ND_STAGING_SLOTS];
-} nd_staging;
+enum { ND_RING_MOST = 64 };
 
 /*
  * Each micro-batch that is in flight has a slot. On a GPU the copies have a stream of their own and
@@ -72,7 +59,11 @@ typedef struct nd_batch_slot {
 typedef struct nd_batches {
     nd_rank *rank; /* borrowed, as are dims */
     const nd_dims *dims;
-    nd_staging staging;
+    /* A ring in host memory, pinned on CUDA, where the host puts what is copied. When the ring
+     * reaches a place again, it is waited for only if its copy has not run yet. */
+    int32_t *ring; /* (ring_count, each) */
+    int ring_count, ring_next;
+    nd_event copied[ND_RING_MOST];
     nd_stream stream; /* of the copies */
     int slots, next;
     nd_batch_slot *slot;  /* [slots]; owned, as is found */

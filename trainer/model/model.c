@@ -13,20 +13,6 @@
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
 enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
 
-/* Makes the number of slots that is asked for, but at most ND_STAGING_SLOTS. */
-static nd_status staging_init(nd_staging *s, nd_device *device, size_t slot_bytes, int64_t slots)
-{
-    void *memory = NULL;
-    *s = (nd_staging){.device = device, .slot_bytes = nd_round_up_bytes(slot_bytes, 256)};
-    s->slots = (int)nd_min(slots, ND_STAGING_SLOTS);
-    ND_TRY(nd_host_alloc(device, s->slot_bytes * (size_t)s->slots, &memory));
-    s->memory = memory;
-    for (int i = 0; i < s->slots; i++) {
-        ND_TRY(device->table->event_init(device, &s->copied[i]));
-    }
-    return ND_OK;
-}
-
 static int64_t padded(int64_t count)
 {
     return nd_round_up(count, 64);
@@ -55,7 +41,9 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets
 nd_status nd_batches_open(nd_batches *b)
 {
     nd_device *device = b->rank->device;
-    int64_t in_flight = b->rank->config->train.gradient_accumulation_steps + 1;
+    void *ring = NULL;
+    b->ring_count =
+        (int)nd_min(b->rank->config->train.gradient_accumulation_steps + 1, ND_RING_MOST);
     if (b->sources > 0) {
         ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
     }
@@ -68,7 +56,12 @@ nd_status nd_batches_open(nd_batches *b)
     for (int i = 0; i < b->slots; i++) {
         ND_TRY(device->table->event_init(device, &b->slot[i].read));
     }
-    return staging_init(&b->staging, device, (size_t)b->each * sizeof *b->memory, in_flight);
+    ND_TRY(nd_host_alloc(device, (size_t)(b->ring_count * b->each) * sizeof *b->ring, &ring));
+    b->ring = ring;
+    for (int i = 0; i < b->ring_count; i++) {
+        ND_TRY(device->table->event_init(device, &b->copied[i]));
+    }
+    return ND_OK;
 }
 
 void nd_batches_close(nd_batches *b)
@@ -79,12 +72,10 @@ void nd_batches_close(nd_batches *b)
         for (int i = 0; i < b->slots; i++) {
             table->event_fini(&b->slot[i].read);
         }
-        nd_staging *s = &b->staging;
-        for (int i = 0; i < s->slots && s->memory; i++) {
-            s->device->table->event_fini(&s->copied[i]);
+        for (int i = 0; i < b->ring_count && b->ring; i++) {
+            table->event_fini(&b->copied[i]);
         }
-        nd_host_free(s->device, s->memory);
-        *s = (nd_staging){0};
+        nd_host_free(b->stream.device, b->ring);
     }
     free(b->dealing);
     free(b->sent);
@@ -147,12 +138,12 @@ static int stage_sources(nd_batches *b, const nd_step_batch *from, int32_t *stag
 static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batch *out,
                          nd_event **copied)
 {
-    nd_staging *ring = &b->staging;
-    nd_event *done = &ring->copied[ring->next];
-    int32_t *staged = (int32_t *)(void *)(ring->memory + ring->slot_bytes * (size_t)ring->next);
+    const nd_device_table *table = b->rank->device->table;
+    nd_event *done = &b->copied[b->ring_next];
+    int32_t *staged = b->ring + b->ring_next * b->each;
     size_t bytes = (size_t)b->dims->T * sizeof *from->inputs;
     int *found = b->found ? b->found + out->slot * b->sources : NULL;
-    ND_TRY(ring->device->table->event_sync(ring->device, done));
+    ND_TRY(table->event_sync(b->rank->device, done));
     out->source_count = stage_sources(b, from, staged, found);
     out->sources = found;
     const int64_t labels = out->source_count > 1 ? out->source_count * b->stride : 0;
@@ -168,8 +159,8 @@ static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batc
     }
     ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
                    (size_t)(b->common + labels) * sizeof *staged));
-    ND_TRY(ring->device->table->event_record(done, &b->stream));
-    ring->next = (ring->next + 1) % ring->slots;
+    ND_TRY(table->event_record(done, &b->stream));
+    b->ring_next = (b->ring_next + 1) % b->ring_count;
     *copied = done;
     return ND_OK;
 }

@@ -2,6 +2,7 @@
 #include "trainer/parallel/fsdp.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/math.h"
 
@@ -11,12 +12,8 @@
 void nd_fsdp_begin_step(nd_fsdp *fsdp, int micros)
 {
     fsdp->micros = micros;
-    for (int u = 0; u < fsdp->layout->unit_count; u++) {
-        fsdp->released[u] = 0;
-    }
-    for (int p = 0; p < fsdp->layout->param_count; p++) {
-        fsdp->zeroed[p] = false;
-    }
+    memset(fsdp->released, 0, (size_t)fsdp->layout->unit_count * sizeof *fsdp->released);
+    memset(fsdp->zeroed, 0, (size_t)fsdp->layout->param_count * sizeof *fsdp->zeroed);
 }
 
 static bool sharded(const nd_fsdp *fsdp)

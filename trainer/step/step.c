@@ -181,16 +181,6 @@ static nd_status begin_dump(nd_trainer *t, const nd_step_batch *batch)
     return nd_dump_show_state(t->dump, false, t->model->fsdp.master);
 }
 
-static nd_status end_dump(nd_trainer *t)
-{
-    if (!t->model->dump) {
-        return ND_OK;
-    }
-    t->model->dump = NULL;
-    ND_TRY(nd_dump_show_state(t->dump, true, t->model->fsdp.grad));
-    return nd_dump_end(t->dump);
-}
-
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_rank *r = t->rank;
@@ -210,7 +200,11 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
         ND_TRY(run_action(t, batch, &t->schedule.actions[i]));
     }
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
-    ND_TRY(end_dump(t));
+    if (t->model->dump) {
+        t->model->dump = NULL;
+        ND_TRY(nd_dump_show_state(t->dump, true, t->model->fsdp.grad));
+        ND_TRY(nd_dump_end(t->dump));
+    }
     const double seconds = (double)(busy_ns(r) - begin) * 1e-9 + batch->wait_seconds;
     const bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
     t->sent->most = known ? nd_work_most(seconds, r->rank) : 0;
@@ -319,9 +313,9 @@ static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
 }
 
 /*
- * Numbers of tensors in the order of the computation, the same on every rank whatever its stage:
- * the weights, by their numbers in the layout; the inputs of the L blocks and of the head; the
- * gradients, from the last weight's to the first's.
+ * Numbers of tensors in the order of the computation, the same on every rank, since each has a part
+ * of the whole model: the weights, as they lie in the layout; the inputs of the L blocks and of the
+ * head; the gradients, from the last weight's to the first's.
  */
 typedef struct numbering {
     int64_t inputs, gradients, count;
@@ -340,8 +334,7 @@ static nd_status find_param(nd_model *m, const numbering *n, bool gradients, int
     float *state = gradients ? m->fsdp.grad : m->fsdp.master;
     for (int i = 0; i < layout->param_count; i++) {
         const nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
-        const int64_t weight = nd_layout_number(layout, &layout->params[i]),
-                      number = gradients ? mirrored(n, weight) : weight,
+        const int64_t number = gradients ? mirrored(n, i) : i,
                       count = number < *first ? range.end - range.begin : 0;
         bool bad = false;
         ND_TRY(is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, count), &bad));
@@ -367,18 +360,16 @@ static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
 static void describe(const nd_layout *layout, const numbering *n, int64_t number,
                      char name[NONFINITE_NAME])
 {
-    char param[ND_PARAM_NAME];
     name[0] = '\0';
     if (number < n->inputs) {
-        nd_layout_name(layout, number, param);
-        snprintf(name, NONFINITE_NAME, "the weight %s", param);
+        snprintf(name, NONFINITE_NAME, "the weight %s", layout->params[number].name);
     } else if (number < n->inputs + layout->layers) {
         snprintf(name, NONFINITE_NAME, "the input of layer %lld", (long long)(number - n->inputs));
     } else if (number < n->gradients) {
         snprintf(name, NONFINITE_NAME, "the input of the final norm");
     } else if (number < n->count) {
-        nd_layout_name(layout, mirrored(n, number), param);
-        snprintf(name, NONFINITE_NAME, "the gradient of %s", param);
+        snprintf(name, NONFINITE_NAME, "the gradient of %s",
+                 layout->params[mirrored(n, number)].name);
     }
 }
 
@@ -392,7 +383,7 @@ static void describe(const nd_layout *layout, const numbering *n, int64_t number
 static nd_status find_nonfinite(nd_model *m, char name[NONFINITE_NAME])
 {
     nd_rank *r = m->rank;
-    const int64_t weights = nd_layout_numbers(m->layout), inputs = m->layout->layers + 1;
+    const int64_t weights = m->layout->param_count, inputs = m->layout->layers + 1;
     const numbering n = {weights, weights + inputs, 2 * weights + inputs};
     int64_t first = n.count, *shared = &m->numbers->tokens;
     ND_TRY(find_param(m, &n, false, &first));
@@ -468,19 +459,6 @@ static nd_status spike(nd_trainer *t, double median, nd_step_result *out)
                   out);
 }
 
-static nd_status update(nd_trainer *t, nd_step_result *out)
-{
-    int64_t number = t->position.step + 1;
-    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
-    ND_TRY(nd_scales_advance(&t->model->scales));
-    out->lr = nd_schedule_lr(t->rank->config, number);
-    nd_range_push(t->rank->device, "optimizer");
-    ND_TRY(nd_optimizer_step(&t->optimizer, &t->gate, number - t->position.skipped, out->lr,
-                             out->grad_norm));
-    nd_range_pop(t->rank->device);
-    return ND_OK;
-}
-
 static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_scales *scales = &t->model->scales;
@@ -498,7 +476,13 @@ static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result 
         ND_TRY(spike(t, median, out));
         nd_spike_note(&t->position.recent, factor, out->loss); /* it may be the new level */
     } else {
-        ND_TRY(update(t, out));
+        nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
+        ND_TRY(nd_scales_advance(scales));
+        out->lr = nd_schedule_lr(t->rank->config, number);
+        nd_range_push(t->rank->device, "optimizer");
+        ND_TRY(nd_optimizer_step(&t->optimizer, &t->gate, number - t->position.skipped, out->lr,
+                                 out->grad_norm));
+        nd_range_pop(t->rank->device);
         nd_spike_note(&t->position.recent, factor, out->loss);
     }
     t->position.step = number;

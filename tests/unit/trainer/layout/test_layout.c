@@ -108,51 +108,6 @@ Test(params, a_stage_holds_its_layers_alone)
     nd_layout_destroy(part);
 }
 
-/* The rank whose parameter it is and a rank that does not have it number and name it alike. */
-Test(params, numbers_and_names_are_those_of_the_whole_model_on_every_stage)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_stage first = {{0, 1}, true, false}, middle = {{1, 2}, false, false},
-                   last = {{2, 3}, false, true};
-    const nd_stage both_ends[] = {last, first};
-    const struct {
-        const nd_stage *stages;
-        int count;
-    } ranks[] = {{&first, 1}, {&middle, 1}, {&last, 1}, {both_ends, 2}};
-    for (int tied = 0; tied < 2; tied++) {
-        nd_shape shape = shape_of(tied);
-        nd_layout *whole = layout_of(&shape, 1, 1, 0, 0);
-        int64_t before = -1;
-        for (int i = 0; i < whole->param_count; i++) {
-            int64_t number = nd_layout_number(whole, &whole->params[i]);
-            cr_expect_gt(number, before, "%s", whole->params[i].name);
-            cr_expect_lt(number, nd_layout_numbers(whole));
-            before = number;
-        }
-        for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++) {
-            nd_layout *part = NULL;
-            char name[ND_PARAM_NAME];
-            nd_layout_options options = {.shape = &shape,
-                                         .mesh = &one,
-                                         .stages = ranks[r].stages,
-                                         .stage_count = ranks[r].count};
-            cr_assert_eq(nd_layout_create(&options, &part), ND_OK);
-            cr_expect_eq(nd_layout_numbers(part), nd_layout_numbers(whole));
-            for (int i = 0; i < part->param_count; i++) {
-                const nd_param *p = &part->params[i], *q = nd_layout_param(whole, p->id, p->layer);
-                cr_expect_eq(nd_layout_number(part, p), nd_layout_number(whole, q), "%s", p->name);
-            }
-            for (int i = 0; i < whole->param_count; i++) {
-                const nd_param *p = &whole->params[i];
-                nd_layout_name(part, nd_layout_number(whole, p), name);
-                cr_expect_str_eq(name, p->name);
-            }
-            nd_layout_destroy(part);
-        }
-        nd_layout_destroy(whole);
-    }
-}
-
 /* Tied: one table, in the head's unit, under the name of the embedding. */
 Test(params, a_tied_table_is_in_the_unit_of_the_head)
 {
