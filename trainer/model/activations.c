@@ -227,16 +227,6 @@ static nd_status init_set(const nd_model *m, nd_activation_set *set)
     return ND_OK;
 }
 
-/* Where weight gradients are not delayed, gradients lie in their lenders. An input of linears that
- * is kept as codes lies there until they are made. wants: the numbers of the lenders' wants. */
-static void borrow(nd_model *m, nd_memplan *plan, const int wants[LENDER_COUNT])
-{
-    for (int i = 0; i < ACT_COUNT; i++) {
-        ND_ASSERT(acts[i].lender != LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
-        point(m, plan, &acts[i], PLACE_BORROWED, wants[acts[i].lender], 0);
-    }
-}
-
 /* Wants a buffer for a view of this shape. */
 static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tensor shape,
                 nd_tensor *view)
@@ -293,7 +283,12 @@ static void plan_shared(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, scratch, "tp: gathered for an mlp in pieces",
                     nd_mlp_has_pieces(m) && !m->forward_only ? nd_tensor_bytes(full) : 0,
                     &m->work.full_h);
-    borrow(m, plan, wants);
+    /* Where weight gradients are not delayed, gradients lie in their lenders. An input of linears
+     * that is kept as codes lies there until they are made. */
+    for (int i = 0; i < ACT_COUNT; i++) {
+        ND_ASSERT(acts[i].lender != LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
+        point(m, plan, &acts[i], PLACE_BORROWED, wants[acts[i].lender], 0);
+    }
 }
 
 /* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:

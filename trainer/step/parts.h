@@ -67,7 +67,6 @@ void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
                        const nd_memory_limit *limit);
 /* Returns a step's status; to ND_ERR_RESOURCE of a GPU it adds what the plan holds. */
-nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
-                            const nd_memplan *plan, nd_status status);
+nd_status nd_budget_explain(const nd_trainer *trainer, nd_status status);
 
 #endif

@@ -492,7 +492,7 @@ static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result 
 
 nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
-    return nd_budget_explain(t->rank, &t->planned_graphs, &t->plan, step(t, batch, out));
+    return nd_budget_explain(t, step(t, batch, out));
 }
 
 nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,

@@ -203,17 +203,16 @@ nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, n
                : status;
 }
 
-nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
-                            const nd_memplan *plan, nd_status status)
+nd_status nd_budget_explain(const nd_trainer *t, nd_status status)
 {
-    if (status != ND_ERR_RESOURCE || rank->device->kind != ND_DEVICE_CUDA) {
+    if (status != ND_ERR_RESOURCE || t->rank->device->kind != ND_DEVICE_CUDA) {
         return status;
     }
     return nd_fail_context(status,
                            "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
                            "estimated at %.2f GiB more",
-                           (double)plan->total / nd_gib,
-                           (double)bytes_later(rank, graphs) / nd_gib);
+                           (double)t->plan.total / nd_gib,
+                           (double)bytes_later(t->rank, &t->planned_graphs) / nd_gib);
 }
 
 /* The optimizer. */
