@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/parity/cast_spy.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/tensor/fp8.h"
+#include "tests/support/tempdir.h"
 
 static _Thread_local cast_spy *active;
+
+void *cast_spy_memory(size_t bytes)
+{
+    static _Atomic(void **) last; /* each block has the one before */
+    void **block = calloc(1, 2 * sizeof *block + bytes);
+    ND_ASSERT(block);
+    *block = atomic_exchange(&last, block);
+    return block + 2;
+}
 
 int64_t cast_spy_scales(nd_granularity granularity, int64_t rows, int64_t columns)
 {
@@ -16,7 +27,7 @@ int64_t cast_spy_scales(nd_granularity granularity, int64_t rows, int64_t column
 static void *copy_rows(nd_tensor t, size_t element)
 {
     size_t row = (size_t)t.shape[1] * element;
-    char *copy = malloc((size_t)t.shape[0] * row);
+    char *copy = cast_spy_memory((size_t)t.shape[0] * row);
     for (int64_t i = 0; i < t.shape[0]; i++) {
         memcpy(copy + (size_t)i * row, (char *)t.data + (size_t)(i * t.stride[0]) * element, row);
     }
@@ -35,7 +46,7 @@ static void keep(cast_spy *spy, nd_matrix out, nd_tensor x)
                           .columns = columns,
                           .x = copy_rows(x, 2),
                           .codes = copy_rows(out.stored, 1),
-                          .scale = malloc(scales)};
+                          .scale = cast_spy_memory(scales)};
         memcpy(c->scale, out.scale, scales);
     }
     spy->count++;
@@ -83,11 +94,10 @@ static nd_status keep_uncast(nd_stream *stream, const nd_matrix *operand)
     if (!nd_matrix_is_fp8(&x) || nd_dtype_is_fp8(from.dtype) || is_latest(active, &x)) {
         return ND_OK;
     }
-    void *codes = malloc((size_t)(from.shape[0] * from.shape[1]));
+    void *codes = cast_spy_memory((size_t)(from.shape[0] * from.shape[1]));
     x.stored = nd_tensor_2d(codes, x.format, from.shape[0], from.shape[1]);
     nd_status status = ND_CALL(active->real, stream, make_form, .out = x, .x = from);
     keep(active, x, from);
-    free(codes);
     return status;
 }
 
@@ -107,12 +117,34 @@ void cast_spy_start(cast_spy *spy, nd_rank *rank)
     active = spy;
 }
 
-void cast_spy_clear(cast_spy *spy)
+spied_cast cast_by_reference(nd_bf16 *x, nd_granularity granularity, int64_t rows, int64_t columns,
+                             bool power_of_two)
 {
-    for (int i = 0; i < spy->count && i < CAST_SPY_MAX; i++) {
-        free(spy->casts[i].x);
-        free(spy->casts[i].codes);
-        free(spy->casts[i].scale);
-    }
-    spy->count = 0;
+    const int64_t scales = cast_spy_scales(granularity, rows, columns);
+    float *amax = cast_spy_memory((size_t)scales * sizeof *amax);
+    const nd_tensor from = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
+    const spied_cast out = {.granularity = granularity,
+                            .rows = rows,
+                            .columns = columns,
+                            .x = x,
+                            .codes = cast_spy_memory((size_t)(rows * columns)),
+                            .scale = cast_spy_memory((size_t)scales * sizeof *out.scale)};
+    const nd_matrix fp8 = {.stored = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
+                           .scale = out.scale,
+                           .inverse = cast_spy_memory((size_t)scales * sizeof *fp8.inverse),
+                           .granularity = granularity};
+    const nd_ops *ops;
+    nd_device *device;
+    nd_stream stream;
+    assert_ok(nd_device_open_cpu(1, &device));
+    assert_ok(nd_ops_ref(&ops));
+    assert_ok(device->table->stream_init(device, &stream));
+    assert_ok(ND_CALL(ops, &stream, amax, .amax = amax, .x = from, .granularity = granularity));
+    assert_ok(ND_CALL(ops, &stream, fp8_scale, .scale = out.scale, .inverse = fp8.inverse,
+                      .amax = amax, .count = scales, .format = ND_DTYPE_F8_E4M3,
+                      .power_of_two = power_of_two));
+    assert_ok(ND_CALL(ops, &stream, make_form, .out = fp8, .x = from));
+    device->table->stream_fini(&stream);
+    nd_device_close(device);
+    return out;
 }

@@ -23,11 +23,15 @@ typedef struct cast_spy {
     spied_cast casts[CAST_SPY_MAX];
 } cast_spy;
 
-/* From here on the calling thread's casts of this rank are kept. The spy stays where it is until
- * the rank has ended. */
+/* From here on the calling thread's casts of this rank are kept, and no earlier ones. The spy stays
+ * where it is until the rank has ended. */
 void cast_spy_start(cast_spy *spy, nd_rank *rank);
-/* Frees what was kept. */
-void cast_spy_clear(cast_spy *spy);
+/* x (rows, columns) as the reference ops cast it to E4M3, with scales of its own. */
+spied_cast cast_by_reference(nd_bf16 *x, nd_granularity granularity, int64_t rows, int64_t columns,
+                             bool power_of_two);
+
+/* Zeroed memory that stays until the test's process ends, as what is kept does. */
+void *cast_spy_memory(size_t bytes);
 
 /* The number of scales of a matrix. */
 int64_t cast_spy_scales(nd_granularity granularity, int64_t rows, int64_t columns);

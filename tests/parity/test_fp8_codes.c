@@ -9,7 +9,6 @@
  * gathered in BF16 are cast here, with the step's scales.
  */
 #include <criterion/criterion.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/parity/cast_spy.h"
@@ -112,74 +111,40 @@ static nd_status take_input(void *context, nd_trainer *t, int64_t step)
     o->input_scale = c->scale[0];
     memcpy(o->h1, c->x, (size_t)(c->rows * HIDDEN) * 2);
     memcpy(o->input, c->codes, (size_t)(c->rows * HIDDEN));
-    cast_spy_clear(&spies[r->rank]);
     return ND_OK;
 }
 
-static void seen_alloc(void)
+static void seen_begin(void)
 {
+    memset(seen, 0, sizeof seen);
     for (int r = 0; r < MAX_RANKS; r++) {
         for (int w = 0; w < WEIGHTS; w++) {
-            seen[r].codes[w] = malloc(MAX_WEIGHT);
-            memset(seen[r].codes[w], 0x7f, MAX_WEIGHT);
+            seen[r].codes[w] = memset(cast_spy_memory(MAX_WEIGHT), 0x7f, MAX_WEIGHT);
         }
-        seen[r].input = malloc((size_t)SEQUENCE * HIDDEN);
-        seen[r].h1 = malloc((size_t)SEQUENCE * HIDDEN * 2);
-    }
-}
-
-static void observed_free(observed *o)
-{
-    for (int w = 0; w < WEIGHTS; w++) {
-        free(o->codes[w]);
-    }
-    free(o->input);
-    free(o->h1);
-}
-
-static void seen_free(void)
-{
-    for (int r = 0; r < MAX_RANKS; r++) {
-        observed_free(&seen[r]);
+        seen[r].input = cast_spy_memory((size_t)SEQUENCE * HIDDEN);
+        seen[r].h1 = cast_spy_memory((size_t)SEQUENCE * HIDDEN * 2);
     }
 }
 
 /* The input that a context-parallel rank sees, cast with a scale of its own. */
-static void cast_split(const observed *whole, int cp, int index, float *scale, uint8_t *codes)
+static spied_cast cast_split(const observed *whole, int cp, int index)
 {
-    int64_t chunk = SEQUENCE / (2 * cp), rows = 2 * chunk;
-    nd_bf16 *part = malloc((size_t)(rows * HIDDEN) * 2);
-    float amax, inverse;
-    nd_device *device;
-    nd_stream stream;
-    const nd_ops *ops;
-    memcpy(part, whole->h1 + index * chunk * HIDDEN, (size_t)(chunk * HIDDEN) * 2);
-    memcpy(part + chunk * HIDDEN, whole->h1 + (2 * cp - 1 - index) * chunk * HIDDEN,
-           (size_t)(chunk * HIDDEN) * 2);
-    nd_tensor x = nd_tensor_2d(part, ND_DTYPE_BF16, rows, HIDDEN);
-    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
-    cr_assert_eq(nd_ops_ref(&ops), ND_OK);
-    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
-    cr_assert_eq(ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR),
-                 ND_OK);
-    cr_assert_eq(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = &inverse,
-                         .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3),
-                 ND_OK);
-    nd_matrix out = {.stored = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, rows, HIDDEN),
-                     .scale = scale,
-                     .inverse = &inverse};
-    cr_assert_eq(ND_CALL(ops, &stream, make_form, .out = out, .x = x), ND_OK);
-    nd_device_close(device);
-    free(part);
+    const int64_t chunk = SEQUENCE / (2 * cp), rows = 2 * chunk;
+    const size_t bytes = (size_t)(chunk * HIDDEN) * sizeof *whole->h1;
+    nd_bf16 *part = cast_spy_memory(2 * bytes);
+    memcpy(part, whole->h1 + index * chunk * HIDDEN, bytes);
+    memcpy(part + chunk * HIDDEN, whole->h1 + (2 * cp - 1 - index) * chunk * HIDDEN, bytes);
+    return cast_by_reference(part, ND_PER_TENSOR, rows, HIDDEN, false);
 }
 
 static void compare_inputs(const mesh_case *mesh, const observed *whole, const observed *o)
 {
-    uint8_t codes[SEQUENCE * HIDDEN];
+    const uint8_t *codes = whole->input;
     float scale = whole->input_scale;
-    memcpy(codes, whole->input, sizeof codes);
     if (mesh->cp > 1) {
-        cast_split(whole, mesh->cp, o->coord.at[ND_AXIS_CP], &scale, codes);
+        const spied_cast split = cast_split(whole, mesh->cp, o->coord.at[ND_AXIS_CP]);
+        codes = split.codes;
+        scale = split.scale[0];
     }
     cr_assert_eq(memcmp(&o->input_scale, &scale, 4), 0, "%s: input scale %.9g, %.9g expected",
                  mesh->name, o->input_scale, scale);
@@ -204,17 +169,6 @@ static void compare_weights(const mesh_case *mesh, const observed *whole, int ra
     }
 }
 
-/* What rank 0 has seen, taken from it. One worker has codes of every linear but the first. */
-static observed take_first(void)
-{
-    observed first = seen[0];
-    for (int w = 0; w < WEIGHTS; w++) {
-        cr_assert_eq(first.codes[w][0] == 0x7f, w == 0, "weight %d", w);
-    }
-    seen[0] = (observed){0};
-    return first;
-}
-
 static void same_bits_before_the_first_update(bool all_gather)
 {
     static const mesh_case meshes[] = {
@@ -232,13 +186,15 @@ static void same_bits_before_the_first_update(bool all_gather)
     job.observe = observe_weights;
     job.before_step = spy_on;
     job.after_step = take_input;
-    seen_alloc();
+    seen_begin();
     mesh_trained(&job, &one);
-    observed whole = take_first();
-    seen_free();
+    const observed whole = seen[0];
+    for (int w = 0; w < WEIGHTS; w++) { /* of every linear but the first */
+        cr_assert_eq(whole.codes[w][0] == 0x7f, w == 0, "weight %d", w);
+    }
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         int ranks = meshes[i].dp_replicate * meshes[i].dp_shard * meshes[i].cp * meshes[i].tp;
-        seen_alloc();
+        seen_begin();
         mesh_trained(&job, &meshes[i]);
         for (int r = 0; r < ranks; r++) {
             cr_assert_eq(memcmp(seen[r].scale, whole.scale, sizeof whole.scale), 0,
@@ -246,9 +202,7 @@ static void same_bits_before_the_first_update(bool all_gather)
             compare_inputs(&meshes[i], &whole, &seen[r]);
         }
         compare_weights(&meshes[i], &whole, ranks);
-        seen_free();
     }
-    observed_free(&whole);
 }
 
 Test(fp8_codes, same_scales_and_codes_before_the_first_update)

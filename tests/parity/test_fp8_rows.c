@@ -14,7 +14,6 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/parity/cast_spy.h"
@@ -70,56 +69,13 @@ static bool is_shared(nd_granularity granularity, part p)
            (granularity == ND_PER_COLUMN && p == ROWS);
 }
 
-/* the reference */
-
-typedef struct reference {
-    nd_device *device;
-    nd_stream stream;
-    const nd_ops *ops;
-} reference;
-
-static reference ref;
-
-/* x (rows, columns) with scales that are powers of two; the caller frees scale and codes. */
-static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, int64_t columns)
-{
-    int64_t scales = cast_spy_scales(granularity, rows, columns);
-    float *amax = malloc((size_t)scales * 4), *inverse = malloc((size_t)scales * 4);
-    spied_cast out = {.granularity = granularity,
-                      .rows = rows,
-                      .columns = columns,
-                      .x = x,
-                      .codes = malloc((size_t)(rows * columns)),
-                      .scale = malloc((size_t)scales * 4)};
-    nd_tensor t = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
-    nd_matrix fp8 = {.stored = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
-                     .scale = out.scale,
-                     .inverse = inverse,
-                     .granularity = granularity};
-    assert_ok(
-        ND_CALL(ref.ops, &ref.stream, amax, .amax = amax, .x = t, .granularity = granularity));
-    assert_ok(ND_CALL(ref.ops, &ref.stream, fp8_scale, .scale = out.scale, .inverse = inverse,
-                      .amax = amax, .count = scales, .format = ND_DTYPE_F8_E4M3,
-                      .power_of_two = true));
-    assert_ok(ND_CALL(ref.ops, &ref.stream, make_form, .out = fp8, .x = t));
-    free(amax);
-    free(inverse);
-    return out;
-}
-
-static void cast_free(spied_cast *c)
-{
-    free(c->codes);
-    free(c->scale);
-}
-
-/* Cast i of all ranks as one matrix; the caller frees it. */
+/* Cast i of all ranks as one matrix. */
 static nd_bf16 *put_together(int i, int ranks, part p, int64_t *rows, int64_t *columns)
 {
     const spied_cast *first = &spies[0].casts[i];
     *rows = first->rows * (p == ROWS ? ranks : 1);
     *columns = first->columns * (p == COLUMNS ? ranks : 1);
-    nd_bf16 *x = malloc((size_t)(*rows * *columns) * 2);
+    nd_bf16 *x = cast_spy_memory((size_t)(*rows * *columns) * 2);
     for (int r = 0; r < ranks; r++) {
         const spied_cast *c = &spies[r].casts[i];
         int64_t row = p == ROWS ? r * c->rows : 0, column = p == COLUMNS ? r * c->columns : 0;
@@ -148,7 +104,7 @@ static int compare_part(const spied_cast *c, const spied_cast *whole, part p, in
     int64_t first = c->granularity == ND_PER_TENSOR ? 0
                     : c->granularity == ND_PER_ROW  ? row
                                                     : column;
-    spied_cast alone = cast_of(c->x, c->granularity, c->rows, c->columns);
+    const spied_cast alone = cast_by_reference(c->x, c->granularity, c->rows, c->columns, true);
     for (int64_t g = 0; g < scales; g++) {
         int exponent;
         cr_assert_eq(c->scale[g], whole->scale[first + g], "%s: scale %ld is %g on rank %d, not %g",
@@ -161,7 +117,6 @@ static int compare_part(const spied_cast *c, const spied_cast *whole, part p, in
                             whole->codes + (row + k) * whole->columns + column, (size_t)c->columns),
                      0, "%s: codes of row %ld on rank %d", what, (long)k, rank);
     }
-    cast_free(&alone);
     return others;
 }
 
@@ -198,7 +153,7 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const linears 
         part p = mesh->tp == 1 ? WHOLE : parts[l->row_parallel][o];
         snprintf(what, sizeof what, "%s, %s, cast %d, %s", mesh->name, l->filter, i, names[o]);
         nd_bf16 *x = put_together(i, mesh->tp, p, &rows, &columns);
-        spied_cast whole = cast_of(x, granularity, rows, columns);
+        const spied_cast whole = cast_by_reference(x, granularity, rows, columns, true);
         for (int r = 0; r < mesh->tp; r++) {
             others += compare_part(&spies[r].casts[i], &whole, p, r, what);
         }
@@ -211,8 +166,6 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const linears 
             cr_expect_eq(memcmp(a->x, x, (size_t)(rows * columns) * 2), 0, "%s: values", what);
             cr_expect_eq(memcmp(a->codes, whole.codes, (size_t)(rows * columns)), 0, "%s", what);
         }
-        cast_free(&whole);
-        free(x);
     }
 }
 
@@ -232,9 +185,6 @@ static mesh_job job_of(nd_fp8_recipe recipe)
 static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
 {
     static const mesh_case meshes[] = {{"tp 2", 1, 1, 1, 2, 1}, {"tp 4", 1, 1, 1, 4, 1}};
-    assert_ok(nd_device_open_cpu(1, &ref.device));
-    assert_ok(nd_ops_ref(&ref.ops));
-    assert_ok(ref.device->table->stream_init(ref.device, &ref.stream));
     mesh_job job = job_of(recipe);
     job.before_step = spy_on;
     for (const linears *l = cases; l < cases + CASES; l++) {
@@ -250,13 +200,9 @@ static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
             compare(&alone, &meshes[i], l, recipe);
             for (int r = 0; r < meshes[i].tp; r++) {
                 cr_expect_eq(spies[r].count, alone.count);
-                cast_spy_clear(&spies[r]);
             }
         }
-        cast_spy_clear(&alone);
     }
-    ref.device->table->stream_fini(&ref.stream);
-    nd_device_close(ref.device);
 }
 
 Test(fp8_rows, rowwise)
@@ -276,9 +222,7 @@ Test(fp8_rows, rowwise_with_gw_hp)
 /* All-reduces over tp of one step with two micro-batches. */
 static int64_t reductions(const mesh_job *job, const mesh_case *mesh)
 {
-    mesh_result result = mesh_trained(job, mesh);
-    int64_t calls = result.calls[ND_GROUP_TP][ND_COMM_ALL_REDUCE];
-    return calls;
+    return mesh_trained(job, mesh).calls[ND_GROUP_TP][ND_COMM_ALL_REDUCE];
 }
 
 /*
