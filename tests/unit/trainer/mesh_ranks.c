@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/trainer/mesh_ranks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "trainer/weights/weights.h"
@@ -36,6 +37,26 @@ nd_shape mesh_shape_of(int64_t layers, bool tied)
                       .rope = {.theta = 10000.0}};
 }
 
+/* The models of this rank, which is a thread. */
+typedef struct opened {
+    nd_memplan plan;
+    nd_model *model;
+    struct opened *next;
+} opened;
+
+static _Thread_local opened *models;
+
+static void close_models(void)
+{
+    for (opened *o = models, *next; o; o = next) {
+        next = o->next;
+        nd_model_destroy(o->model);
+        nd_memplan_fini(&o->plan);
+        free(o);
+    }
+    models = NULL;
+}
+
 static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)
 {
     nd_status status = ND_OK;
@@ -44,6 +65,7 @@ static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)
     ND_TRY(table->stream_init(rank->device, &rank->stream));
     ND_TRY_OUT(nd_groups_create(rank->transport, &rank->mesh, &rank->groups));
     status = job->body(rank, job->context);
+    close_models();
     nd_groups_destroy(&rank->groups);
 out:
     table->stream_fini(&rank->stream);
@@ -183,76 +205,70 @@ void mesh_shards_close(mesh_shards *s)
     nd_memplan_fini(&s->plan);
 }
 
-static nd_status start_model(nd_model *model, uint64_t seed, nd_memplan *plan)
+static nd_status start_model(opened *o, nd_rank *rank, const nd_model_options *options,
+                             mesh_packed packed, uint64_t seed)
 {
-    nd_fsdp *fsdp = &model->fsdp;
-    ND_TRY(nd_memplan_commit(plan, model->rank->device));
-    ND_TRY(nd_model_start(model));
+    ND_TRY(nd_model_create(rank, options, &o->plan, &o->model));
+    ND_TRY(nd_model_plan_weights(o->model, false, &o->plan));
+    if (packed.blocks) {
+        nd_packed_plan(&o->model->packed, false, &o->plan);
+    }
+    if (packed.head) {
+        nd_packed_plan(&o->model->packed, true, &o->plan);
+    }
+    nd_fsdp *fsdp = &o->model->fsdp;
+    ND_TRY(nd_memplan_commit(&o->plan, rank->device));
+    ND_TRY(nd_model_start(o->model));
     ND_TRY(mesh_load(fsdp, seed));
-    return nd_scales_refresh(&model->scales, fsdp->master, fsdp->version);
+    return nd_scales_refresh(&o->model->scales, fsdp->master, fsdp->version);
 }
 
-nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out)
+nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
+                                 uint64_t seed, nd_model **out)
 {
-    return mesh_model_open_with(rank, &(nd_model_options){0}, seed, plan, out);
-}
-
-static nd_status open_model(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
-                            uint64_t seed, nd_memplan *plan, nd_model **out)
-{
-    nd_model *model = NULL;
-    nd_memplan_init(plan);
-    nd_status status = nd_model_create(rank, options, plan, &model);
-    if (status == ND_OK) {
-        status = nd_model_plan_weights(model, false, plan);
-    }
-    if (status == ND_OK && packed.blocks) {
-        nd_packed_plan(&model->packed, false, plan);
-    }
-    if (status == ND_OK && packed.head) {
-        nd_packed_plan(&model->packed, true, plan);
-    }
-    if (status == ND_OK) {
-        status = start_model(model, seed, plan);
-    }
-    if (status != ND_OK) {
-        mesh_model_close(plan, model);
-        return status;
-    }
-    *out = model;
+    opened *o = NULL;
+    ND_TRY(ND_ALLOC(1, &o));
+    nd_memplan_init(&o->plan);
+    o->next = models;
+    models = o;
+    ND_TRY(start_model(o, rank, options ? options : &(nd_model_options){0}, packed, seed));
+    *out = o->model;
     return ND_OK;
 }
 
-nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
-                               nd_memplan *plan, nd_model **out)
+nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64_t seed,
+                          nd_model **out)
 {
-    return open_model(rank, options, (mesh_packed){true, true}, seed, plan, out);
+    return mesh_model_open_packed(rank, options, (mesh_packed){true, true}, seed, out);
 }
 
-nd_status mesh_model_open_packed(nd_rank *rank, mesh_packed packed, uint64_t seed, nd_memplan *plan,
-                                 nd_model **out)
+size_t mesh_model_bytes(const nd_model *model)
 {
-    return open_model(rank, &(nd_model_options){0}, packed, seed, plan, out);
+    const opened *o = models;
+    while (o->model != model) {
+        o = o->next;
+    }
+    return o->plan.total;
 }
 
-void mesh_model_close(nd_memplan *plan, nd_model *model)
-{
-    nd_model_destroy(model);
-    nd_memplan_fini(plan);
-}
-
-nd_status mesh_micro_batch(nd_model *m, int micro, nd_pass pass)
+nd_status mesh_load_batch(nd_model *m, int micro, nd_activation_set **set)
 {
     enum { T = 32 };
     int32_t ids[T], labels[T], positions[T];
-    nd_activation_set *set = nd_model_take_set(m);
+    *set = nd_model_take_set(m);
     ND_ASSERT(m->dims.B * m->dims.S == T);
     for (int i = 0; i < T; i++) {
         ids[i] = (i * 7 + 3 * micro) % 97;
         labels[i] = (i * 13 + 5) % 97;
         positions[i] = i;
     }
-    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    return nd_model_load_batch(m, *set, ids, labels, positions);
+}
+
+nd_status mesh_micro_batch(nd_model *m, int micro, nd_pass pass)
+{
+    nd_activation_set *set;
+    ND_TRY(mesh_load_batch(m, micro, &set));
     ND_TRY(nd_model_forward(m, set, pass));
     if (pass == ND_PASS_TRAIN) {
         ND_TRY(nd_model_backward(m, set));

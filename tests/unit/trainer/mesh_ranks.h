@@ -58,21 +58,23 @@ typedef struct mesh_shards {
 nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank, bool shares);
 void mesh_shards_close(mesh_shards *shards);
 
-/* The model of one rank, with its memory in `plan` and mesh_fill's weights. On an error both are
- * gone. */
-nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out);
-nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
-                               nd_memplan *plan, nd_model **out);
-/* The same with packed weights of the blocks, of the head, of both or of none; the functions above
- * plan both. */
+/* A model of one rank, with its memory and mesh_fill's weights, until the rank's body returns.
+ * options NULL: to train. */
+nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64_t seed,
+                          nd_model **out);
+/* The same with packed weights of the blocks, of the head, of both or of none; that above has
+ * both. */
 typedef struct mesh_packed {
     bool blocks, head;
 } mesh_packed;
-nd_status mesh_model_open_packed(nd_rank *rank, mesh_packed packed, uint64_t seed, nd_memplan *plan,
-                                 nd_model **out);
-/* The forward of one sequence whose ids depend on `micro` and, to train, its backward. The model
- * has mesh_config_of's 32 tokens and a vocabulary of 97 or more. */
+nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
+                                 uint64_t seed, nd_model **out);
+/* That its plan has. */
+size_t mesh_model_bytes(const nd_model *model);
+/* Takes a set for one sequence whose ids depend on `micro`. The model has mesh_config_of's 32
+ * tokens and a vocabulary of 97 or more. */
+nd_status mesh_load_batch(nd_model *model, int micro, nd_activation_set **set);
+/* Its forward and, to train, its backward. */
 nd_status mesh_micro_batch(nd_model *model, int micro, nd_pass pass);
-void mesh_model_close(nd_memplan *plan, nd_model *model);
 
 #endif

@@ -55,12 +55,11 @@ static nd_status plain_loop(nd_rank *rank, const nd_generate_rules *rules, texts
     static const nd_kv_options kv = {
         .tokens = CAPACITY, .slots = 1, .capacity = CAPACITY, .logits = 1};
     const nd_model_options options = {.forward_only = true, .cache = &kv};
-    nd_memplan plan;
     nd_model *m = NULL;
     nd_sampler sampler;
     nd_status status = ND_OK;
     ND_TRY(nd_sampler_init(&sampler, V));
-    ND_TRY(mesh_model_open_with(rank, &options, 5, &plan, &m));
+    ND_TRY(mesh_model_open(rank, &options, 5, &m));
     for (int q = 0; q < SEQUENCES; q++) {
         int32_t ids[CAPACITY] = {0}, positions[CAPACITY] = {0};
         int64_t count = prompt_size(q);
@@ -87,7 +86,6 @@ static nd_status plain_loop(nd_rank *rank, const nd_generate_rules *rules, texts
     }
 out:
     nd_sampler_fini(&sampler);
-    mesh_model_close(&plan, m);
     return status;
 }
 

@@ -9,7 +9,6 @@
 #include "trainer/weights/weights.h"
 
 enum {
-    T = 32,
     LAYERS = 3,
     PIECE = 75 /* elements that are read at a time: pieces end within rows */
 };
@@ -97,27 +96,19 @@ static nd_status load(nd_model *m)
 static nd_status loss_of(nd_rank *rank, bool forward_only, double *loss, size_t *bytes)
 {
     const nd_model_options options = {.forward_only = forward_only};
-    int32_t ids[T], labels[T], positions[T];
-    nd_memplan plan;
     nd_model *m = NULL;
-    for (int i = 0; i < T; i++) {
-        ids[i] = (i * 11 + 4) % 97;
-        labels[i] = (i * 11 + 15) % 97;
-        positions[i] = i;
-    }
-    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
-    nd_activation_set *set = nd_model_take_set(m);
+    nd_activation_set *set;
+    ND_TRY(mesh_model_open(rank, &options, 3, &m));
     if (m->fsdp.converts) {
         m->fsdp.landing_count = PIECE;
     }
-    nd_status status = load(m);
-    status = status == ND_OK && forward_only ? check_kept(m) : status;
-    status = status == ND_OK ? nd_model_load_batch(m, set, ids, labels, positions) : status;
-    status = status == ND_OK ? nd_model_forward(m, set, ND_PASS_EVAL) : status;
+    ND_TRY(load(m));
+    ND_TRY(forward_only ? check_kept(m) : ND_OK);
+    ND_TRY(mesh_load_batch(m, 1, &set));
+    ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
     *loss = m->numbers->loss_sum;
-    *bytes = plan.total;
-    mesh_model_close(&plan, m);
-    return status;
+    *bytes = mesh_model_bytes(m);
+    return ND_OK;
 }
 
 static nd_status body(nd_rank *rank, void *context)

@@ -317,11 +317,8 @@ static nd_status body(nd_rank *rank, void *context)
 {
     head_test test = {
         .world = context, .dp = rank->coord.at[ND_AXIS_DP_SHARD], .tp = rank->coord.at[ND_AXIS_TP]};
-    nd_memplan plan;
-    ND_TRY(mesh_model_open(rank, WEIGHTS, &plan, &test.model));
-    nd_status status = run_rank(&test);
-    mesh_model_close(&plan, test.model);
-    return status;
+    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &test.model));
+    return run_rank(&test);
 }
 
 /* Gradients summed over data ranks, chunks and micro-batches. Sizes: every counted token has a
@@ -492,19 +489,16 @@ static nd_status same_in_tiles(nd_model *m, nd_activation_set *set)
 static nd_status bf16_body(nd_rank *rank, void *context)
 {
     static int32_t ids[T], labels[T], positions[T];
-    nd_memplan plan;
     nd_model *m = NULL;
     for (int i = 0; i < T; i++) {
         ids[i] = i;
         labels[i] = i * 97 % MANY;
         positions[i] = i;
     }
-    ND_TRY(mesh_model_open(rank, WEIGHTS, &plan, &m));
+    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &m));
     nd_activation_set *set = nd_model_take_set(m);
-    nd_status status = nd_model_load_batch(m, set, ids, labels, positions);
-    status = status == ND_OK ? same_in_tiles(m, set) : status;
-    mesh_model_close(&plan, m);
-    return status;
+    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    return same_in_tiles(m, set);
 }
 
 Test(head, bf16_tiles_are_summed_before_they_are_rounded)

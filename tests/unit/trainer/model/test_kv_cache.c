@@ -95,17 +95,12 @@ static nd_status side_by_side(nd_model *m, const float *whole, const float *othe
 static nd_status cached(nd_rank *rank, const nd_model_options *options)
 {
     static float whole[T * V], other[T * V];
-    nd_memplan plan;
     nd_model *m = NULL;
-    ND_TRY(mesh_model_open_with(rank, options, 3, &plan, &m));
-    nd_status status = compute(m, &(piece){{.slot = 0, .length = 0, .rows = LONG}, 0}, 1, whole);
-    status = status == ND_OK
-                 ? compute(m, &(piece){{.slot = 0, .length = 0, .rows = SHORT}, 1}, 1, other)
-                 : status;
-    status = status == ND_OK ? in_pieces(m, whole) : status;
-    status = status == ND_OK ? side_by_side(m, whole, other) : status;
-    mesh_model_close(&plan, m);
-    return status;
+    ND_TRY(mesh_model_open(rank, options, 3, &m));
+    ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = LONG}, 0}, 1, whole));
+    ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = SHORT}, 1}, 1, other));
+    ND_TRY(in_pieces(m, whole));
+    return side_by_side(m, whole, other);
 }
 
 static nd_status pieces_body(nd_rank *rank, void *context)
@@ -159,26 +154,21 @@ static nd_status some_calls(nd_rank *rank, float *logits, int64_t *rows)
     const nd_model_options options = {.forward_only = true, .cache = &kv};
     const piece two[] = {{{.slot = 2, .length = 0, .rows = 11}, 0},
                          {{.slot = 0, .length = LONG - 2, .rows = 1}, 1}};
-    nd_memplan plan;
     nd_model *m = NULL;
     int64_t length = 0;
     *rows = 0;
-    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
-    nd_status status = ND_OK;
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths && status == ND_OK; i++) {
+    ND_TRY(mesh_model_open(rank, &options, 3, &m));
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         const piece p = {{.slot = 0, .length = length, .rows = lengths[i]}, 1};
-        status = compute(m, &p, 1, logits + *rows * V);
+        ND_TRY(compute(m, &p, 1, logits + *rows * V));
         *rows += lengths[i];
         length += lengths[i];
     }
-    status = status == ND_OK ? compute(m, two, 2, logits + *rows * V) : status;
+    ND_TRY(compute(m, two, 2, logits + *rows * V));
     *rows += 12;
-    status = status == ND_OK ? compute(m, &(piece){{.slot = 1, .length = 0, .rows = LONG}, 0}, 1,
-                                       logits + *rows * V)
-                             : status;
+    ND_TRY(compute(m, &(piece){{.slot = 1, .length = 0, .rows = LONG}, 0}, 1, logits + *rows * V));
     *rows += LONG;
-    mesh_model_close(&plan, m);
-    return status;
+    return ND_OK;
 }
 
 static nd_status padding_body(nd_rank *rank, void *context)
@@ -220,14 +210,11 @@ static nd_status unused_rows_body(nd_rank *rank, void *context)
     const piece few = {{.slot = 0, .length = 0, .rows = 1}, 0};
     const piece many = {{.slot = 1, .length = 0, .rows = LONG}, 1};
     float before[T * V], after[T * V];
-    nd_memplan plan;
     nd_model *m = NULL;
-    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
-    nd_status status = compute(m, &few, 1, before);
-    status = status == ND_OK ? compute(m, &many, 1, after) : status;
-    status = status == ND_OK ? compute(m, &few, 1, after) : status;
-    mesh_model_close(&plan, m);
-    ND_TRY(status);
+    ND_TRY(mesh_model_open(rank, &options, 3, &m));
+    ND_TRY(compute(m, &few, 1, before));
+    ND_TRY(compute(m, &many, 1, after));
+    ND_TRY(compute(m, &few, 1, after));
     return check_equal(after, before, few.segment.rows, "after a longer call");
 }
 
@@ -264,7 +251,6 @@ static nd_status loss_body(nd_rank *rank, void *context)
     const nd_model_options generates = {.forward_only = true, .cache = &kv};
     int32_t ids[T], labels[T], positions[T];
     float logits[T * V];
-    nd_memplan plan;
     nd_model *m = NULL;
     double loss = 0;
     for (int i = 0; i < T; i++) {
@@ -272,17 +258,13 @@ static nd_status loss_body(nd_rank *rank, void *context)
         labels[i] = id_at(0, i + 1);
         positions[i] = i;
     }
-    ND_TRY(mesh_model_open_with(rank, &(nd_model_options){.forward_only = true}, 3, &plan, &m));
+    ND_TRY(mesh_model_open(rank, &(nd_model_options){.forward_only = true}, 3, &m));
     nd_activation_set *set = nd_model_take_set(m);
-    nd_status status = nd_model_load_batch(m, set, ids, labels, positions);
-    status = status == ND_OK ? nd_model_forward(m, set, ND_PASS_EVAL) : status;
+    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
     loss = m->numbers->loss_sum;
-    mesh_model_close(&plan, m);
-    ND_TRY(status);
-    ND_TRY(mesh_model_open_with(rank, &generates, 3, &plan, &m));
-    status = compute(m, &(piece){{.slot = 0, .length = 0, .rows = T}, 0}, 1, logits);
-    mesh_model_close(&plan, m);
-    ND_TRY(status);
+    ND_TRY(mesh_model_open(rank, &generates, 3, &m));
+    ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = T}, 0}, 1, logits));
     double expected = nll_of(logits, labels);
     ND_CHECK(fabs(loss - expected) <= 1e-5 * expected, "the loss is %.9g, the logits say %.9g",
              loss, expected);
@@ -309,19 +291,16 @@ Test(kv_cache, logits_are_those_of_the_training_model)
 static nd_status odd_rows_body(nd_rank *rank, void *context)
 {
     float *out = context; /* (tp, LONG, V) */
-    nd_memplan plan;
     nd_model *m = NULL;
     const nd_model_options options = {.forward_only = true, .cache = &kv};
-    nd_status status = ND_OK;
-    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
+    ND_TRY(mesh_model_open(rank, &options, 3, &m));
     float *own = out + (int64_t)rank->rank * LONG * V;
-    for (int64_t length = 0, rows = 1; length < LONG && status == ND_OK; length += rows) {
+    for (int64_t length = 0, rows = 1; length < LONG; length += rows) {
         rows = nd_min(1 + length % 5, LONG - length);
         const piece p = {{.slot = 0, .length = length, .rows = rows}, 0};
-        status = compute(m, &p, 1, own + length * V);
+        ND_TRY(compute(m, &p, 1, own + length * V));
     }
-    mesh_model_close(&plan, m);
-    return status;
+    return ND_OK;
 }
 
 Test(kv_cache, any_number_of_rows_on_tp_ranks)
@@ -357,12 +336,9 @@ static nd_status many_logits_body(nd_rank *rank, void *context)
     all.logits = T;
     for (int i = 0; i < 2; i++) {
         const nd_model_options options = {.forward_only = true, .cache = caches[i]};
-        nd_memplan plan;
         nd_model *m = NULL;
-        ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
-        nd_status status = compute(m, &odd, 1, logits[i]);
-        mesh_model_close(&plan, m);
-        ND_TRY(status);
+        ND_TRY(mesh_model_open(rank, &options, 3, &m));
+        ND_TRY(compute(m, &odd, 1, logits[i]));
     }
     return check_equal(logits[1], logits[0], odd.segment.rows, "all rows at once");
 }

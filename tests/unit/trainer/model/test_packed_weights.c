@@ -87,18 +87,13 @@ static nd_status body(nd_rank *rank, void *context)
 {
     const packed_case *c = context;
     nd_ops ops = *rank->ops;
-    nd_memplan plan;
     nd_model *m = NULL;
     ops.product = spy_product;
     ops.form = spy_form;
     rank->ops = &ops;
     const mesh_packed packed = {.blocks = c->keep == KEEP_ALL, .head = c->keep != KEEP_NONE};
-    nd_status status = mesh_model_open_packed(rank, packed, 1, &plan, &m);
-    if (status == ND_OK) {
-        status = run_steps(m, c);
-        mesh_model_close(&plan, m);
-    }
-    return status;
+    ND_TRY(mesh_model_open_packed(rank, NULL, packed, 1, &m));
+    return run_steps(m, c);
 }
 
 static void run(const packed_case *c)

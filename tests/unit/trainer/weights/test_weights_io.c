@@ -231,11 +231,10 @@ static nd_status load_converted(nd_rank *rank, void *context)
     const reader_job *job = context;
     nd_config config = *rank->config;
     nd_hf_reader *reader = NULL;
-    nd_memplan plan;
     nd_model *m = NULL;
     config.train.precision = ND_PRECISION_BF16;
     rank->config = &config;
-    ND_TRY(mesh_model_open_with(rank, &(nd_model_options){.forward_only = true}, 99, &plan, &m));
+    ND_TRY(mesh_model_open(rank, &(nd_model_options){.forward_only = true}, 99, &m));
     nd_status status = nd_hf_reader_open(job->folders[rank->rank], &reader);
     status = status == ND_OK ? nd_weights_load(&m->fsdp, reader) : status;
     if (status == ND_OK) {
@@ -243,7 +242,6 @@ static nd_status load_converted(nd_rank *rank, void *context)
         status = mesh_each_span(m->layout, compare_kept, &check);
     }
     nd_hf_reader_close(reader);
-    mesh_model_close(&plan, m);
     return status;
 }
 
