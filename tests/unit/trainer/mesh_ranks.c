@@ -37,24 +37,37 @@ nd_shape mesh_shape_of(int64_t layers, bool tied)
                       .rope = {.theta = 10000.0}};
 }
 
-/* The models of this rank, which is a thread. */
+/* A model of this rank, which is a thread, or shards alone. */
 typedef struct opened {
     nd_memplan plan;
     nd_model *model;
+    mesh_shards shards;
     struct opened *next;
 } opened;
 
-static _Thread_local opened *models;
+static _Thread_local opened *all_opened;
 
-static void close_models(void)
+static nd_status open_one(opened **out)
 {
-    for (opened *o = models, *next; o; o = next) {
+    ND_TRY(ND_ALLOC(1, out));
+    nd_memplan_init(&(*out)->plan);
+    (*out)->next = all_opened;
+    all_opened = *out;
+    return ND_OK;
+}
+
+static void close_all(void)
+{
+    for (opened *o = all_opened, *next; o; o = next) {
         next = o->next;
         nd_model_destroy(o->model);
+        nd_fsdp_fini(&o->shards.fsdp);
+        nd_scales_fini(&o->shards.scales);
+        nd_layout_destroy(o->shards.layout);
         nd_memplan_fini(&o->plan);
         free(o);
     }
-    models = NULL;
+    all_opened = NULL;
 }
 
 static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)
@@ -65,7 +78,7 @@ static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)
     ND_TRY(table->stream_init(rank->device, &rank->stream));
     ND_TRY_OUT(nd_groups_create(rank->transport, &rank->mesh, &rank->groups));
     status = job->body(rank, job->context);
-    close_models();
+    close_all();
     nd_groups_destroy(&rank->groups);
 out:
     table->stream_fini(&rank->stream);
@@ -168,9 +181,12 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)
                           : mesh_fill(fsdp->layout, seed, fsdp->master);
 }
 
-static nd_status open_shards(mesh_shards *s, bool shares)
+nd_status mesh_shards_open(nd_rank *rank, bool shares, mesh_shards **out)
 {
-    nd_rank *rank = s->rank;
+    opened *o = NULL;
+    ND_TRY(open_one(&o));
+    mesh_shards *s = &o->shards;
+    *s = (mesh_shards){.rank = rank, .plan = &o->plan};
     ND_TRY(nd_scales_init(&s->scales, rank, NULL, false));
     nd_layout_options options = {.shape = &rank->shape,
                                  .mesh = &rank->mesh,
@@ -178,31 +194,12 @@ static nd_status open_shards(mesh_shards *s, bool shares)
                                  .converts = nd_scales_in_segment,
                                  .context = &s->scales};
     ND_TRY(nd_layout_create(&options, &s->layout));
-    ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, false, &s->plan));
-    ND_TRY(nd_fsdp_plan_weights(&s->fsdp, shares, &s->plan));
-    ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, 0, &s->plan));
-    ND_TRY(nd_memplan_commit(&s->plan, rank->device));
+    ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, false, s->plan));
+    ND_TRY(nd_fsdp_plan_weights(&s->fsdp, shares, s->plan));
+    ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, 0, s->plan));
+    ND_TRY(nd_memplan_commit(s->plan, rank->device));
+    *out = s;
     return nd_scales_start(&s->scales);
-}
-
-nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank, bool shares)
-{
-    memset(s, 0, sizeof *s);
-    s->rank = rank;
-    nd_memplan_init(&s->plan);
-    nd_status status = open_shards(s, shares);
-    if (status != ND_OK) {
-        mesh_shards_close(s);
-    }
-    return status;
-}
-
-void mesh_shards_close(mesh_shards *s)
-{
-    nd_fsdp_fini(&s->fsdp);
-    nd_scales_fini(&s->scales);
-    nd_layout_destroy(s->layout);
-    nd_memplan_fini(&s->plan);
 }
 
 static nd_status start_model(opened *o, nd_rank *rank, const nd_model_options *options,
@@ -227,10 +224,7 @@ nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options,
                                  uint64_t seed, nd_model **out)
 {
     opened *o = NULL;
-    ND_TRY(ND_ALLOC(1, &o));
-    nd_memplan_init(&o->plan);
-    o->next = models;
-    models = o;
+    ND_TRY(open_one(&o));
     ND_TRY(start_model(o, rank, options ? options : &(nd_model_options){0}, packed, seed));
     *out = o->model;
     return ND_OK;
@@ -244,7 +238,7 @@ nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64
 
 size_t mesh_model_bytes(const nd_model *model)
 {
-    const opened *o = models;
+    const opened *o = all_opened;
     while (o->model != model) {
         o = o->next;
     }

@@ -45,18 +45,17 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed);
 /* Visits all spans of this rank's shards. */
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
 
-/* Layout, scales, FSDP and gradient synchronisation of one rank, with their memory. Must not move
- * between open and close. shares: nd_fsdp_plan_weights. */
+/* Layout, scales, FSDP and gradient synchronisation of one rank, with their memory, until its body
+ * returns. shares: nd_fsdp_plan_weights. */
 typedef struct mesh_shards {
     nd_rank *rank;
     nd_layout *layout;
     nd_scales scales;
     nd_fsdp fsdp;
-    nd_memplan plan;
+    nd_memplan *plan;
 } mesh_shards;
 
-nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank, bool shares);
-void mesh_shards_close(mesh_shards *shards);
+nd_status mesh_shards_open(nd_rank *rank, bool shares, mesh_shards **out);
 
 /* A model of one rank, with its memory and mesh_fill's weights, until the rank's body returns.
  * options NULL: to train. */

@@ -175,21 +175,15 @@ static nd_status check_all(mesh_shards *s, uint64_t seed)
 static nd_status gather_body(nd_rank *rank, void *context)
 {
     const fsdp_case *c = context;
-    mesh_shards s;
-    nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(&s, rank, c->shares));
-    if (s.fsdp.resident) { /* by these bytes a trainer decides whether blocks share buffers */
-        const size_t planned = nd_memplan_class_bytes(&s.plan, ND_MEM_WEIGHTS);
-        status = nd_fsdp_own_bytes(&s.fsdp) == planned
-                     ? ND_OK
-                     : nd_fail(ND_ERR_INTERNAL, "%zu bytes of own buffers, %zu are planned",
-                               nd_fsdp_own_bytes(&s.fsdp), planned);
+    mesh_shards *s;
+    ND_TRY(mesh_shards_open(rank, c->shares, &s));
+    if (s->fsdp.resident) { /* by these bytes a trainer decides whether blocks share buffers */
+        const size_t planned = nd_memplan_class_bytes(s->plan, ND_MEM_WEIGHTS);
+        ND_CHECK(nd_fsdp_own_bytes(&s->fsdp) == planned,
+                 "%zu bytes of own buffers, %zu are planned", nd_fsdp_own_bytes(&s->fsdp), planned);
     }
-    for (uint64_t seed = 1; seed <= 2 && status == ND_OK; seed++) { /* then other weights */
-        status = check_all(&s, seed);
-    }
-    mesh_shards_close(&s);
-    return status;
+    ND_TRY(check_all(s, 1));
+    return check_all(s, 2); /* other weights */
 }
 
 Test(fsdp, gathered_units_are_the_parameters_that_were_sharded)
@@ -298,16 +292,12 @@ static const script_line own_buffers[] = {
 static nd_status prefetch_body(nd_rank *rank, void *context)
 {
     const fsdp_case *c = context;
-    mesh_shards s;
-    ND_TRY(mesh_shards_open(&s, rank, false));
-    nd_status status = mesh_fill(s.layout, 1, s.fsdp.master);
-    if (status == ND_OK) {
-        status = c->zero2 ? play(&s, own_buffers, (int)(sizeof own_buffers / sizeof *own_buffers))
-                          : play(&s, shared_buffers,
-                                 (int)(sizeof shared_buffers / sizeof *shared_buffers));
-    }
-    mesh_shards_close(&s);
-    return status;
+    mesh_shards *s;
+    ND_TRY(mesh_shards_open(rank, false, &s));
+    ND_TRY(mesh_fill(s->layout, 1, s->fsdp.master));
+    return c->zero2
+               ? play(s, own_buffers, (int)(sizeof own_buffers / sizeof *own_buffers))
+               : play(s, shared_buffers, (int)(sizeof shared_buffers / sizeof *shared_buffers));
 }
 
 Test(fsdp, a_unit_is_gathered_once_and_only_into_a_free_buffer)
@@ -449,13 +439,11 @@ static nd_status two_steps(mesh_shards *s)
 static nd_status gradient_body(nd_rank *rank, void *context)
 {
     nd_config config = *rank->config;
-    mesh_shards s;
+    mesh_shards *s;
     config.train.gradient_accumulation_steps = MICROS;
     rank->config = &config;
-    ND_TRY(mesh_shards_open(&s, rank, false));
-    nd_status status = two_steps(&s);
-    mesh_shards_close(&s);
-    return status;
+    ND_TRY(mesh_shards_open(rank, false, &s));
+    return two_steps(s);
 }
 
 Test(fsdp, gradients_add_over_ranks_and_micro_batches)

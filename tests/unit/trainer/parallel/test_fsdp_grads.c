@@ -114,11 +114,9 @@ static nd_status synchronise(mesh_shards *s)
 
 static nd_status body(nd_rank *rank, void *context)
 {
-    mesh_shards s;
-    ND_TRY(mesh_shards_open(&s, rank, false));
-    nd_status status = synchronise(&s);
-    mesh_shards_close(&s);
-    return status;
+    mesh_shards *s;
+    ND_TRY(mesh_shards_open(rank, false, &s));
+    return synchronise(s);
 }
 
 Test(fsdp_grads, sums_and_norm_of_every_mesh)

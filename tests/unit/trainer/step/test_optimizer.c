@@ -183,18 +183,17 @@ static nd_status update_and_check(mesh_shards *s, const optimizer_case *c, nd_op
 static nd_status body(nd_rank *rank, void *context)
 {
     const optimizer_case *c = context;
-    mesh_shards s;
+    mesh_shards *s;
     nd_optimizer optimizer = {0};
     unsigned char *held = NULL;
     nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(&s, rank, false));
-    ND_TRY_OUT(nd_optimizer_init(&optimizer, &s.fsdp));
-    ND_TRY_OUT(ND_ALLOC(s.layout->shard_total, &held));
-    status = update_and_check(&s, c, &optimizer, held);
+    ND_TRY(mesh_shards_open(rank, false, &s));
+    ND_TRY_OUT(nd_optimizer_init(&optimizer, &s->fsdp));
+    ND_TRY_OUT(ND_ALLOC(s->layout->shard_total, &held));
+    status = update_and_check(s, c, &optimizer, held);
 out:
     free(held);
     nd_optimizer_fini(&optimizer);
-    mesh_shards_close(&s);
     return status;
 }
 

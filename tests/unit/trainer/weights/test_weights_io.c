@@ -22,14 +22,10 @@ typedef struct folder_job {
 static nd_status save(nd_rank *rank, void *context)
 {
     const folder_job *job = context;
-    mesh_shards shards;
-    ND_TRY(mesh_shards_open(&shards, rank, false));
-    nd_status status = mesh_fill(shards.layout, SEED + job->seed, shards.fsdp.master);
-    if (status == ND_OK) {
-        status = nd_weights_save(&shards.fsdp, job->folder, job->dtype, false, NULL, NULL);
-    }
-    mesh_shards_close(&shards);
-    return status;
+    mesh_shards *shards;
+    ND_TRY(mesh_shards_open(rank, false, &shards));
+    ND_TRY(mesh_fill(shards->layout, SEED + job->seed, shards->fsdp.master));
+    return nd_weights_save(&shards->fsdp, job->folder, job->dtype, false, NULL, NULL);
 }
 
 static nd_status compare_span(void *context, const nd_span *span)
@@ -61,11 +57,9 @@ out:
 static nd_status load(nd_rank *rank, void *context)
 {
     const folder_job *job = context;
-    mesh_shards shards;
-    ND_TRY(mesh_shards_open(&shards, rank, false));
-    nd_status status = load_and_compare(job->folder, &shards);
-    mesh_shards_close(&shards);
-    return status;
+    mesh_shards *shards;
+    ND_TRY(mesh_shards_open(rank, false, &shards));
+    return load_and_compare(job->folder, shards);
 }
 
 static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *context)
@@ -171,10 +165,10 @@ static nd_status compare_reader(void *context, const nd_span *span)
 static nd_status load_own(nd_rank *rank, void *context)
 {
     const reader_job *job = context;
-    mesh_shards shards;
+    mesh_shards *shards;
     nd_hf_reader *reader = NULL;
     nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(&shards, rank, false));
+    ND_TRY(mesh_shards_open(rank, false, &shards));
     ND_TRY_OUT(nd_hf_reader_open(job->folders[rank->rank], &reader));
     if (job->shrinks && rank->rank == 1) {
         char path[4200];
@@ -184,7 +178,7 @@ static nd_status load_own(nd_rank *rank, void *context)
     if (job->leaves && rank->rank == 1) {
         goto out;
     }
-    status = nd_weights_load(&shards.fsdp, reader);
+    status = nd_weights_load(&shards->fsdp, reader);
     if (job->shrinks || job->leaves) {
         const nd_failure_cause expected = job->leaves       ? ND_CAUSE_OWN
                                           : rank->rank == 1 ? ND_CAUSE_LOCAL
@@ -194,12 +188,11 @@ static nd_status load_own(nd_rank *rank, void *context)
                  nd_error_last()->message);
         status = ND_OK;
     } else if (status == ND_OK) {
-        reader_check check = {rank, shards.fsdp.master};
-        status = mesh_each_span(shards.layout, compare_reader, &check);
+        reader_check check = {rank, shards->fsdp.master};
+        status = mesh_each_span(shards->layout, compare_reader, &check);
     }
 out:
     nd_hf_reader_close(reader);
-    mesh_shards_close(&shards);
     return status;
 }
 
@@ -298,14 +291,10 @@ static nd_status check_fresh(void *context, const nd_span *span)
 
 static nd_status init(nd_rank *rank, void *context)
 {
-    mesh_shards shards;
-    ND_TRY(mesh_shards_open(&shards, rank, false));
-    nd_status status = nd_weights_init(&shards.fsdp, 0.5, SEED);
-    if (status == ND_OK) {
-        status = mesh_each_span(shards.layout, check_fresh, shards.fsdp.master);
-    }
-    mesh_shards_close(&shards);
-    return status;
+    mesh_shards *shards;
+    ND_TRY(mesh_shards_open(rank, false, &shards));
+    ND_TRY(nd_weights_init(&shards->fsdp, 0.5, SEED));
+    return mesh_each_span(shards->layout, check_fresh, shards->fsdp.master);
 }
 
 /* Norms longer than the ones that are copied at a time. */
