@@ -6,7 +6,6 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #include "tests/parity/mesh_data.h"
 #include "tests/support/tempdir.h"

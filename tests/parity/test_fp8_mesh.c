@@ -4,8 +4,6 @@
  * other side of a rounding to 3 bits now and then. The losses of 20 steps stay within 5e-3.
  */
 #include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
 
 #include "tests/parity/fp8_job.h"
 

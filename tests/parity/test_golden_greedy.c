@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Greedy texts through the cache are those of transformers (scripts/goldens/greedy.py). */
 #include <criterion/criterion.h>
-#include <stdlib.h>
 
 #include "tests/parity/golden_run.h"
 #include "tests/support/tempdir.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The goldens of every family on meshes, within the bounds that they have on one worker. */
 #include <criterion/criterion.h>
-#include <stdlib.h>
 
 #include "tests/parity/golden_run.h"
 #include "tests/parity/mesh_data.h"

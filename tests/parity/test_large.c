@@ -8,8 +8,6 @@
  * error about sqrt(2304) x 6e-8 = 2.9e-6 in the L2 norm.
  */
 #include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
 
 #include "tests/parity/mesh_data.h"
 

@@ -9,8 +9,6 @@
  * gradients: losses and norms within 1e-5.
  */
 #include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
 
 #include "tests/parity/mesh_data.h"
 #include "tests/support/tempdir.h"

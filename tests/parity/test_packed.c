@@ -8,7 +8,6 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Other lists of actions than the sequential one give a step the same bits. */
 #include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/parity/fp8_job.h"
 #include "tests/parity/schedules.h"

@@ -3,7 +3,6 @@
  * whatever a filter leaves in BF16. */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"

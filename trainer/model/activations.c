@@ -2,7 +2,6 @@
 #include "trainer/model/linear.h"
 
 #include <stddef.h>
-#include <stdlib.h>
 
 #include "runtime/base/math.h"
 

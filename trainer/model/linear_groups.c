@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Decides, when a model is made, what computes its linears, in which forms products read, and which
  * forms of weights are kept. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 

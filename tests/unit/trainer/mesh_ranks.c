@@ -2,7 +2,6 @@
 #include "tests/unit/trainer/mesh_ranks.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "trainer/weights/weights.h"
 
