@@ -11,7 +11,6 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops.h"
-#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
@@ -186,73 +185,6 @@ static int finish(nd_status status)
     return (int)(flushed != ND_OK ? flushed : status);
 }
 
-/* The configuration of a worker. */
-
-/* The resolved configuration that ndlaunch hands down as an inherited memory file. */
-static nd_status read_inherited(nd_config *config, int fd)
-{
-    enum { MOST = 64 << 20 };
-    char path[32], *text = NULL;
-    size_t size = 0;
-    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read, if it read one */
-    const bool named = name && name[0];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (nd_fs_read(path, MOST, ND_ERR_INTERNAL, &text, &size) != ND_OK || size == 0) {
-        free(text);
-        return nd_fail(ND_ERR_INTERNAL,
-                       "the inherited configuration (descriptor %d) cannot be read", fd);
-    }
-    nd_status status =
-        nd_config_read_text(config, text, size, named ? name : "configuration from ndlaunch");
-    free(text);
-    if (status == ND_OK && !named) {
-        config->source[0] = '\0'; /* ndlaunch read flags only */
-    }
-    return status;
-}
-
-/* The environment of ranks that no ndlaunch started says how many they are, and launch.* about
- * nodes does not apply to them. */
-static nd_status adopt_world_size(nd_config *config, const nd_identity *id)
-{
-    if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
-        return ND_OK;
-    }
-    ND_REFUSE(config->launch.nnodes > 1 && config->launch.nnodes != id->nnodes,
-              "launch.nnodes is %lld, but this job has %d nodes (%s)",
-              (long long)config->launch.nnodes, id->nnodes, nd_identity_source_name(id->source));
-    if (config->launch.workers == 0) {
-        config->launch.workers = config->launch.nproc_per_node > 0
-                                     ? config->launch.nproc_per_node * id->nnodes
-                                     : id->world_size;
-    }
-    config->launch.nnodes = 1;
-    config->launch.node_rank = 0;
-    config->launch.nproc_per_node = 0;
-    config->launch.spare_nodes = 0;
-    return ND_OK;
-}
-
-/*
- * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
- * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
- */
-static nd_status read_settings(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
-                               char **argv)
-{
-    ND_TRY(nd_config_init(config));
-    if (id->config_fd >= 0) {
-        ND_TRY(read_inherited(config, id->config_fd));
-    } else {
-        ND_TRY(nd_config_parse(config, cli, argc, argv));
-    }
-    if (cli->help || cli->version) {
-        return ND_OK;
-    }
-    ND_TRY(adopt_world_size(config, id));
-    return nd_config_resolve(config);
-}
-
 static nd_status run_command(const nd_command *command, nd_command_call *call, const nd_cli *cli,
                              int count, char **words)
 {
@@ -327,7 +259,7 @@ int main(int argc, char **argv)
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
     status =
-        status == ND_OK ? read_settings(&config, &cli, &worker.identity, count, words) : status;
+        status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
     status = status == ND_OK ? run_command(command, &call, &cli, count, words) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */

@@ -117,3 +117,64 @@ out:
     free(text);
     return status;
 }
+
+/* The resolved configuration that ndlaunch hands down as an inherited memory file. */
+static nd_status read_inherited(nd_config *config, int fd)
+{
+    enum { MOST = 64 << 20 };
+    char path[32], *text = NULL;
+    size_t size = 0;
+    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read, if it read one */
+    const bool named = name && name[0];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (nd_fs_read(path, MOST, ND_ERR_INTERNAL, &text, &size) != ND_OK || size == 0) {
+        free(text);
+        return nd_fail(ND_ERR_INTERNAL,
+                       "the inherited configuration (descriptor %d) cannot be read", fd);
+    }
+    nd_status status =
+        nd_config_read_text(config, text, size, named ? name : "configuration from ndlaunch");
+    free(text);
+    if (status == ND_OK && !named) {
+        config->source[0] = '\0'; /* ndlaunch read flags only */
+    }
+    return status;
+}
+
+/* The environment of ranks that no ndlaunch started says how many they are, and launch.* about
+ * nodes does not apply to them. */
+static nd_status adopt_world_size(nd_config *config, const nd_identity *id)
+{
+    if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
+        return ND_OK;
+    }
+    ND_REFUSE(config->launch.nnodes > 1 && config->launch.nnodes != id->nnodes,
+              "launch.nnodes is %lld, but this job has %d nodes (%s)",
+              (long long)config->launch.nnodes, id->nnodes, nd_identity_source_name(id->source));
+    if (config->launch.workers == 0) {
+        config->launch.workers = config->launch.nproc_per_node > 0
+                                     ? config->launch.nproc_per_node * id->nnodes
+                                     : id->world_size;
+    }
+    config->launch.nnodes = 1;
+    config->launch.node_rank = 0;
+    config->launch.nproc_per_node = 0;
+    config->launch.spare_nodes = 0;
+    return ND_OK;
+}
+
+nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
+                           char **argv)
+{
+    ND_TRY(nd_config_init(config));
+    if (id->config_fd >= 0) {
+        ND_TRY(read_inherited(config, id->config_fd));
+    } else {
+        ND_TRY(nd_config_parse(config, cli, argc, argv));
+    }
+    if (cli->help || cli->version) {
+        return ND_OK;
+    }
+    ND_TRY(adopt_world_size(config, id));
+    return nd_config_resolve(config);
+}

@@ -39,6 +39,13 @@ void nd_process_shorten_spin(char **argv, bool decodes);
  * caller's. */
 nd_status nd_command_line_read(int pid, int *argc, char ***argv);
 
+/*
+ * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
+ * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
+ */
+nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
+                           char **argv);
+
 /* What the ranks of a job exchange about where they run. */
 
 typedef struct nd_peer_card {

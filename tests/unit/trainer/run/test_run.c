@@ -180,7 +180,7 @@ static nd_status train(int argc, char **argv, nd_config *config)
     nd_inputs inputs = {.stop = nd_train_stop_flag()};
     nd_cli cli = {.help_topic = ""};
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_job_begin(w, nd_train_request_stop));
+    ND_TRY_OUT(nd_worker_begin(w, nd_train_request_stop));
     ND_TRY_OUT(nd_settings_read(config, &cli, &w->identity, argc, argv));
     ND_TRY_OUT(nd_job_check(config, &w->identity));
     ND_TRY_OUT(nd_worker_meet(w, config));
