@@ -46,21 +46,14 @@ _Static_assert(sizeof(nd_amx_config) == 64, "LDTILECFG reads 64 bytes");
  * What the CPU refuses with an exception (extents that do not fit, a tile that is not configured)
  * ends the process.
  */
-void nd_amx_emulated_configure(const nd_amx_config *config);
-void nd_amx_emulated_release(void);
-void nd_amx_emulated_zero(int tile);
-void nd_amx_emulated_load(int tile, const void *from, int64_t stride);
-void nd_amx_emulated_store(int tile, void *to, int64_t stride);
-void nd_amx_emulated_multiply(int c, int a, int b);
+void nd_amx_configure(const nd_amx_config *config);
+void nd_amx_release(void);
+void nd_amx_zero(int tile);
+void nd_amx_load(int tile, const void *from, int64_t stride);
+void nd_amx_store(int tile, void *to, int64_t stride);
+void nd_amx_multiply(int c, int a, int b);
 /* Whether this thread has tiles, for tests. */
 bool nd_amx_emulated_is_configured(void);
-
-#define nd_amx_configure(config)        nd_amx_emulated_configure(config)
-#define nd_amx_release()                nd_amx_emulated_release()
-#define nd_amx_zero(tile)               nd_amx_emulated_zero(tile)
-#define nd_amx_load(tile, from, stride) nd_amx_emulated_load(tile, from, stride)
-#define nd_amx_store(tile, to, stride)  nd_amx_emulated_store(tile, to, stride)
-#define nd_amx_multiply(c, a, b)        nd_amx_emulated_multiply(c, a, b)
 
 #elif !defined(ND_AMX_STAND_IN) /* a benchmark defines its own (tests/bench/stand_in_loops.h) */
 

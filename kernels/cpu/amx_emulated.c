@@ -28,7 +28,7 @@ static tile *tile_of(int number)
     return t;
 }
 
-void nd_amx_emulated_configure(const nd_amx_config *config)
+void nd_amx_configure(const nd_amx_config *config)
 {
     static const uint8_t none[sizeof config->reserved] = {0};
     ND_ASSERT(config->palette == 1 && config->start_row == 0);
@@ -46,7 +46,7 @@ void nd_amx_emulated_configure(const nd_amx_config *config)
     }
 }
 
-void nd_amx_emulated_release(void)
+void nd_amx_release(void)
 {
     memset(&unit, 0, sizeof unit);
 }
@@ -56,13 +56,13 @@ bool nd_amx_emulated_is_configured(void)
     return unit.configured;
 }
 
-void nd_amx_emulated_zero(int number)
+void nd_amx_zero(int number)
 {
     tile *t = tile_of(number);
     memset(t->bytes, 0, sizeof t->bytes);
 }
 
-void nd_amx_emulated_load(int number, const void *from, int64_t stride)
+void nd_amx_load(int number, const void *from, int64_t stride)
 {
     tile *t = tile_of(number);
     memset(t->bytes, 0, sizeof t->bytes);
@@ -71,7 +71,7 @@ void nd_amx_emulated_load(int number, const void *from, int64_t stride)
     }
 }
 
-void nd_amx_emulated_store(int number, void *to, int64_t stride)
+void nd_amx_store(int number, void *to, int64_t stride)
 {
     const tile *t = tile_of(number);
     for (int i = 0; i < t->rows; i++) {
@@ -116,7 +116,7 @@ static void add_products(float sums[WORDS], const float a[WORDS], float b[ND_AMX
     }
 }
 
-void nd_amx_emulated_multiply(int c_number, int a_number, int b_number)
+void nd_amx_multiply(int c_number, int a_number, int b_number)
 {
     tile *c = tile_of(c_number);
     const tile *a = tile_of(a_number), *b = tile_of(b_number);
