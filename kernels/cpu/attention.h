@@ -2,8 +2,8 @@
 #ifndef ND_CPU_ATTENTION_H
 #define ND_CPU_ATTENTION_H
 /*
- * Blocked attention: what attention_fwd.c, attention_bwd.c and attention.c share; and that of one
- * query (attention_one.c), which has no blocks.
+ * Blocked attention: what attention_fwd.c, attention_bwd.c and attention.c share. That of one query
+ * (attention_fwd.c) has no blocks.
  *
  * Queries are handled in row blocks: ND_TILE consecutive queries of one head. Scores are computed
  * transposed, keys in rows and queries in columns, so that maxima, sums, lse and delta are vectors
@@ -76,13 +76,7 @@ static inline void *nd_attention_row(nd_tensor t, int64_t b, int64_t i, int64_t 
     return (char *)t.data + at * (t.dtype == ND_DTYPE_F32 ? 4 : 2);
 }
 
-/* Bytes for one call of a pass. */
-size_t nd_attention_fwd_scratch(int threads, const nd_attention *a);
+/* Bytes for one call of the backward. */
 size_t nd_attention_bwd_scratch(int threads, const nd_attention *a);
-size_t nd_attention_one_scratch(int threads, const nd_attention *a);
-
-/* attention_fwd with Sq = 1 and the hint few_rows, where a tile would be empty but for one column.
- * Probabilities are not rounded. The bits do not depend on the number of threads. */
-void nd_attention_one(nd_stream *stream, const nd_attention_fwd_args *args);
 
 #endif

@@ -54,19 +54,15 @@ nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
  * per thread. How an op cuts its work into items depends on shapes only, so no result depends on
  * the number of threads. */
 
-/* Does items [begin, end). */
-typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
+/* Does items [begin, end) of an op whose body reads the arguments alone. */
+typedef void (*nd_cpu_rows_body)(const nd_row_ops *rows, const void *args, int64_t begin,
+                                 int64_t end);
 
 /*
  * Runs body over [0, items) on up to stream->device->threads threads. `work` is the number of
  * elements that one item touches. Small jobs, and all jobs of a device with one thread, run on the
  * calling thread alone.
  */
-void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
-
-/* As above, with items [begin, end) of an op whose body reads the arguments alone. */
-typedef void (*nd_cpu_rows_body)(const nd_row_ops *rows, const void *args, int64_t begin,
-                                 int64_t end);
 void nd_cpu_each(nd_stream *stream, int64_t items, int64_t work, nd_cpu_rows_body body,
                  const void *args);
 

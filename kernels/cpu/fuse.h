@@ -41,7 +41,7 @@ typedef void (*nd_cpu_piece)(const nd_row_ops *rows, const void *args, void *con
                              int64_t row, int64_t column, int64_t n);
 
 /* Computes `count` results, 2 at most, of equal shape (rows, columns), and what each of them fuses.
- * A result's data may be NULL, and fuse all zero. `work`: of one row, as in nd_cpu_parallel. */
+ * A result's data may be NULL, and fuse all zero. `work`: of one row, as in nd_cpu_each. */
 void nd_cpu_fused(nd_stream *stream, int count, const nd_tensor *results, const nd_fuse *fuse,
                   int64_t work, nd_cpu_piece piece, const void *args);
 

@@ -167,6 +167,16 @@ int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm);
 size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n);
 void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *product, nd_gemm_word *packed);
 
+/* Into how many parts the rows and the columns of a result are cut: the pieces of a region. */
+typedef struct nd_gemm_cut {
+    int64_t rows, columns;
+} nd_gemm_cut;
+
+/* The most pieces for each thread, up to ND_TEAM_PIECES, that take at most a 32nd longer than one
+ * for each: each piece packs its operands. */
+nd_gemm_cut nd_gemm_choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
+                               int64_t threads);
+
 /* Allocates nothing. One call at a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *product);
 

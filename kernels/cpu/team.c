@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/team.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <omp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernels/ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
@@ -309,7 +314,10 @@ static bool has_room(size_t bytes)
     return true;
 }
 
-nd_status nd_cpu_refuse_threads(int wanted, int most, int code, size_t stack_bytes)
+/* Says which limit forbids a worker of `wanted` threads to have more than `most`. `code` is what
+ * pthread_create returned for a stack of `stack_bytes`. The threads that did start still run, since
+ * the limits are looked at as they are now. */
+static nd_status refuse_threads(int wanted, int most, int code, size_t stack_bytes)
 {
     const bool lacks_room = !has_room(stack_bytes + beside_stack);
     const nd_memory_limit limit = nd_limits_read_memory();
@@ -341,8 +349,187 @@ nd_status nd_team_start(nd_team *team, size_t stack_bytes)
     code = code == 0 ? start_members(team, &attributes) : code;
     pthread_attr_destroy(&attributes);
     if (code != 0) {
-        status = nd_cpu_refuse_threads(team->threads, team->started + 1, code, stack_bytes);
+        status = refuse_threads(team->threads, team->started + 1, code, stack_bytes);
         end_threads(team);
     }
     return status;
+}
+
+/* before the first op */
+
+static const unsigned long long stack_bytes_max = 1ull << 47; /* more than can be addressed */
+
+/* The stack that libgomp gives each thread by this variable, read as libgomp does: a number of KiB,
+ * or of the unit behind it. 0: it is not set, or libgomp does not take it. */
+static unsigned long long read_stack_bytes(const char *variable)
+{
+    const char *text = getenv(variable);
+    char *end = NULL;
+    unsigned long long number = text ? strtoull(text, &end, 10) : 0;
+    int shift = 10;
+    if (!text || end == text) {
+        return 0;
+    }
+    end += strspn(end, " \t");
+    if (*end) {
+        static const char units[] = "bkmg";
+        const char *unit = strchr(units, tolower((unsigned char)*end));
+        if (!unit || end[1 + strspn(end + 1, " \t")] != '\0') {
+            return 0;
+        }
+        shift = 10 * (int)(unit - units);
+    }
+    return number <= stack_bytes_max >> shift ? number << shift : stack_bytes_max;
+}
+
+int64_t nd_ops_cpu_stack_bytes(void)
+{
+    pthread_attr_t attributes;
+    size_t bytes = 8 << 20;
+    unsigned long long set = read_stack_bytes("OMP_STACKSIZE");
+    set = set > 0 ? set : read_stack_bytes("GOMP_STACKSIZE");
+    if ((int64_t)set >= sysconf(_SC_THREAD_STACK_MIN)) { /* libgomp passes over a smaller one */
+        return (int64_t)set;
+    }
+    if (pthread_getattr_default_np(&attributes) == 0) {
+        pthread_attr_getstacksize(&attributes, &bytes);
+        pthread_attr_destroy(&attributes);
+    }
+    return (int64_t)bytes;
+}
+
+static void *wait_for(void *gate)
+{
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* As many threads at once as the ops will have, with the stacks that libgomp will give its own.
+ * sets: 1, ours, or 2, libgomp's too; each beside the calling thread. */
+static nd_status try_threads(int wanted, int sets, pthread_t *threads)
+{
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_attr_t attributes;
+    nd_status status = ND_OK;
+    const int count = sets * (wanted - 1);
+    const size_t stack = (size_t)nd_ops_cpu_stack_bytes();
+    int started = 0, code = 0;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, stack);
+    pthread_mutex_lock(&gate);
+    while (code == 0 && started < count) {
+        code = pthread_create(&threads[started], &attributes, wait_for, &gate);
+        started += code == 0;
+    }
+    if (code != 0) {
+        status = refuse_threads(wanted, started / sets + 1, code, stack);
+    }
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < started; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    pthread_mutex_destroy(&gate);
+    pthread_attr_destroy(&attributes);
+    return status;
+}
+
+/* libgomp starts its threads in its first region, and keeps them. */
+static void start_libgomp(int wanted)
+{
+    int running = 0;
+    omp_set_num_threads(wanted);
+#pragma omp parallel
+    {
+#pragma omp atomic
+        running++; /* the compiler leaves out a region that does nothing */
+    }
+}
+
+nd_status nd_team_start_early(nd_team *team, bool libgomp)
+{
+    const int wanted = team->threads;
+    pthread_t *threads = NULL;
+    if (wanted == 1) {
+        return ND_OK;
+    }
+    ND_TRY(ND_ALLOC(2 * wanted, &threads));
+    const nd_status status = try_threads(wanted, libgomp ? 2 : 1, threads);
+    free(threads);
+    ND_TRY(status);
+    ND_TRY(nd_team_start(team, (size_t)nd_ops_cpu_stack_bytes()));
+    if (libgomp) {
+        start_libgomp(wanted);
+    }
+    return ND_OK;
+}
+
+/* how long threads spin */
+
+static const int64_t usual_turns = 2000, active_turns = 30000000000; /* minutes */
+static const char spaces[] = " \t\n\v\f\r";
+
+static bool begins_with(const char *text, const char *word)
+{
+    return strncasecmp(text, word, strlen(word)) == 0;
+}
+
+/* Reads a number and its unit from the start of the text. *end is the rest of the text, or NULL
+ * where it starts with no number. */
+static int64_t read_number(const char *text, const char **end)
+{
+    static const char units[] = "kmgt";
+    char *rest = NULL;
+    errno = 0;
+    unsigned long long number = strtoull(text, &rest, 10), scale = 1;
+    if (rest == text || errno != 0) {
+        *end = NULL;
+        return 0;
+    }
+    rest += strspn(rest, spaces);
+    const char *unit = *rest ? strchr(units, tolower((unsigned char)*rest)) : NULL;
+    for (const char *u = units; unit && u <= unit; u++) {
+        scale *= 1000;
+    }
+    *end = unit ? rest + 1 : rest;
+    return number <= INT64_MAX / scale ? (int64_t)(number * scale) : INT64_MAX;
+}
+
+/* GOMP_SPINCOUNT; -1: there is none. */
+static int64_t read_count(const char *text)
+{
+    const char *end = NULL;
+    int64_t turns = INT64_MAX;
+    if (!text) {
+        return -1;
+    }
+    text += strspn(text, spaces);
+    if (begins_with(text, "infinite") || begins_with(text, "infinity")) {
+        end = text + strlen("infinite");
+    } else {
+        turns = read_number(text, &end);
+    }
+    return end && end[strspn(end, spaces)] == '\0' ? turns : -1;
+}
+
+/* OMP_WAIT_POLICY; -1: there is none. */
+static int64_t read_policy(const char *text)
+{
+    if (!text) {
+        return -1;
+    }
+    text += strspn(text, spaces);
+    const bool active = begins_with(text, "active"), passive = begins_with(text, "passive");
+    text += strlen(active ? "active" : passive ? "passive" : "");
+    if (text[strspn(text, spaces)] != '\0') {
+        return -1;
+    }
+    return active ? active_turns : passive ? 0 : -1;
+}
+
+int64_t nd_cpu_spin_turns(void)
+{
+    const int64_t count = read_count(getenv("GOMP_SPINCOUNT"));
+    const int64_t of_policy = read_policy(getenv("OMP_WAIT_POLICY"));
+    return count >= 0 ? count : of_policy >= 0 ? of_policy : usual_turns;
 }

@@ -13,6 +13,7 @@
  * the process handles all others.
  */
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -43,10 +44,10 @@ nd_status nd_team_start(nd_team *team, size_t stack_bytes);
  * waking cost. */
 int64_t nd_cpu_spin_turns(void);
 
-/* Fails with ND_ERR_RESOURCE and says which limit forbids a worker of `wanted` threads to have more
- * than `most`. `code` is what pthread_create returned for a stack of `stack_bytes`. The threads
- * that did start still run, since the limits are looked at as they are now. */
-nd_status nd_cpu_refuse_threads(int wanted, int most, int code, size_t stack_bytes);
+/* Starts the threads with the stacks that libgomp gives its own, after as many threads were tried
+ * at once as the ops will have; `libgomp`: its threads too, which it keeps. ND_ERR_RESOURCE as
+ * above. */
+nd_status nd_team_start_early(nd_team *team, bool libgomp);
 
 /* Runs body for the pieces [0, pieces) and returns when all are complete. The first call starts the
  * threads where nd_team_start was not called; if a limit forbids that, it logs a warning, and the

@@ -6,7 +6,7 @@
  * Operands end where a page ends that is followed by one without access, and have NaN between
  * their rows, so that reading an element too many is noticed.
  */
-#include "kernels/cpu/gemm_parts.h"
+#include "kernels/cpu/gemm.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
