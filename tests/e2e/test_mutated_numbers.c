@@ -62,7 +62,17 @@ Test(mutated_numbers, of_a_model)
 }
 
 /* Types of fields.def: numbers, then others. */
-enum { TYPE_INT, TYPE_REAL, TYPE_PAIR, TYPE_BOOL, TYPE_CHOICE, TYPE_CHOICES, TYPE_TEXT, TYPE_LIST };
+enum {
+    TYPE_INT,
+    TYPE_REAL,
+    TYPE_PAIR,
+    TYPE_BOOL,
+    TYPE_CHOICE,
+    TYPE_CHOICES,
+    TYPE_TEXT,
+    TYPE_LIST,
+    TYPE_SOURCES
+};
 
 /* Values above these are only checked, not trained. */
 static const struct {
