@@ -48,26 +48,6 @@ enum {
     ND_LT_CANDIDATES = 16 /* most algorithms that are timed for one */
 };
 
-/* The settings of an algorithm: X(field, attribute of the library, its bytes). -1 where the library
- * has no value. `algorithm` is what runs; a replay compares the settings that the library reads out
- * of it with these. */
-#define ND_LT_TRAITS(X)                                                                            \
-    X(id, CUBLASLT_ALGO_CONFIG_ID, 4)                                                              \
-    X(tile, CUBLASLT_ALGO_CONFIG_TILE_ID, 4)                                                       \
-    X(stages, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4)                                                   \
-    X(split_k, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4)                                                 \
-    X(reduction, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4)                                         \
-    X(swizzle, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4)                                              \
-    X(custom, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4)                                               \
-    X(inner_shape, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2)                                         \
-    X(cluster_shape, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2)
-
-typedef struct nd_lt_traits {
-#define ND_LT_FIELD(field, attribute, bytes) int64_t field;
-    ND_LT_TRAITS(ND_LT_FIELD)
-#undef ND_LT_FIELD
-} nd_lt_traits;
-
 typedef struct nd_lt_choice {
     nd_lt_key key;
     uint64_t algorithm[8]; /* a cublasLtMatmulAlgo_t, valid for one version of the library */
@@ -76,7 +56,6 @@ typedef struct nd_lt_choice {
     int64_t picked;        /* its index in the library's own order, from 0 */
     double seconds;        /* of this algorithm, and of the library's first; 0: not timed */
     double first_seconds;
-    nd_lt_traits traits;
 } nd_lt_choice;
 
 #endif

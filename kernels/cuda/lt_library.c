@@ -24,7 +24,6 @@ nd_status nd_lt_library_open(nd_lt_library *out)
         {"cublasLtMatmulPreferenceSetAttribute", (void **)&library.preference_set},
         {"cublasLtMatmulAlgoGetHeuristic", (void **)&library.heuristic},
         {"cublasLtMatmulAlgoCheck", (void **)&library.check},
-        {"cublasLtMatmulAlgoConfigGetAttribute", (void **)&library.algorithm_get},
         {"cublasLtMatmul", (void **)&library.matmul},
     };
     ND_TRY(nd_cuda_library_open("cuBLASLt", names, symbols, sizeof symbols / sizeof *symbols));

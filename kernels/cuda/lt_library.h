@@ -25,8 +25,6 @@ typedef struct nd_lt_library {
     cublasStatus_t (*check)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                             cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                             const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *);
-    cublasStatus_t (*algorithm_get)(const cublasLtMatmulAlgo_t *,
-                                    cublasLtMatmulAlgoConfigAttributes_t, void *, size_t, size_t *);
     cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
                              cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t,
                              const void *, const void *, cublasLtMatrixLayout_t, void *,

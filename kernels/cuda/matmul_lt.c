@@ -175,65 +175,8 @@ static nd_status init_plan(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *pla
     return ND_OK;
 }
 
-/* Attributes have 2 or 4 bytes. */
-static int64_t trait(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm,
-                     cublasLtMatmulAlgoConfigAttributes_t attribute, size_t bytes)
-{
-    uint32_t value = 0;
-    size_t written = 0;
-    cublasStatus_t status = l->algorithm_get(algorithm, attribute, &value, bytes, &written);
-    return status == CUBLAS_STATUS_SUCCESS && written == bytes ? (int64_t)value : -1;
-}
-
-/* The settings of an algorithm; -1 where the library has no value. */
-static nd_lt_traits traits_of(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm)
-{
-    return (nd_lt_traits){
-#define ND_LT_TRAIT(field, attribute, bytes) .field = trait(l, algorithm, attribute, bytes),
-        ND_LT_TRAITS(ND_LT_TRAIT)
-#undef ND_LT_TRAIT
-    };
-}
-
-static nd_status refuse(const nd_lt_library *l, const nd_lt_choice *choice, const char *why)
-{
-    char form[256];
-    return nd_fail(ND_ERR_CONFIG,
-                   "cuBLASLt %zu does not accept the recorded algorithm %lld (%s) for %s; time "
-                   "again with kernels.autotune, without kernels.autotune_from",
-                   l->version(), (long long)choice->traits.id, why,
-                   key_format(&choice->key, form, sizeof form));
-}
-
-/* Compares what the library reads out of the recorded algorithm, and the workspace that it asks
- * for, with the record. */
-static nd_status compare(const nd_lt_library *l, const nd_lt_choice *choice, size_t workspace)
-{
-    cublasLtMatmulAlgo_t algorithm;
-    memcpy(&algorithm, choice->algorithm, sizeof algorithm);
-    nd_lt_traits here = traits_of(l, &algorithm);
-    const struct {
-        const char *name;
-        int64_t recorded, here;
-    } pairs[] = {
-#define ND_LT_PAIR(field, attribute, bytes) {#field, choice->traits.field, here.field},
-        ND_LT_TRAITS(ND_LT_PAIR)
-#undef ND_LT_PAIR
-            {"workspace", choice->workspace, (int64_t)workspace},
-    };
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        if (pairs[i].recorded != pairs[i].here) {
-            char why[128];
-            snprintf(why, sizeof why, "its %s is %lld here and %lld in the record", pairs[i].name,
-                     (long long)pairs[i].here, (long long)pairs[i].recorded);
-            return refuse(l, choice, why);
-        }
-    }
-    return ND_OK;
-}
-
-/* Makes a plan from a recorded algorithm. ND_ERR_CONFIG when the library does not accept it, or
- * when a setting or its workspace differs from the record. */
+/* Makes a plan from a recorded algorithm, of this version of the library. ND_ERR_CONFIG when the
+ * library does not accept it, or asks for another workspace than is recorded. */
 static nd_status restore_plan(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan *plan)
 {
     const nd_lt_library *l = &lt->library;
@@ -244,13 +187,16 @@ static nd_status restore_plan(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan 
     ND_TRY(describe(l, &choice->key, lt->workspace, plan));
     cublasStatus_t status = l->check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
                                      &plan->d, &plan->algorithm, &result);
-    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
-        char why[128];
-        snprintf(why, sizeof why, "status %d, %zu bytes of workspace of at most %d", (int)status,
-                 result.workspaceSize, (int)ND_LT_WORKSPACE);
-        return refuse(l, choice, why);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE ||
+        (int64_t)result.workspaceSize != choice->workspace) {
+        char form[256];
+        return nd_fail(ND_ERR_CONFIG,
+                       "cuBLASLt %zu does not accept the recorded algorithm (status %d, %zu bytes "
+                       "of workspace, %lld in the record) for %s; time again with "
+                       "kernels.autotune, without kernels.autotune_from",
+                       l->version(), (int)status, result.workspaceSize,
+                       (long long)choice->workspace, key_format(&choice->key, form, sizeof form));
     }
-    ND_TRY(compare(l, choice, result.workspaceSize));
     plan->key = choice->key;
     plan->used = true;
     plan->workspace = result.workspaceSize;
@@ -449,7 +395,6 @@ int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
                 .picked = p->picked,
                 .seconds = p->seconds,
                 .first_seconds = p->first_seconds,
-                .traits = traits_of(&lt->library, &p->algorithm),
             };
             memcpy(choice.algorithm, &p->algorithm, sizeof choice.algorithm);
             out[count++] = choice;

@@ -117,23 +117,6 @@ static nd_status member_choice(record *r, const char *key, const char *(*name)(i
     return damaged(r, key, what);
 }
 
-/* An object in the object, with the members that `describe` lists. */
-static nd_status member_object(record *r, const char *key, const char *place,
-                               nd_status (*describe)(record *, void *), void *of)
-{
-    record part = *r;
-    part.object = r->reads ? json_object_get(r->object, key) : json_object();
-    if (r->reads && !json_is_object(part.object)) {
-        return damaged(r, key, "is no object");
-    }
-    snprintf(part.place, sizeof part.place, "%s", place);
-    const nd_status status = describe(&part, of);
-    if (!r->reads) {
-        nd_json_set(&r->object, key, part.object);
-    }
-    return status;
-}
-
 static nd_status read_list(const record *r, const char *key, size_t most, json_t **list)
 {
     *list = json_object_get(r->object, key);
@@ -263,22 +246,11 @@ static nd_status describe_key(record *r, nd_lt_key *key)
     return ND_OK;
 }
 
-static nd_status describe_traits(record *r, void *of)
-{
-    nd_lt_traits *traits = of;
-#define ND_MEMBER(field, attribute, bytes)                                                         \
-    ND_TRY(member_int(r, #field, -1, UINT32_MAX, &traits->field));
-    ND_LT_TRAITS(ND_MEMBER)
-#undef ND_MEMBER
-    return ND_OK;
-}
-
 static nd_status describe_product(record *r, nd_tuning *t, int i)
 {
     nd_lt_choice *choice = &t->choices[i];
     ND_TRY(describe_key(r, &choice->key));
     ND_TRY(member_algorithm(r, choice->algorithm));
-    ND_TRY(member_object(r, "traits", r->place, describe_traits, &choice->traits));
     ND_TRY(member_int(r, "workspace", 0, extent_max, &choice->workspace));
     ND_TRY(member_int(r, "candidates", 0, ND_LT_CANDIDATES, &choice->candidates));
     ND_TRY(member_int(r, "picked", 0, ND_LT_CANDIDATES - 1, &choice->picked));
@@ -408,14 +380,21 @@ static nd_status make_settings(const nd_config *config, const nd_shape *shape, j
     return ND_OK;
 }
 
-static nd_status compare_settings(record *r, void *of)
+/* The settings of the record must be those of this run. */
+static nd_status compare_settings(const record *r, json_t *run)
 {
+    const record recorded = {.object = json_object_get(r->object, "settings"),
+                             .name = r->name,
+                             .place = "autotune.settings"};
     const char *key;
     json_t *value;
-    json_object_foreach(of, key, value)
+    if (!json_is_object(recorded.object)) {
+        return damaged(r, "settings", "is no object");
+    }
+    json_object_foreach(run, key, value)
     {
         const char *here = json_string_value(value), *text = NULL;
-        ND_TRY(text_of(r, key, &text));
+        ND_TRY(text_of(&recorded, key, &text));
         if (strcmp(text, here) != 0) {
             return nd_fail(ND_ERR_CONFIG,
                            "%s: its choices were made for %s %.200s, and this run has %.200s; "
@@ -490,8 +469,7 @@ static nd_status read_record(record *r, const nd_config *config, const nd_shape 
     json_t *settings = NULL;
     ND_TRY(check_members(r));
     ND_TRY(make_settings(config, shape, &settings));
-    nd_status status =
-        member_object(r, "settings", "autotune.settings", compare_settings, settings);
+    const nd_status status = compare_settings(r, settings);
     json_decref(settings);
     ND_TRY(status);
     ND_TRY(ND_ALLOC(ND_LT_PLANS, &t->choices));

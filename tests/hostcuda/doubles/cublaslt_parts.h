@@ -38,7 +38,6 @@ typedef struct lt_algorithm {
     uint16_t index;    /* among the three */
     uint16_t align[4]; /* A, B, C, D */
     uint32_t workspace;
-    uint8_t tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
     lt_use use;
 } lt_algorithm;
 

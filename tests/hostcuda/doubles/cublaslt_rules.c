@@ -118,13 +118,6 @@ static lt_algorithm algorithm_of(int index, const lt_preference *p, lt_use use)
         .mark = LT_ALGORITHM,
         .index = (uint16_t)index,
         .workspace = (uint32_t)(index == 1 ? 0 : p->workspace),
-        .tile = (uint8_t)(20 + index),
-        .stages = (uint8_t)(30 + index),
-        .split_k = index == 2 ? 4 : 1,
-        .reduction = index == 2 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0,
-        .swizzle = index == 1,
-        .inner_shape = (uint8_t)(index + 1),
-        .cluster_shape = (uint8_t)(index + 2),
         .use = use,
     };
     for (int i = 0; i < 4; i++) {
@@ -193,31 +186,5 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     memset(result, 0, sizeof *result);
     result->workspaceSize = chosen.workspace;
     result->state = CUBLAS_STATUS_SUCCESS;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    void *value, size_t size, size_t *written)
-{
-    lt_algorithm x;
-    memcpy(&x, algo, sizeof x);
-    const uint32_t answers[] = {
-        [CUBLASLT_ALGO_CONFIG_ID] = x.index,
-        [CUBLASLT_ALGO_CONFIG_TILE_ID] = x.tile,
-        [CUBLASLT_ALGO_CONFIG_SPLITK_NUM] = x.split_k,
-        [CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME] = x.reduction,
-        [CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING] = x.swizzle,
-        [CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION] = x.custom,
-        [CUBLASLT_ALGO_CONFIG_STAGES_ID] = x.stages,
-        [CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID] = x.inner_shape,
-        [CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID] = x.cluster_shape,
-    };
-    bool narrow = attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
-                  attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-    REFUSE_IF(x.mark != LT_ALGORITHM || size != (narrow ? 2 : 4), CUBLAS_STATUS_INVALID_VALUE);
-    REFUSE_IF((size_t)attribute >= sizeof answers / sizeof *answers, CUBLAS_STATUS_INVALID_VALUE);
-    memcpy(value, &answers[attribute], size);
-    *written = size;
     return CUBLAS_STATUS_SUCCESS;
 }

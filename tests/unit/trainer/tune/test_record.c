@@ -56,8 +56,7 @@ static void setup(void)
                                 .candidates = 8,
                                 .picked = 3,
                                 .seconds = 1.25e-3,
-                                .first_seconds = 0.1 + 0.2,
-                                .traits = {66, 20, 36, 1, 0, 1, -1, 5, 12}};
+                                .first_seconds = 0.1 + 0.2};
     choices[1] = (nd_lt_choice){.key = dw, .algorithm = {7}};
     written = (nd_tuning){.gpu = "NVIDIA H200",
                           .capability = 90,
@@ -232,7 +231,6 @@ Test(record, damaged_values_are_said)
     damages += damage_object(root, json_object_get(json_object_get(root, "autotune"), "settings"));
     damages += damage_object(root, at(root, "linears"));
     damages += damage_object(root, at(root, "products"));
-    damages += damage_object(root, json_object_get(at(root, "products"), "traits"));
     cr_expect_gt(damages, 300, "%d", damages);
     json_object_set_new(at(root, "products"), "algorithm", json_string("00"));
     expect_damaged(root, "128 hexadecimal digits");
