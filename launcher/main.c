@@ -88,8 +88,8 @@ static nd_status check(const nd_config *config, const worker_command *command, c
 {
     ND_TRY(check_min_nodes(config));
     if (!command->command) { /* a command with flags of its own names its files there */
-        ND_TRY(
-            nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
+        /* The worker cannot name the file with the key. */
+        ND_TRY(nd_config_check_model_path(config));
         ND_TRY(nd_config_check_data_paths(config));
     }
     ND_TRY(nd_preflight_check_files(config));
@@ -118,8 +118,8 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     command->args[0] = command->check[0] = program;
     nd_status status = check(config, command, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
-        if (config->launch.nnodes >
-            1) { /* the others would wait for this one until their deadline */
+        if (config->launch.nnodes > 1) {
+            /* The others would wait for this one until their deadline. */
             nd_error reason = *nd_error_last();
             int ignored;
             job.cannot_start = status != ND_OK ? (int)status : *exit_code;

@@ -86,7 +86,7 @@ typedef struct nd_nodes_start {
     const char *run_folder;
 } nd_nodes_start;
 
-/* What this node has to do with the others knows this of the job; all borrowed. */
+/* What the coordinator or the member knows of the job of its own node; all borrowed. */
 typedef struct nd_nodes_options {
     uv_loop_t *loop;
     const nd_config *config;

@@ -233,9 +233,8 @@ char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end)
     if (out && fclose(out) == 0 && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
         nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
     } else if (out) {
-        fprintf(stderr,
-                "\nndlaunch: the workers failed with code %d; out of host memory for more\n",
-                end->code);
+        nd_log_error("ndlaunch: the workers failed with code %d; out of host memory for more",
+                     end->code);
     }
     free(text);
     return printable;

@@ -137,10 +137,10 @@ bool nd_roster_all_over(const nd_roster *roster)
  */
 static int weight(const nd_node *n)
 {
-    if (n->own) {
-        return 0;
+    if (n->code == ND_ERR_PREEMPTED) {
+        return 2;
     }
-    return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;
+    return n->code == ND_ERR_IO && !n->own && !n->lost ? 1 : 0;
 }
 
 int nd_roster_first_failure(const nd_roster *roster)

@@ -271,12 +271,15 @@ nd_status nd_channel_network(const nd_channel *channel, nd_address *own, nd_tls_
     if (getsockname(channel->fd, (struct sockaddr *)&own->storage, &own->bytes) != 0) {
         return nd_fail_system(errno, "the own address on the way to the store");
     }
-    ND_TRY(nd_tls_context_create(false, channel->key, client));
+    nd_tls_context *made;
+    ND_TRY(nd_tls_context_create(false, channel->key, &made));
     nd_status status = nd_tls_context_create(true, channel->key, server);
     if (status != ND_OK) {
-        nd_tls_context_destroy(*client);
+        nd_tls_context_destroy(made);
+        return status;
     }
-    return status;
+    *client = made;
+    return ND_OK;
 }
 
 int nd_channel_fd(const nd_channel *channel)

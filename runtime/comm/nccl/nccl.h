@@ -14,13 +14,13 @@
  * NCCL is non-blocking: every call that may take long is polled with the transport's deadline.
  *
  * Each communicator has a ring of its pending operations, with an event before and one after each.
- * The deadline counts for an operation that has begun and not ended; it restarts
- * whenever an operation of any communicator ends. A look (nccl_watch.c) compares that with the
- * clock, asks every communicator for asynchronous errors, and looks at the processes of this host's
- * peers. The driving thread looks while it waits; another one looks all the time, and ends the
- * process when the driving thread no longer looks, because it is inside CUDA, whose queues are
- * full, or inside NCCL. A fault is first written where the launcher finds it; then all
- * communicators are aborted, which must return within seconds.
+ * The deadline counts for an operation that has begun and not ended; it restarts whenever an
+ * operation of any communicator ends. A look (nccl_watch.c) compares that with the clock, asks
+ * every communicator for asynchronous errors, and looks at the processes of this host's peers. The
+ * driving thread looks while it waits; another one looks all the time, and ends the process when
+ * the driving thread no longer looks, because it is inside CUDA, whose queues are full, or inside
+ * NCCL. A fault is first written where the launcher finds it; then all communicators are aborted,
+ * which must return within seconds.
  *
  * Two locks. `calls` is held during calls of NCCL, which allows one thread at a time. `ring` is
  * held to read and write the rings and the state of peers, never across a call that may wait. A
