@@ -53,7 +53,7 @@ static void check_model(const model *m)
     assert_ok(nd_golden_open("greedy/greedy.safetensors", &golden));
     assert_ok(nd_generator_create(&f.rank, &options, &g));
     assert_ok(nd_generator_commit(g));
-    assert_ok(nd_weights_load(nd_generator_fsdp(g), f.weights));
+    assert_ok(nd_weights_load(&g->model->fsdp, f.weights));
     check_texts(g, golden, m->name);
     nd_generator_destroy(g);
     nd_golden_close(golden);

@@ -244,6 +244,7 @@ typedef struct job {
 
 static nd_status print_row(const job *j, size_t i)
 {
+    static const char *const finishes[ND_FINISH_COUNT] = {"none", "eos", "stop", "length"};
     const nd_request *q = &j->g->requests.list[i];
     const result *r = &j->results[i];
     const nd_sequence *s = &j->sequences[i];
@@ -257,7 +258,7 @@ static nd_status print_row(const job *j, size_t i)
         nd_json_set(&row, "text",
                     json_stringn(text->count > 0 ? (const char *)text->data : "", text->count));
     }
-    nd_json_set(&row, "finish", json_string(nd_finish_name(s->finish)));
+    nd_json_set(&row, "finish", json_string(finishes[s->finish]));
     nd_json_set(&row, "prompt_tokens", json_integer(s->prompt_count));
     nd_json_set(&row, "new_tokens", json_integer(s->count));
     for (int64_t k = 0; k < s->count; k++) {
@@ -306,9 +307,9 @@ static nd_status print_ready(job *j)
     return status;
 }
 
-static nd_status add_token(job *j, size_t i, int32_t id, bool *stop)
+static nd_status add_token(job *j, size_t i, int32_t id)
 {
-    return nd_ids_hold(&j->g->ends, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
+    return nd_ids_hold(&j->g->ends, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id);
 }
 
 static nd_status finish(job *j, size_t i)
@@ -322,13 +323,14 @@ static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *sto
     job *j = context;
     const size_t i = j->begin + (size_t)sequence;
     result *r = &j->results[i];
-    const nd_bytes *text = &r->text.text;
-    ND_TRY(add_token(j, i, id, stop));
-    if (!j->streams || text->count <= r->shown) {
+    const nd_text_out *text = &r->text;
+    ND_TRY(add_token(j, i, id));
+    *stop = text->stopped;
+    if (!j->streams || text->given <= r->shown) {
         return ND_OK;
     }
-    fwrite(text->data + r->shown, 1, text->count - r->shown, stdout);
-    r->shown = text->count;
+    fwrite(text->text.data + r->shown, 1, text->given - r->shown, stdout);
+    r->shown = text->given;
     return nd_process_flush_output();
 }
 
@@ -343,7 +345,7 @@ static nd_status on_end(void *context, int64_t sequence)
 static nd_status ask(void *context, bool *stop)
 {
     job *j = context;
-    const nd_generate_counts c = nd_generator_counts(j->g->generator);
+    const nd_generate_counts c = j->g->generator->counts;
     if (nd_session_word_is_due(j->g->session) && (!j->streams || c.new_tokens == 0)) {
         nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far%s",
                     j->printed, j->count, (long long)c.prompt_tokens, (long long)c.new_tokens,
@@ -392,8 +394,7 @@ static nd_status share_result(job *j, size_t i, bool own)
     s->count = numbers[0];
     s->finish = (nd_finish)numbers[1];
     for (int64_t k = 0; k < s->count; k++) {
-        bool stop = false;
-        ND_TRY(add_token(j, i, s->ids[k], &stop));
+        ND_TRY(add_token(j, i, s->ids[k]));
     }
     return finish(j, i);
 }
@@ -407,8 +408,7 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
     const size_t behind = begin + (end - begin) * (replica + 1) / j->replicas;
     const nd_stop_check check = {ask, j};
     const nd_generate_rules rules = {.sampling = g->sampling,
-                                     .ends = g->ends.data,
-                                     .end_count = (int)g->ends.count,
+                                     .ends = &g->ends,
                                      .token = on_token,
                                      .end = on_end,
                                      .context = j,
@@ -532,7 +532,7 @@ static nd_status run_requests(generation *g)
     const double begin = nd_clock_seconds();
     ND_TRY(generate(g, NULL));
     const double seconds = nd_clock_seconds() - begin;
-    nd_generate_counts c = nd_generator_counts(g->generator);
+    nd_generate_counts c = g->generator->counts;
     ND_TRY(sum_counts(s, &c));
     if (r->rank == 0) {
         char new_rate[64], prompt_rate[64];

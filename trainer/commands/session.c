@@ -300,7 +300,7 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
     nd_generator *g = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
-    ND_TRY_OUT(nd_session_check_memory(s, nd_generator_plan(g)));
+    ND_TRY_OUT(nd_session_check_memory(s, &g->plan));
     status = nd_generator_commit(g);
     if (status == ND_ERR_RESOURCE && s->worker->device->kind != ND_DEVICE_CPU) {
         /* The sentence of a plan that does not fit has advice for training. */
@@ -308,7 +308,7 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
                                 "less memory for keys and values");
     }
     ND_TRY_OUT(status);
-    ND_TRY_OUT(nd_model_files_load(&s->model, nd_generator_fsdp(g)));
+    ND_TRY_OUT(nd_model_files_load(&s->model, &g->model->fsdp));
     *out = g;
     g = NULL;
 out:

@@ -15,7 +15,7 @@
 #include "trainer/generate/generate.h"
 #include "trainer/generate/model_files.h"
 #include "trainer/generate/requests.h"
-#include "trainer/generate/stops.h"
+#include "trainer/generate/texts.h"
 
 typedef struct nd_session {
     const nd_command_call *call;

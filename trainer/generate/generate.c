@@ -7,37 +7,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/math.h"
 
-/* A slot of the cache. */
-typedef struct slot {
-    int64_t sequence; /* -1: free */
-    int64_t length;   /* tokens in the cache */
-    int32_t next;     /* the last new token, which is not in the cache yet */
-} slot;
-
-struct nd_generator {
-    nd_rank *rank;
-    nd_generate_options options;
-    nd_kv_options cache;
-    nd_memplan plan;
-    nd_model *model;
-    nd_sampler sampler;
-    slot *slots;             /* [batch] */
-    nd_kv_segment *segments; /* [batch] of a call */
-    int64_t *rows;           /* [batch] whose logits are wanted */
-    int32_t *ids;            /* [rows of a call], as are positions */
-    int32_t *positions;
-    float *logits;   /* (batch, vocab); pinned where the device is a GPU */
-    int32_t *scored; /* [capacity] what slot 0 holds, for nd_generator_score */
-    int64_t scored_count;
-    nd_generate_counts counts;
-};
-
-const char *nd_finish_name(nd_finish finish)
-{
-    static const char *const names[ND_FINISH_COUNT] = {"none", "eos", "stop", "length"};
-    return names[finish];
-}
-
 /* F64, since the question is whether integers would overflow. */
 static double planned_bytes(const nd_rank *rank, const nd_generate_options *o)
 {
@@ -124,7 +93,7 @@ static nd_status allocate(nd_generator *g)
     ND_TRY(nd_host_alloc(g->rank->device,
                          (size_t)(batch * g->rank->shape.vocab) * sizeof *g->logits, &logits));
     g->logits = logits;
-    return nd_sampler_init(&g->sampler, g->rank->shape.vocab);
+    return ND_ALLOC(g->rank->shape.vocab, &g->candidates);
 }
 
 /*
@@ -181,7 +150,7 @@ void nd_generator_destroy(nd_generator *g)
     if (g) {
         nd_model_destroy(g->model);
         nd_memplan_fini(&g->plan);
-        nd_sampler_fini(&g->sampler);
+        free(g->candidates);
         free(g->slots);
         free(g->segments);
         free(g->rows);
@@ -191,21 +160,6 @@ void nd_generator_destroy(nd_generator *g)
         free(g->scored);
         free(g);
     }
-}
-
-nd_fsdp *nd_generator_fsdp(nd_generator *g)
-{
-    return &g->model->fsdp;
-}
-
-const nd_memplan *nd_generator_plan(const nd_generator *g)
-{
-    return &g->plan;
-}
-
-nd_generate_counts nd_generator_counts(const nd_generator *g)
-{
-    return g->counts;
 }
 
 /* Calls of the model. */
@@ -262,7 +216,7 @@ typedef struct run {
 } run;
 
 /* Tokens of a sequence that are to be computed: the rest of its prompt, or its last new token. */
-static int64_t pending(const run *r, const slot *s, const int32_t **tokens)
+static int64_t pending(const run *r, const nd_generator_slot *s, const int32_t **tokens)
 {
     const nd_sequence *q = &r->sequences[s->sequence];
     *tokens = s->length < q->prompt_count ? q->prompt + s->length : &s->next;
@@ -272,14 +226,14 @@ static int64_t pending(const run *r, const slot *s, const int32_t **tokens)
 static void fill_slots(run *r)
 {
     for (int64_t i = 0; i < r->g->options.batch && r->begun < r->count; i++) {
-        slot *s = &r->g->slots[i];
+        nd_generator_slot *s = &r->g->slots[i];
         if (s->sequence < 0) {
             nd_sequence *q = &r->sequences[r->begun];
             ND_ASSERT(q->prompt_count >= 1 && q->max_new >= 1 &&
                       q->prompt_count + q->max_new <= r->g->options.capacity);
             q->count = 0;
             q->finish = ND_FINISH_NONE;
-            *s = (slot){.sequence = r->begun++};
+            *s = (nd_generator_slot){.sequence = r->begun++};
         }
     }
 }
@@ -290,7 +244,7 @@ static void add_slots(run *r, call *c, bool several)
 {
     nd_generator *g = r->g;
     for (int64_t i = 0; i < g->options.batch && c->rows < g->options.rows; i++) {
-        const slot *s = &g->slots[i];
+        const nd_generator_slot *s = &g->slots[i];
         const int32_t *tokens = NULL;
         int64_t all = s->sequence < 0 ? 0 : pending(r, s, &tokens);
         if (all == 0 || (all > 1) != several) {
@@ -304,18 +258,8 @@ static void add_slots(run *r, call *c, bool several)
     }
 }
 
-static bool is_end(const nd_generate_rules *rules, int32_t id)
-{
-    for (int i = 0; i < rules->end_count; i++) {
-        if (rules->ends[i] == id) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* A new token of the sequence in a slot, which it may end. */
-static nd_status take_token(run *r, slot *s, int32_t id)
+static nd_status take_token(run *r, nd_generator_slot *s, int32_t id)
 {
     const nd_generate_rules *rules = r->rules;
     nd_sequence *q = &r->sequences[s->sequence];
@@ -326,10 +270,10 @@ static nd_status take_token(run *r, slot *s, int32_t id)
     if (rules->token) {
         ND_TRY(rules->token(rules->context, s->sequence, id, &stop));
     }
-    q->finish = is_end(rules, id)        ? ND_FINISH_EOS
-                : stop                   ? ND_FINISH_STOP
-                : q->count == q->max_new ? ND_FINISH_LENGTH
-                                         : ND_FINISH_NONE;
+    q->finish = rules->ends && nd_ids_hold(rules->ends, id) ? ND_FINISH_EOS
+                : stop                                      ? ND_FINISH_STOP
+                : q->count == q->max_new                    ? ND_FINISH_LENGTH
+                                                            : ND_FINISH_NONE;
     if (q->finish == ND_FINISH_NONE) {
         return ND_OK;
     }
@@ -343,10 +287,11 @@ static nd_status take_token(run *r, slot *s, int32_t id)
 static nd_status take_tokens(run *r, const call *c)
 {
     nd_generator *g = r->g;
+    const int64_t vocab = g->rank->shape.vocab;
     int64_t wanted = 0, row = 0;
     for (int64_t i = 0; i < c->segments; i++) {
         const nd_kv_segment *segment = &g->segments[i];
-        slot *s = &g->slots[segment->slot];
+        nd_generator_slot *s = &g->slots[segment->slot];
         const nd_sequence *q = &r->sequences[s->sequence];
         int32_t id = 0;
         g->counts.prompt_tokens += s->length < q->prompt_count ? segment->rows : 0;
@@ -355,10 +300,10 @@ static nd_status take_tokens(run *r, const call *c)
         if (wanted == c->wanted || g->rows[wanted] != row - 1) {
             continue;
         }
-        const float *logits = g->logits + wanted++ * g->rank->shape.vocab;
+        const float *logits = g->logits + wanted++ * vocab;
         g->counts.decode_tokens += !c->prefill;
-        ND_TRY(nd_sample(&g->sampler, &r->rules->sampling, logits,
-                         (nd_draw){q->request, (uint64_t)q->count}, &id));
+        ND_TRY(nd_sample(&r->rules->sampling, logits, vocab,
+                         (nd_draw){q->request, (uint64_t)q->count}, g->candidates, &id));
         ND_TRY(take_token(r, s, id));
     }
     return ND_OK;
@@ -380,7 +325,7 @@ nd_status nd_generator_run(nd_generator *g, nd_sequence *sequences, int64_t coun
     run r = {.g = g, .sequences = sequences, .count = count, .rules = rules};
     g->scored_count = 0; /* slot 0 is used */
     for (int64_t i = 0; i < g->options.batch; i++) {
-        g->slots[i] = (slot){.sequence = -1};
+        g->slots[i] = (nd_generator_slot){.sequence = -1};
     }
     while (r.ended < count) {
         call c;

@@ -18,6 +18,7 @@
  */
 #include "trainer/generate/sample.h"
 #include "trainer/step/step.h"
+#include "trainer/text/buffer.h"
 
 typedef struct nd_generate_options {
     int64_t batch;    /* sequences at once */
@@ -32,7 +33,6 @@ typedef enum nd_finish {
     ND_FINISH_LENGTH, /* max_new ids */
     ND_FINISH_COUNT
 } nd_finish;
-const char *nd_finish_name(nd_finish finish); /* "eos", "stop", "length"; "none" */
 
 /* What is continued, and with what. */
 typedef struct nd_sequence {
@@ -48,8 +48,7 @@ typedef struct nd_sequence {
 /* How sequences are continued. */
 typedef struct nd_generate_rules {
     nd_sampling sampling;
-    const int32_t *ends; /* [end_count] ids that end a sequence; borrowed */
-    int end_count;
+    const nd_ids *ends; /* ids that end a sequence; borrowed; NULL: none */
     /* Called for each new token, in the order of tokens of a sequence; *stop ends the sequence
      * with this token. On the tp ranks alike. NULL: nothing is called. */
     nd_status (*token)(void *context, int64_t sequence, int32_t id, bool *stop);
@@ -68,7 +67,31 @@ typedef struct nd_generate_counts {
     double decode_seconds; /* of the others */
 } nd_generate_counts;
 
-typedef struct nd_generator nd_generator;
+/* A slot of the cache. */
+typedef struct nd_generator_slot {
+    int64_t sequence; /* -1: free */
+    int64_t length;   /* tokens in the cache */
+    int32_t next;     /* the last new token, which is not in the cache yet */
+} nd_generator_slot;
+
+/* Others read the plan and the counts, and load the weights into model->fsdp. */
+typedef struct nd_generator {
+    nd_rank *rank;
+    nd_generate_options options;
+    nd_kv_options cache;
+    nd_memplan plan;
+    nd_model *model;
+    nd_candidate *candidates; /* [vocab] */
+    nd_generator_slot *slots; /* [batch] */
+    nd_kv_segment *segments;  /* [batch] of a call */
+    int64_t *rows;            /* [batch] whose logits are wanted */
+    int32_t *ids;             /* [rows of a call], as are positions */
+    int32_t *positions;
+    float *logits;   /* (batch, vocab); pinned where the device is a GPU */
+    int32_t *scored; /* [capacity] what slot 0 holds, for nd_generator_score */
+    int64_t scored_count;
+    nd_generate_counts counts;
+} nd_generator;
 
 /* What is known before there are ranks. ND_ERR_CONFIG: the FP8 recipe, or the mesh, on which a
  * model is split by tp alone and in equal parts. */
@@ -80,12 +103,9 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *opti
 /* Plans the memory; allocates none on the device. */
 nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *options,
                               nd_generator **out);
-/* Allocates it. The weights are then for the caller to load, into nd_generator_fsdp. */
+/* Allocates it. The weights are then for the caller to load. */
 nd_status nd_generator_commit(nd_generator *generator);
 void nd_generator_destroy(nd_generator *generator); /* NULL is legal */
-
-nd_fsdp *nd_generator_fsdp(nd_generator *generator);
-const nd_memplan *nd_generator_plan(const nd_generator *generator);
 
 /*
  * Continues all sequences, in their order as slots become free. Collective over tp: its ranks give
@@ -102,7 +122,5 @@ nd_status nd_generator_run(nd_generator *generator, nd_sequence *sequences, int6
  */
 nd_status nd_generator_score(nd_generator *generator, const int32_t *ids, int64_t count,
                              int64_t from, nd_token_score *scores);
-
-nd_generate_counts nd_generator_counts(const nd_generator *generator);
 
 #endif

@@ -2,7 +2,6 @@
 #include "trainer/generate/sample.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "runtime/base/rng.h"
 
@@ -27,18 +26,6 @@ nd_status nd_sampling_check(const nd_sampling *s)
                        s->min_p);
     }
     return ND_OK;
-}
-
-nd_status nd_sampler_init(nd_sampler *sampler, int64_t vocab)
-{
-    *sampler = (nd_sampler){.vocab = vocab};
-    return ND_ALLOC(vocab, &sampler->candidates);
-}
-
-void nd_sampler_fini(nd_sampler *sampler)
-{
-    free(sampler->candidates);
-    *sampler = (nd_sampler){0};
 }
 
 /* The likeliest id; the lowest of equal ones. */
@@ -184,12 +171,6 @@ static int64_t keep_min_p(nd_candidate *c, int64_t count, double p)
     return kept;
 }
 
-/* Uniform in [0, 1): 53 bits. */
-static double uniform(uint64_t seed, nd_draw draw)
-{
-    return (double)(nd_rng_u64(seed, draw.request, draw.position) >> 11) * 0x1p-53;
-}
-
 /* In the order of the ids, so that two that are almost equally likely may change places in the
  * order of likelihood, as another mesh's rounding may do, without another choice. */
 static int32_t choose(nd_candidate *c, int64_t count, double u)
@@ -207,18 +188,19 @@ static int32_t choose(nd_candidate *c, int64_t count, double u)
     return c[i].id;
 }
 
-nd_status nd_sample(nd_sampler *sampler, const nd_sampling *s, const float *logits, nd_draw draw,
-                    int32_t *id)
+nd_status nd_sample(const nd_sampling *s, const float *logits, int64_t vocab, nd_draw draw,
+                    nd_candidate *c, int32_t *id)
 {
-    nd_candidate *c = sampler->candidates;
+    /* Uniform in [0, 1): 53 bits. */
+    const double u = (double)(nd_rng_u64(s->seed, draw.request, draw.position) >> 11) * 0x1p-53;
     int64_t count = 0;
     int32_t best = 0;
-    ND_TRY(find_likeliest(logits, sampler->vocab, &best));
+    ND_TRY(find_likeliest(logits, vocab, &best));
     if (s->temperature == 0) {
         *id = best;
         return ND_OK;
     }
-    for (int64_t v = 0; v < sampler->vocab; v++) {
+    for (int64_t v = 0; v < vocab; v++) {
         double distance = (double)logits[v] - (double)logits[best];
         double weight = v == best ? 1 : exp(distance / s->temperature);
         c[count] = (nd_candidate){weight, (int32_t)v};
@@ -227,7 +209,7 @@ nd_status nd_sample(nd_sampler *sampler, const nd_sampling *s, const float *logi
     count = keep_top_k(c, count, s->top_k);
     count = s->top_p < 1 ? keep_top_p(c, count, s->top_p) : count;
     count = keep_min_p(c, count, s->min_p);
-    *id = choose(c, count, uniform(s->seed, draw));
+    *id = choose(c, count, u);
     return ND_OK;
 }
 

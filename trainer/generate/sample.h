@@ -35,24 +35,16 @@ typedef struct nd_candidate {
     int32_t id;
 } nd_candidate;
 
-/* Memory for one vocabulary; of one thread. */
-typedef struct nd_sampler {
-    int64_t vocab;
-    nd_candidate *candidates; /* (vocab), owned */
-} nd_sampler;
-
-nd_status nd_sampler_init(nd_sampler *sampler, int64_t vocab);
-void nd_sampler_fini(nd_sampler *sampler); /* an all-zero one is legal */
-
 /* Which draw it is. */
 typedef struct nd_draw {
     uint64_t request;  /* its number in the input, from 0 */
     uint64_t position; /* of the new token among the request's new tokens, from 0 */
 } nd_draw;
 
-/* logits (vocab). ND_ERR_NUMERIC when one is NaN, or the greatest is infinite. */
-nd_status nd_sample(nd_sampler *sampler, const nd_sampling *sampling, const float *logits,
-                    nd_draw draw, int32_t *id);
+/* logits (vocab); room [vocab] is for the call alone. ND_ERR_NUMERIC when a logit is NaN, or the
+ * greatest is infinite. */
+nd_status nd_sample(const nd_sampling *sampling, const float *logits, int64_t vocab, nd_draw draw,
+                    nd_candidate *room, int32_t *id);
 
 /* log softmax(logits)[id], and whether no other id is likelier: for scores. */
 typedef struct nd_token_score {

@@ -8,7 +8,7 @@
 #include "runtime/base/log.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/generate/requests.h"
-#include "trainer/generate/stops.h"
+#include "trainer/generate/texts.h"
 #include "trainer/run/state.h"
 #include "trainer/view/metrics.h"
 
@@ -136,7 +136,6 @@ static nd_status add_tokens(nd_run_samples *s, nd_request *prompt, const nd_stop
     ND_TRY(nd_text_out_init(out, s->tokenizer, &none, &prompt->ids));
     for (int64_t i = 0; i < prompt->max_new; i++) {
         int32_t id;
-        bool stop;
         ND_TRY(check->ask(check->context, stopped));
         if (*stopped) {
             return ND_OK;
@@ -146,7 +145,7 @@ static nd_status add_tokens(nd_run_samples *s, nd_request *prompt, const nd_stop
             break;
         }
         ND_TRY(nd_ids_add(&prompt->ids, &id, 1));
-        ND_TRY(nd_text_out_push(out, id, &stop));
+        ND_TRY(nd_text_out_push(out, id));
     }
     ND_TRY(nd_text_out_end(out));
     return nd_bytes_add(&out->text, "", 1);

@@ -184,7 +184,7 @@ static nd_status score_body(nd_rank *rank, void *context)
     nd_generator *g = NULL;
     ND_TRY(nd_generator_create(rank, &sizes, &g));
     nd_status status = nd_generator_commit(g);
-    status = status == ND_OK ? mesh_load(nd_generator_fsdp(g), 5) : status;
+    status = status == ND_OK ? mesh_load(&g->model->fsdp, 5) : status;
     for (int c = 0; c < CHOICES; c++) {
         for (int i = 0; i < CONTEXT + TOKENS; i++) {
             ids[c][i] = (i < CONTEXT ? i * 7 + 2 : i * 5 + c * 13) % V;

@@ -42,7 +42,7 @@ static nd_status open_generator(nd_rank *rank, const nd_generate_options *o, nd_
 {
     ND_TRY(nd_generator_create(rank, o, out));
     nd_status status = nd_generator_commit(*out);
-    status = status == ND_OK ? mesh_load(nd_generator_fsdp(*out), 5) : status;
+    status = status == ND_OK ? mesh_load(&(*out)->model->fsdp, 5) : status;
     if (status != ND_OK) {
         nd_generator_destroy(*out);
     }
@@ -56,9 +56,7 @@ static nd_status plain_loop(nd_rank *rank, const nd_generate_rules *rules, texts
         .tokens = CAPACITY, .slots = 1, .capacity = CAPACITY, .logits = 1};
     const nd_model_options options = {.forward_only = true, .cache = &kv};
     nd_model *m = NULL;
-    nd_sampler sampler;
-    nd_status status = ND_OK;
-    ND_TRY(nd_sampler_init(&sampler, V));
+    nd_candidate candidates[V];
     ND_TRY(mesh_model_open(rank, &options, 5, &m));
     for (int q = 0; q < SEQUENCES; q++) {
         int32_t ids[CAPACITY] = {0}, positions[CAPACITY] = {0};
@@ -72,21 +70,19 @@ static nd_status plain_loop(nd_rank *rank, const nd_generate_rules *rules, texts
             const nd_kv_segment all = {.slot = 0, .length = 0, .rows = count};
             const int64_t last = count - 1;
             nd_activation_set *set = nd_model_take_set(m);
-            ND_TRY_OUT(nd_model_load_batch(m, set, ids, ids, positions));
-            ND_TRY_OUT(nd_model_logits(
+            ND_TRY(nd_model_load_batch(m, set, ids, ids, positions));
+            ND_TRY(nd_model_logits(
                 m, set,
                 &(nd_logits_call){.kv = {&all, 1}, .rows = &last, .count = 1, .logits = logits}));
-            ND_TRY_OUT(nd_model_give_back(m, set));
-            ND_TRY_OUT(nd_sample(&sampler, &rules->sampling, logits,
-                                 (nd_draw){(uint64_t)q, (uint64_t)n}, &ids[count]));
+            ND_TRY(nd_model_give_back(m, set));
+            ND_TRY(nd_sample(&rules->sampling, logits, V, (nd_draw){(uint64_t)q, (uint64_t)n},
+                             candidates, &ids[count]));
             out->ids[q][n] = ids[count];
             out->count[q] = n + 1;
         }
         out->finish[q] = ND_FINISH_LENGTH;
     }
-out:
-    nd_sampler_fini(&sampler);
-    return status;
+    return ND_OK;
 }
 
 static nd_status run_generator(nd_rank *rank, task *t, texts *out)
@@ -111,7 +107,7 @@ static nd_status run_generator(nd_rank *rank, task *t, texts *out)
         out->finish[q] = sequences[q].finish;
     }
     if (rank->rank == 0) {
-        t->counts = nd_generator_counts(g);
+        t->counts = g->counts;
     }
     nd_generator_destroy(g);
     return status;
@@ -211,10 +207,9 @@ Test(generate, an_end_token_ends_a_text_and_is_its_last)
     whole = (task){.options = {.batch = 2, .rows = 16, .capacity = CAPACITY},
                    .rules = {.sampling = {.temperature = 4, .top_p = 1, .seed = 3}}};
     assert_run(1, &whole);
-    const int32_t end = whole.out[0].ids[0][2];
+    int32_t end = whole.out[0].ids[0][2];
     t = whole;
-    t.rules.ends = &end;
-    t.rules.end_count = 1;
+    t.rules.ends = &(nd_ids){.data = &end, .count = 1};
     assert_run(1, &t);
     for (int q = 0; q < SEQUENCES; q++) {
         int64_t n = 0;
@@ -311,10 +306,10 @@ static nd_status score_body(nd_rank *rank, void *context)
                                    (long long)from, (long long)i);
         }
     }
-    int64_t before = nd_generator_counts(g).prompt_tokens;
+    int64_t before = g->counts.prompt_tokens;
     ids[COUNT - 1]++; /* only the last one differs, and no row follows on it */
     status = status == ND_OK ? nd_generator_score(g, ids, COUNT, COUNT - 1, other) : status;
-    int64_t computed = nd_generator_counts(g).prompt_tokens - before;
+    int64_t computed = g->counts.prompt_tokens - before;
     nd_generator_destroy(g);
     ND_TRY(status);
     ND_CHECK(computed == 1, "%lld tokens were computed again", (long long)computed);

@@ -109,11 +109,11 @@ static nd_status load_body(nd_rank *rank, void *context)
     job->before = kilobytes("VmRSS") * 1024;
     ND_TRY_OUT(nd_generator_create(rank, &sizes, &g));
     ND_TRY_OUT(nd_generator_commit(g));
-    ND_TRY_OUT(nd_weights_load(nd_generator_fsdp(g), reader));
+    ND_TRY_OUT(nd_weights_load(&g->model->fsdp, reader));
     job->peak = kilobytes("VmHWM") * 1024;
-    job->planned = nd_generator_plan(g)->total;
-    job->weights = nd_memplan_class_bytes(nd_generator_plan(g), ND_MEM_WEIGHTS) +
-                   nd_memplan_class_bytes(nd_generator_plan(g), ND_MEM_STATE);
+    job->planned = g->plan.total;
+    job->weights = nd_memplan_class_bytes(&g->plan, ND_MEM_WEIGHTS) +
+                   nd_memplan_class_bytes(&g->plan, ND_MEM_STATE);
 out:
     nd_generator_destroy(g);
     nd_hf_reader_close(reader);

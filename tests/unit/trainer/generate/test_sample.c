@@ -21,27 +21,20 @@ static void fill(float logits[V])
 
 static int32_t draw_of(const nd_sampling *s, const float *logits, uint64_t request, uint64_t at)
 {
-    nd_sampler sampler;
+    nd_candidate room[V];
     int32_t id = -1;
-    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
-    cr_assert_eq(nd_sample(&sampler, s, logits, (nd_draw){request, at}, &id), ND_OK, "%s",
+    cr_assert_eq(nd_sample(s, logits, V, (nd_draw){request, at}, room, &id), ND_OK, "%s",
                  nd_error_last()->message);
-    nd_sampler_fini(&sampler);
     return id;
 }
 
 /* Shares of the ids in many draws. */
 static void shares_of(const nd_sampling *s, const float *logits, double share[V])
 {
-    nd_sampler sampler;
-    int32_t id;
     memset(share, 0, V * sizeof *share);
-    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
     for (uint64_t i = 0; i < DRAWS; i++) {
-        cr_assert_eq(nd_sample(&sampler, s, logits, (nd_draw){i / 100, i % 100}, &id), ND_OK);
-        share[id] += 1.0 / DRAWS;
+        share[draw_of(s, logits, i / 100, i % 100)] += 1.0 / DRAWS;
     }
-    nd_sampler_fini(&sampler);
 }
 
 /* What the filters leave, by their definition: in the order of likelihood, one after the other. */
@@ -188,19 +181,17 @@ Test(sample, last_bits_of_logits_change_hardly_any_draw)
 
 Test(sample, not_finite_logits_are_an_error)
 {
-    nd_sampler sampler;
+    nd_candidate room[V];
     int32_t id;
     float logits[V];
-    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
     fill(logits);
     logits[3] = -INFINITY; /* a token that can never come */
-    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_OK);
+    cr_expect_eq(nd_sample(&plain, logits, V, (nd_draw){0, 0}, room, &id), ND_OK);
     logits[4] = NAN;
-    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_ERR_NUMERIC);
+    cr_expect_eq(nd_sample(&plain, logits, V, (nd_draw){0, 0}, room, &id), ND_ERR_NUMERIC);
     cr_expect_not_null(strstr(nd_error_last()->message, "token 4 is NaN"));
     logits[4] = INFINITY;
-    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_ERR_NUMERIC);
-    nd_sampler_fini(&sampler);
+    cr_expect_eq(nd_sample(&plain, logits, V, (nd_draw){0, 0}, room, &id), ND_ERR_NUMERIC);
 }
 
 Test(sample, settings_out_of_range_are_named)

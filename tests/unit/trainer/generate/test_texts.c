@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the ids that were generated become, after a prompt. */
+/* What the ids that were generated become, after a prompt and up to a stop text. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/unit/trainer/text/text_cases.h"
-#include "trainer/generate/stops.h"
+#include "trainer/generate/texts.h"
 
 /* The text of the ids from `from` on, where those before are the prompt. */
 static void text_is(const nd_tokenizer *tokenizer, const nd_ids *ids, size_t from,
@@ -14,10 +14,9 @@ static void text_is(const nd_tokenizer *tokenizer, const nd_ids *ids, size_t fro
     const nd_stops none = {0};
     const nd_ids prompt = {.data = ids->data, .count = from};
     nd_text_out out;
-    bool stop = false;
     cr_assert_eq(nd_text_out_init(&out, tokenizer, &none, &prompt), ND_OK);
     for (size_t i = from; i < ids->count; i++) {
-        cr_assert_eq(nd_text_out_push(&out, ids->data[i], &stop), ND_OK);
+        cr_assert_eq(nd_text_out_push(&out, ids->data[i]), ND_OK);
     }
     cr_assert_eq(nd_text_out_end(&out), ND_OK);
     const size_t size = strlen(expected);
@@ -78,4 +77,90 @@ Test(texts, a_word_after_a_prompt_keeps_its_blank)
         nd_encoder_destroy(encoder);
         nd_tokenizer_close(tokenizer);
     }
+}
+
+typedef struct stop_case {
+    const char *stops[4];
+    const char *text, *expected;
+    bool stopped;
+} stop_case;
+
+static const stop_case cases[] = {
+    {{NULL}, "plain text", "plain text", false},
+    {{"END"}, "a text END more", "a text ", true},
+    {{"END"}, "a text EN", "a text EN", false},
+    {{"END"}, "ENDING", "", true},
+    {{"END"}, "EENDX", "E", true},
+    {{"aab"}, "aaaab", "aa", true},
+    {{"abab"}, "ababab", "", true},
+    {{"\n\n"}, "one\ntwo\n\nthree", "one\ntwo", true},
+    {{"abcd", "bc"}, "xabcd", "xa", true},    /* bc is complete first */
+    {{"bc", "abc"}, "xabcd", "x", true},      /* at the same place the longer one */
+    {{"<|x|>", "|y|"}, "a<|y|>", "a<", true}, /* the beginning of one holds the other */
+    {{"\xc3\xa9t"}, "\xc3\xa9\xc3\xa9t\xc3\xa9", "\xc3\xa9", true}, /* é */
+    {{"\xf0\x9f\x98\x80"}, "\xf0\x9f\x98\x81\xf0\x9f\x98\x80", "\xf0\x9f\x98\x81", true},
+};
+
+/* The stops of a case, and nothing yet of its text. */
+static void open_stops(const char *const list[4], nd_stops *stops, nd_text_out *out)
+{
+    *stops = (nd_stops){0};
+    for (int i = 0; i < 4 && list[i]; i++) {
+        cr_assert_eq(nd_stops_add(stops, list[i]), ND_OK);
+    }
+    cr_assert_eq(nd_text_out_init(out, NULL, stops, NULL), ND_OK);
+}
+
+Test(stops, the_result_does_not_depend_on_the_pieces)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const stop_case *c = &cases[i];
+        const size_t length = strlen(c->text), expected = strlen(c->expected);
+        for (size_t piece = 1; piece <= length; piece++) {
+            nd_stops stops;
+            nd_text_out out;
+            open_stops(c->stops, &stops, &out);
+            for (size_t at = 0; at < length; at += piece) {
+                const size_t n = length - at < piece ? length - at : piece;
+                cr_assert_eq(nd_text_out_add(&out, c->text + at, n), ND_OK);
+                cr_expect(out.given <= expected &&
+                              memcmp(out.text.data, c->expected, out.given) == 0,
+                          "case %zu, pieces of %zu: %zu bytes are given", i, piece, out.given);
+            }
+            cr_assert_eq(nd_text_out_end(&out), ND_OK);
+            cr_expect_eq(out.given, expected, "case %zu, pieces of %zu", i, piece);
+            cr_expect_eq(out.stopped, c->stopped, "case %zu, pieces of %zu", i, piece);
+            nd_text_out_fini(&out);
+        }
+    }
+}
+
+Test(stops, only_what_may_begin_a_stop_is_held_back)
+{
+    static const char *const list[4] = {"END"};
+    static const struct {
+        const char *piece;
+        size_t given; /* with it */
+    } pieces[] = {{"one EN", 4}, {"T ", 8}, {"E", 8}};
+    nd_stops stops;
+    nd_text_out out;
+    open_stops(list, &stops, &out);
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        cr_assert_eq(nd_text_out_add(&out, pieces[i].piece, strlen(pieces[i].piece)), ND_OK);
+        cr_expect_eq(out.given, pieces[i].given, "piece %zu: %zu", i, out.given);
+    }
+    cr_assert_eq(nd_text_out_end(&out), ND_OK);
+    cr_expect(out.given == 9 && memcmp(out.text.data, "one ENT E", 9) == 0);
+    nd_text_out_fini(&out);
+}
+
+Test(stops, bad_ones_are_refused)
+{
+    nd_stops stops = {0};
+    cr_expect_eq(nd_stops_add(&stops, ""), ND_ERR_CONFIG);
+    cr_expect_eq(nd_stops_add(&stops, "\xff"), ND_ERR_CONFIG);
+    for (int i = 0; i < ND_STOPS_MAX; i++) {
+        cr_assert_eq(nd_stops_add(&stops, "x"), ND_OK);
+    }
+    cr_expect_eq(nd_stops_add(&stops, "x"), ND_ERR_CONFIG);
 }
