@@ -348,6 +348,14 @@ double nd_json_number(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : 0;
 }
 
+json_t *nd_number(double value)
+{
+    const bool whole = value == floor(value) && fabs(value) < 1e15;
+    return !isfinite(value) ? json_null()
+           : whole          ? json_integer((json_int_t)value)
+                            : json_real(value);
+}
+
 int64_t nd_json_whole(const json_t *object, const char *key)
 {
     const double value = nd_json_number(object, key);

@@ -51,6 +51,8 @@ double nd_column_at(const nd_column *column, double step);
 
 /* A number of an event, or another JSON object; 0 where it has none. */
 double nd_json_number(const json_t *object, const char *key);
+/* A number of JSON; null where it is not finite. */
+json_t *nd_number(double value);
 /* A whole number of up to 15 digits; 0 for any other value. */
 int64_t nd_json_whole(const json_t *object, const char *key);
 /* A text of it; "" where it has none. Borrowed. */

@@ -1,256 +1,344 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
+/* The columns of a run as curves, for the charts of a page, and as a few numbers, for its tables;
+ * and the page around all that is known of its runs. The script knows what each is. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fs.h"
 #include "runtime/base/version.h"
 #include "runtime/config/config.h"
+#include "trainer/precision/precision.h"
 #include "trainer/view/page_text.h"
 #include "trainer/view/parts.h"
 
-/* Ranks that made others wait: in whole steps, by their records, and in single collectives, by
- * profile.json. */
+const char nd_page_mark[] = "<!-- ndtrain report -->\n";
 
-enum { RANK_LIMIT = 1 << 16 }; /* above it a record is damaged */
+/* Reducing. */
 
-/* Ranks of a group that is a part of an axis; 1: run.json does not say it. */
-static int part_of_axis(const nd_run_view *view, const char *key, int axis_size)
+void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
 {
-    const double size = nd_json_number(json_object_get(view->record, "mesh"), key);
-    return size >= 1 && size <= axis_size && axis_size % (int)size == 0 ? (int)size : 1;
+    int64_t steps = last >= first ? last - first + 1 : 1;
+    parts = parts < 1 ? 1 : parts > ND_CURVE_MAX ? ND_CURVE_MAX : parts;
+    curve->first = first;
+    curve->last = last;
+    curve->parts = steps < parts ? (int)steps : parts;
+    curve->parts_per_step = (double)curve->parts / (double)steps;
+    for (int i = 0; i < curve->parts; i++) {
+        curve->part[i] = (nd_curve_part){0, INFINITY, -INFINITY, 0, 0};
+    }
 }
 
-/* The mesh of run.json; false: it has none, or no possible one. */
-static bool mesh_of(const nd_run_view *view, nd_mesh *out)
+/* While values are added, step and mean hold sums. */
+void nd_curve_add(nd_curve *curve, int64_t step, double value)
 {
-    const int64_t most = 1 << 24; /* ranks */
-    int64_t ranks = 1;
-    for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
-        double size =
-            nd_json_number(json_object_get(view->record, "mesh"), nd_axis_name((nd_axis)axis));
-        if (!(size >= 1 && size <= (double)most)) {
-            return false;
-        }
-        out->size[axis] = (int)size;
-        ranks *= out->size[axis];
-        if (ranks > most) {
-            return false;
-        }
-    }
-    out->ulysses = part_of_axis(view, "ulysses", out->size[ND_AXIS_CP]);
-    out->kv_copies = part_of_axis(view, "kv_copies", out->size[ND_AXIS_TP]);
-    return true;
-}
-
-/* The steps in which a rank was the slowest. */
-typedef struct rank_steps {
-    int64_t steps;
-    double lag_ms, longest_ms; /* that it worked longer than the fastest: sum, largest */
-} rank_steps;
-
-static json_t *slowest_json(const nd_run_view *run, int rank, const rank_steps *r)
-{
-    nd_mesh mesh;
-    char place[64] = "";
-    if (mesh_of(run, &mesh) && rank < nd_mesh_world_size(&mesh)) {
-        nd_mesh_format_rank(&mesh, rank, place, sizeof place);
-    }
-    return json_pack("[i, s, I, o, o]", rank, place, (json_int_t)r->steps, nd_number(r->lag_ms),
-                     nd_number(r->longest_ms));
-}
-
-/* [[rank, place in the mesh, steps in which it worked longest, ms longer than the fastest in sum,
- * largest], ...] */
-static nd_status slowest_ranks(const nd_run_view *run, json_t **out)
-{
-    const nd_column *slowest = nd_metrics_column(&run->metrics, "slowest_ms");
-    const nd_column *fastest = nd_metrics_column(&run->metrics, "fastest_ms");
-    const nd_column *rank = nd_metrics_column(&run->metrics, "slowest_rank");
-    rank_steps *ranks = NULL;
-    ND_TRY(ND_ALLOC(RANK_LIMIT, &ranks));
-    for (size_t i = 0; i < rank->count && i < slowest->count && i < fastest->count; i++) {
-        const double number = rank->points[i].value;
-        const double lag = slowest->points[i].value - fastest->points[i].value;
-        if (number >= 0 && number < RANK_LIMIT && isfinite(lag)) {
-            rank_steps *r = &ranks[(int)number];
-            r->steps++;
-            r->lag_ms += lag;
-            r->longest_ms = fmax(r->longest_ms, lag);
-        }
-    }
-    *out = json_array();
-    for (int i = 0; i < RANK_LIMIT; i++) {
-        if (ranks[i].steps > 0) {
-            nd_json_append(out, slowest_json(run, i, &ranks[i]));
-        }
-    }
-    free(ranks);
-    return ND_OK;
-}
-
-/*
- * The waits of ranks for each other, from profile.json (docs/formats.md). In each collective, the
- * others wait for the rank that enters it last, from the time of their own calls on. A collective
- * that a rank only began, to wait for it later, counts with the time of the call that began it.
- */
-
-enum { LINE_BYTES = 1024, KEY_BYTES = 128 };
-
-typedef struct rank_waits {
-    double communication_ms; /* in calls of communication */
-    double waited_ms;        /* of it, until the last rank came */
-    double caused_ms;        /* that others waited for this rank */
-    int64_t last;            /* collectives that this rank entered last */
-} rank_waits;
-
-typedef struct waits {
-    nd_mesh mesh;
-    rank_waits *ranks;   /* [count] owned */
-    int count;           /* of the mesh */
-    int64_t collectives; /* with at least two members in the file */
-    int64_t steps;       /* of rank 0 */
-    json_t *events; /* owned: of each collective those of its ranks, by the names of its parts */
-} waits;
-
-static int group_named(const char *name)
-{
-    for (int g = 0; g < ND_GROUP_COUNT; g++) {
-        if (strcmp(nd_group_name((nd_group_kind)g), name) == 0) {
-            return g;
-        }
-    }
-    return -1;
-}
-
-/* The ranks of a group are told apart by their first one. */
-static nd_status add_to_collective(waits *w, json_t *event, int rank)
-{
-    const json_t *args = json_object_get(event, "args");
-    const int group = group_named(nd_json_words(args, "group"));
-    char key[KEY_BYTES];
-    if (group < 0) {
-        return ND_OK;
-    }
-    snprintf(key, sizeof key, "%d %d %.60s %lld", group,
-             nd_mesh_group_member(&w->mesh, (nd_group_kind)group, rank, 0),
-             nd_json_words(args, "op"), (long long)nd_json_whole(args, "sequence"));
-    json_t *list = json_object_get(w->events, key);
-    if (!list) {
-        list = json_array();
-        nd_json_set(&w->events, key, list);
-    }
-    return json_array_append(w->events ? list : NULL, event) == 0
-               ? ND_OK
-               : nd_fail_memory("the collectives of a profile");
-}
-
-static nd_status add_event(waits *w, json_t *event)
-{
-    const char *kind = nd_json_words(event, "cat");
-    const int64_t rank = json_object_get(event, "pid") ? nd_json_whole(event, "pid") : -1;
-    if (rank < 0 || rank >= w->count) {
-        return ND_OK;
-    }
-    w->steps += rank == 0 && strcmp(kind, "step") == 0;
-    if (strcmp(kind, "communication") != 0) {
-        return ND_OK;
-    }
-    w->ranks[rank].communication_ms += nd_json_number(event, "dur") * 1e-3;
-    return json_object_get(event, "args") ? add_to_collective(w, event, (int)rank) : ND_OK;
-}
-
-/* The events of one collective: its ranks waited for the one that came last. */
-static void count_collective(waits *w, const json_t *events)
-{
-    const json_t *last = json_array_get(events, 0), *event;
-    size_t i;
-    if (json_array_size(events) < 2) {
+    if (step < curve->first || step > curve->last || !isfinite(value)) {
         return;
     }
-    json_array_foreach(events, i, event)
-    {
-        last = nd_json_number(event, "ts") >= nd_json_number(last, "ts") ? event : last;
-    }
-    rank_waits *slowest = &w->ranks[nd_json_whole(last, "pid")];
-    w->collectives++;
-    slowest->last++;
-    json_array_foreach(events, i, event)
-    {
-        const double early = nd_json_number(last, "ts") - nd_json_number(event, "ts");
-        const double waited = event == last ? 0 : fmin(early, nd_json_number(event, "dur")) * 1e-3;
-        w->ranks[nd_json_whole(event, "pid")].waited_ms += waited;
-        slowest->caused_ms += waited;
-    }
+    int i = (int)((double)(step - curve->first) * curve->parts_per_step);
+    nd_curve_part *part = &curve->part[i < curve->parts ? i : curve->parts - 1];
+    part->step += (double)step;
+    part->mean += value;
+    part->low = value < part->low ? value : part->low;
+    part->high = value > part->high ? value : part->high;
+    part->count++;
 }
 
-/* trainer/run/profile.c writes each event on a line of its own, which a comma or the end of the
- * list follows. */
-static nd_status read_events(waits *w, FILE *in, const char *path)
+void nd_curve_end(nd_curve *curve)
 {
-    char line[LINE_BYTES];
-    if (!fgets(line, sizeof line, in) || !strstr(line, "\"traceEvents\"")) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s is no profile of ndtrain; remove it, and the report leaves it out",
-                       path);
+    int kept = 0;
+    for (int i = 0; i < curve->parts; i++) {
+        nd_curve_part part = curve->part[i];
+        if (part.count == 0) {
+            continue;
+        }
+        part.step /= (double)part.count;
+        part.mean /= (double)part.count;
+        curve->part[kept++] = part;
     }
-    while (fgets(line, sizeof line, in)) {
-        json_error_t error;
-        json_t *event = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
-        nd_status status = event                       ? add_event(w, event)
-                           : nd_json_no_memory(&error) ? nd_fail_memory("a profile")
-                                                       : ND_OK;
-        json_decref(event);
-        ND_TRY(status);
-    }
-    return ferror(in) ? nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno)) : ND_OK;
+    curve->parts = kept;
 }
 
-static json_t *waits_json(const waits *w)
+/* Curves. */
+
+/* An interval takes about 30 bytes of each of nine charts, so that a page of several runs stays
+ * below 1 MB. The tables of a run take as much as PARTS_OF_RUN intervals in each chart. */
+enum {
+    PARTS_OF_ALL = 1200, /* of the curves of a chart together */
+    PARTS_OF_RUN = 16,
+    MARKS_MAX = 100
+};
+
+_Static_assert(PARTS_OF_ALL / ND_PAGE_RUNS_MAX > PARTS_OF_RUN, "curves of many runs have parts");
+
+/* The columns that have a curve of their own. */
+static const char *const curve_names[] = {
+    "loss",         "validation_loss",   "grad_norm",  "lr",         "tokens_per_second", "step_ms",
+    "data_wait_ms", "peak_memory_bytes", "wire_bytes", "slowest_ms", "fastest_ms"};
+
+typedef struct drawing {
+    const nd_metrics *metrics;
+    int64_t first, last; /* steps of all runs of the page */
+    int parts;           /* of a curve */
+    nd_curve curve;      /* that is made now */
+    json_t *curves;      /* owned; NULL: no memory */
+} drawing;
+
+/* With five significant digits. */
+static json_t *short_number(double value)
 {
-    json_t *ranks = json_array();
-    for (int i = 0; i < w->count; i++) {
-        const rank_waits *r = &w->ranks[i];
-        nd_json_append(&ranks, json_pack("[o, o, o, I]", nd_number(r->communication_ms),
-                                         nd_number(r->waited_ms), nd_number(r->caused_ms),
-                                         (json_int_t)r->last));
-    }
-    return json_pack("{s:I, s:I, s:o}", "steps", (json_int_t)w->steps, "collectives",
-                     (json_int_t)w->collectives, "ranks", ranks);
+    char text[32];
+    snprintf(text, sizeof text, "%.5g", value);
+    return nd_number(value == floor(value) ? value : strtod(text, NULL));
 }
 
-nd_status nd_ranks_waits(const nd_run_view *run, json_t **out)
+/* A list of one member of all parts, for the key. */
+static void set_list(json_t **object, const char *key, const nd_curve *c, size_t member)
 {
-    waits w = {0};
-    FILE *in = NULL;
-    const char *key;
-    json_t *events;
-    nd_status status = ND_OK;
-    *out = json_null();
-    if (!run->profile || !mesh_of(run, &w.mesh)) {
-        return ND_OK;
+    json_t *list = json_array();
+    for (int i = 0; i < c->parts; i++) {
+        double value;
+        memcpy(&value, (const char *)&c->part[i] + member, sizeof value);
+        nd_json_append(&list, member == offsetof(nd_curve_part, step) ? json_real(value)
+                                                                      : short_number(value));
     }
-    ND_TRY(nd_fs_stream_own(run->profile, ND_ERR_DATA, &in));
-    w.events = json_object();
-    w.count = nd_mesh_world_size(&w.mesh);
-    ND_TRY_OUT(ND_ALLOC(w.count, &w.ranks));
-    ND_TRY_OUT(read_events(&w, in, run->profile));
-    json_object_foreach(w.events, key, events)
-    {
-        count_collective(&w, events);
-    }
-    *out = w.collectives > 0 ? waits_json(&w) : *out;
-out:
-    json_decref(w.events);
-    free(w.ranks);
-    fclose(in);
-    return status;
+    nd_json_set(object, key, list);
 }
 
-const char nd_page_mark[] = "<!-- ndtrain report -->\n";
+static void add_column(drawing *d, const nd_column *column)
+{
+    for (size_t i = 0; i < column->count; i++) {
+        nd_curve_add(&d->curve, (int64_t)column->points[i].step, column->points[i].value);
+    }
+}
+
+static void end_curve(drawing *d, const char *name)
+{
+    nd_curve_end(&d->curve);
+    if (d->curve.parts > 0) {
+        json_t *curve = json_object();
+        set_list(&curve, "step", &d->curve, offsetof(nd_curve_part, step));
+        set_list(&curve, "mean", &d->curve, offsetof(nd_curve_part, mean));
+        set_list(&curve, "low", &d->curve, offsetof(nd_curve_part, low));
+        set_list(&curve, "high", &d->curve, offsetof(nd_curve_part, high));
+        nd_json_set(&d->curves, name, curve);
+    }
+}
+
+static bool begins_with(const nd_column *column, const char *words)
+{
+    return strncmp(column->name, words, strlen(words)) == 0;
+}
+
+/* All columns of a family; the more there are, the fewer parts has each. */
+static void draw_family(drawing *d, const char *family)
+{
+    const nd_metrics *m = d->metrics;
+    int count = 0;
+    for (int k = 0; k < m->count; k++) {
+        count += begins_with(&m->columns[k], family);
+    }
+    for (int k = 0; k < m->count; k++) {
+        if (begins_with(&m->columns[k], family)) {
+            nd_curve_begin(&d->curve, PARTS_OF_ALL / count, d->first, d->last);
+            add_column(d, &m->columns[k]);
+            end_curve(d, m->columns[k].name);
+        }
+    }
+}
+
+/* A curve "fp8_underflow.input" for each kind of operand, of all linears. */
+static void draw_health(drawing *d, const char *measure)
+{
+    const nd_metrics *m = d->metrics;
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        const char *operand = nd_operand_name((nd_operand_kind)kind);
+        char name[ND_COLUMN_NAME];
+        snprintf(name, sizeof name, "fp8_health.%s.", operand);
+        nd_curve_begin(&d->curve, PARTS_OF_ALL / (2 * ND_OPERAND_KINDS), d->first, d->last);
+        for (int k = 0; k < m->count; k++) {
+            const char *dot = strrchr(m->columns[k].name, '.');
+            if (begins_with(&m->columns[k], name) && strcmp(dot + 1, measure) == 0) {
+                add_column(d, &m->columns[k]);
+            }
+        }
+        snprintf(name, sizeof name, "fp8_%s.%s", measure, operand);
+        end_curve(d, name);
+    }
+}
+
+/* Tokens and seconds of training at the steps of the run, for the other x axes. */
+static void add_axes(drawing *d, json_t **run)
+{
+    const nd_column *ms = nd_metrics_column(d->metrics, "step_ms");
+    double seconds = 0;
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
+    for (size_t i = 0; i < ms->count; i++) {
+        seconds += isfinite(ms->points[i].value) ? ms->points[i].value / 1e3 : 0;
+        nd_curve_add(&d->curve, (int64_t)ms->points[i].step, seconds);
+    }
+    nd_curve_end(&d->curve);
+    set_list(run, "step", &d->curve, offsetof(nd_curve_part, step));
+    set_list(run, "seconds", &d->curve, offsetof(nd_curve_part, mean));
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
+    add_column(d, nd_metrics_column(d->metrics, "tokens_seen"));
+    nd_curve_end(&d->curve);
+    set_list(run, "tokens", &d->curve, offsetof(nd_curve_part, mean));
+}
+
+/* Adds the curves of one of `runs` runs on a page, whose steps go from `first` to `last`, to the
+ * run: {name: {"step", "mean", "low", "high"}, ...} as "curves", "step", "seconds" and "tokens" of
+ * the other x axes, and as "skipped" the first 100 skipped steps, for the marks of a chart. */
+static void add_curves(const nd_metrics *metrics, int64_t first, int64_t last, int runs,
+                       json_t **run)
+{
+    drawing d = {.metrics = metrics,
+                 .first = first,
+                 .last = last,
+                 .parts = PARTS_OF_ALL / runs - PARTS_OF_RUN,
+                 .curves = json_object()};
+    for (size_t i = 0; i < sizeof curve_names / sizeof *curve_names; i++) {
+        nd_curve_begin(&d.curve, d.parts, first, last);
+        add_column(&d, nd_metrics_column(metrics, curve_names[i]));
+        end_curve(&d, curve_names[i]);
+    }
+    if (runs == 1) {
+        draw_family(&d, "source_loss.");
+        draw_family(&d, "validation_set_loss.");
+        draw_health(&d, "underflow");
+        draw_health(&d, "saturation");
+    }
+    add_axes(&d, run);
+    nd_json_set(run, "curves", d.curves);
+    const nd_column *column = nd_metrics_column(metrics, "skipped");
+    json_t *skipped = json_array();
+    for (size_t i = 0; i < column->count && i < MARKS_MAX; i++) {
+        nd_json_append(&skipped, nd_number(column->points[i].step));
+    }
+    nd_json_set(run, "skipped", skipped);
+}
+
+/* Columns as a few numbers, for its tables. */
+
+enum { WARM_UP = 2, END_MAX = 50, SAMPLE_MAX = 8192 };
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of at most SAMPLE_MAX values, which lie evenly among all. */
+static double median_of(const nd_column *column)
+{
+    const size_t from = column->count > WARM_UP ? WARM_UP : 0;
+    const size_t every = (column->count - from + SAMPLE_MAX - 1) / SAMPLE_MAX;
+    double sample[SAMPLE_MAX];
+    size_t count = 0;
+    for (size_t i = from; i < column->count; i += every) {
+        if (isfinite(column->points[i].value)) {
+            sample[count++] = column->points[i].value;
+        }
+    }
+    qsort(sample, count, sizeof *sample, by_value);
+    return count > 0 ? (sample[(count - 1) / 2] + sample[count / 2]) / 2 : NAN;
+}
+
+/* Losses of joined and of separate documents do not compare: those of validations count from the
+ * last change on. */
+static size_t first_comparable(const nd_metrics *m, const nd_column *column)
+{
+    const nd_column *lengths = nd_metrics_column(m, "separate_length");
+    size_t from = column->count;
+    if (strcmp(column->name, "validation_loss") != 0 &&
+        !begins_with(column, "validation_set_loss.")) {
+        return 0;
+    }
+    const double last = nd_column_at(lengths, column->points[from - 1].step);
+    while (from > 0) {
+        const double length = nd_column_at(lengths, column->points[from - 1].step);
+        if (length != last && !(isnan(length) && isnan(last))) {
+            break;
+        }
+        from--;
+    }
+    return from;
+}
+
+/* The layer of the largest value, of a column with such a companion; NaN. */
+static double layer_at(const nd_metrics *m, const nd_column *column, double step)
+{
+    char name[ND_COLUMN_NAME + 8];
+    snprintf(name, sizeof name, "%s_layer", column->name);
+    return begins_with(column, "fp8_health.") ? nd_column_at(nd_metrics_column(m, name), step)
+                                              : NAN;
+}
+
+static json_t *sum_up(const nd_metrics *m, const nd_column *column)
+{
+    const size_t tenth = column->count / 10, all = column->count;
+    const size_t from = first_comparable(m, column);
+    const size_t tail = tenth < 1 ? 1 : tenth > END_MAX ? END_MAX : tenth;
+    nd_point first = {NAN, NAN}, last = first, least = first, largest = first;
+    double sum = 0, end_sum = 0;
+    int64_t count = 0, end_count = 0;
+    for (size_t i = from; i < all; i++) {
+        const nd_point p = column->points[i];
+        if (!isfinite(p.value)) {
+            continue;
+        }
+        first = isnan(first.value) ? p : first;
+        last = p;
+        least = p.value >= least.value ? least : p;
+        largest = p.value <= largest.value ? largest : p;
+        sum += p.value;
+        count++;
+        end_sum += i + tail >= all ? p.value : 0;
+        end_count += i + tail >= all;
+    }
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"count", (double)count},
+                   {"lost", (double)((int64_t)(all - from) - count)},
+                   {"sum", sum},
+                   {"mean", sum / (double)count},
+                   {"first", first.value},
+                   {"last", last.value},
+                   {"least", least.value},
+                   {"least_step", least.step},
+                   {"largest", largest.value},
+                   {"largest_step", largest.step},
+                   {"median", median_of(column)},
+                   {"end", end_sum / (double)end_count},
+                   {"layer", layer_at(m, column, largest.step)}};
+    json_t *object = json_object();
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (isfinite(numbers[i].value)) {
+            nd_json_set(&object, numbers[i].key, nd_number(numbers[i].value));
+        }
+    }
+    return object;
+}
+
+json_t *nd_columns_sum_up(const nd_metrics *m)
+{
+    json_t *columns = json_object();
+    for (int k = 0; k < m->count; k++) {
+        const nd_column *column = &m->columns[k];
+        const char *end = column->name + strlen(column->name);
+        const bool layer = begins_with(column, "fp8_health.") && end - column->name > 6 &&
+                           strcmp(end - 6, "_layer") == 0;
+        if (column->count > 0 && !layer) {
+            nd_json_set(&columns, column->name, sum_up(m, column));
+        }
+    }
+    return columns;
+}
+
+/* A run. */
 
 enum { EVENTS_MAX = 200, EVENTS_OF_ALL = 400 }; /* of a kind, in one run and in all */
 
@@ -323,38 +411,27 @@ static double traced_ms(const nd_run_view *run)
     return sum;
 }
 
-static const char *mood_of(nd_run_end end)
-{
-    return end == ND_RUN_FAILED || end == ND_RUN_ENDED_EARLY       ? "bad"
-           : end == ND_RUN_FINISHED || end == ND_RUN_STOPPED_EARLY ? "good"
-                                                                   : "";
-}
-
 static nd_status make_run(const nd_run_view *run, int64_t first, int64_t last, int runs,
                           json_t **out)
 {
+    static const char *const moods[] = {[ND_RUN_FINISHED] = "good", [ND_RUN_STOPPED_EARLY] = "good",
+                                        [ND_RUN_STOPPED] = "",      [ND_RUN_FAILED] = "bad",
+                                        [ND_RUN_RECENT] = "",       [ND_RUN_ENDED_EARLY] = "bad",
+                                        [ND_RUN_UNKNOWN] = ""};
     const nd_column *ms = nd_metrics_column(&run->metrics, "step_ms");
     char verdict[ND_VERDICT_MAX];
-    json_t *slowest = NULL, *waited = NULL;
-    ND_TRY(slowest_ranks(run, &slowest));
-    nd_status status = nd_ranks_waits(run, &waited);
-    if (status != ND_OK) {
-        json_decref(slowest);
-        return status;
-    }
     *out = json_pack(
         "{s:o, s:o, s:s, s:s, s:o, s:o, s:I, s:o, s:O?}", "name", nd_json_string(run->name),
         "folder", nd_json_string(run->folder), "verdict", nd_run_verdict(run, verdict), "mood",
-        mood_of(run->end), "first", nd_number(ms->points[0].step), "last",
+        moods[run->end], "first", nd_number(ms->points[0].step), "last",
         nd_number(ms->points[ms->count - 1].step), "wanted", (json_int_t)run->steps_wanted,
         "traced_ms", nd_number(traced_ms(run)), "trace", run->trace);
     nd_json_set(out, "record", run->record ? exact(run->record) : json_null());
-    nd_json_set(out, "slowest", slowest);
-    nd_json_set(out, "waits", waited);
+    ND_TRY(nd_ranks_add(run, out));
     nd_json_set(out, "saved", saved_json(run));
     nd_json_set(out, "columns", nd_columns_sum_up(&run->metrics));
     add_events(run, runs, out);
-    nd_curves_add(&run->metrics, first, last, runs, out);
+    add_curves(&run->metrics, first, last, runs, out);
     return ND_OK;
 }
 
@@ -369,8 +446,9 @@ static nd_status make_runs(const nd_run_view *runs, int count, json_t **out)
     }
     for (int i = 0; i < count; i++) {
         json_t *run = NULL;
-        ND_TRY(make_run(&runs[i], (int64_t)first, (int64_t)last, count, &run));
+        const nd_status status = make_run(&runs[i], (int64_t)first, (int64_t)last, count, &run);
         nd_json_append(out, run);
+        ND_TRY(status);
     }
     return ND_OK;
 }

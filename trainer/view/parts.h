@@ -13,7 +13,7 @@
 /*
  * A curve of any number of values over steps, reduced to at most ND_CURVE_MAX intervals of steps.
  * Each has its least, largest and mean value, so that the spike of a single step is kept
- * (curves.c).
+ * (page.c).
  */
 enum { ND_CURVE_MAX = 400 };
 
@@ -36,22 +36,13 @@ void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last);
 void nd_curve_add(nd_curve *curve, int64_t step, double value);
 void nd_curve_end(nd_curve *curve);
 
-/* A number of JSON; null where it is not finite. */
-json_t *nd_number(double value);
-
-/* Adds the curves of one of `runs` runs on a page, whose steps go from `first` to `last`, to the
- * run: {name: {"step", "mean", "low", "high"}, ...} as "curves", "step", "seconds" and "tokens" of
- * the other x axes, and as "skipped" the first 100 skipped steps. */
-void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int runs, json_t **run);
 /* {name: {"count", "lost", "sum", "mean", "first", "last", "least", "least_step", "largest",
  * "largest_step", "median", "end"}, ...} of all numbers. `lost` ones are not finite; the median
  * leaves out the first two; the end is the mean of the last tenth, at most 50. "layer" is that of
  * the largest where the lines name it. What is not known is left out. */
 json_t *nd_columns_sum_up(const nd_metrics *metrics);
 
-/* {"steps", "collectives", "ranks": [[ms in calls of communication, of it waiting for the last
- * rank, others waiting for this one, collectives that it entered last], ...]}; null without a
- * profile. */
-nd_status nd_ranks_waits(const nd_run_view *run, json_t **out);
+/* Adds to a run of the page, as "slowest" and "waits", the ranks that made others wait. */
+nd_status nd_ranks_add(const nd_run_view *run, json_t **out);
 
 #endif

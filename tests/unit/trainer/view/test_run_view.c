@@ -476,8 +476,9 @@ Test(run_view, another_profile_is_refused)
     fputs("[1, 2]                                          \n", out);
     fclose(out);
     view = open_view(0);
-    json_t *waits = NULL;
-    assert_fails(nd_ranks_waits(&view, &waits), ND_ERR_DATA, "no profile");
+    json_t *run = json_object();
+    assert_fails(nd_ranks_add(&view, &run), ND_ERR_DATA, "no profile");
+    json_decref(run);
     nd_run_view_close(&view);
 }
 
