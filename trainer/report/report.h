@@ -4,7 +4,7 @@
 /*
  * Reports of a run, on rank 0: records of steps, validations, FP8 health and events go to several
  * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
- * one more line in sinks.c.
+ * one more line in open.c.
  *
  * metrics.jsonl and the files of TensorBoard are written by a thread (writer.h), so that the run
  * only copies a record. nd_sinks_event waits until everything is written, as does nd_sinks_flush:
@@ -147,8 +147,12 @@ typedef struct nd_report_options {
 
 /* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails, or when
  * something lies in the run folder in the place of what a tracker makes there (ND_ERR_CANTCREATE).
- * A tracker that fails otherwise is dropped with a warning. */
+ * A tracker that fails otherwise is dropped with a warning. wandb and trackio: log.python runs
+ * scripts/wandb_sync.py beside the run, once for each (log.trackers). Records that it did not see
+ * are in metrics.jsonl, from where wandb_sync.py can send them later. */
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
+/* Says that a sink is dropped; the calling thread's error is why. */
+void nd_sinks_warn_of_dropped(const char *name);
 /* Takes the sink over. */
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
@@ -184,15 +188,6 @@ nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
  * readers forget the steps that are made again. At step 0 lies the configuration as text.
  */
 nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
-
-/*
- * wandb and trackio: log.python runs scripts/wandb_sync.py beside the run, once for
- * each (log.trackers). ND_ERR_CONFIG: it cannot be started; ND_ERR_CANTCREATE: its log cannot be
- * written, or is a link or no file. Records that it did not see are in
- * metrics.jsonl, from where wandb_sync.py can send them later.
- */
-nd_status nd_wandb_sink_open(const nd_report_options *options, nd_sink *out);
-nd_status nd_trackio_sink_open(const nd_report_options *options, nd_sink *out);
 
 /* Speed of a step or of the mean of several; all 0 when seconds is 0. */
 typedef struct nd_speed {

@@ -1,8 +1,438 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/base/log.h"
+/* The writer of files (writer.h), and the sinks that give it their records. */
 #include "trainer/report/report.h"
 
-enum { ROOM_BYTES = 2 << 20, DEADLINE_SECONDS = 10 };
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/math.h"
+#include "runtime/base/thread.h"
+
+enum { KEPT_BYTES = 1 << 14, ALIGNMENT = 16 };
+
+/* More than one, so that a wait finds out that a write hangs which has just begun. */
+enum { PATIENCE_DEADLINES = 2 };
+
+typedef struct output {
+    const char *name;
+    char *path; /* owned */
+    bool required;
+    atomic_llong bytes;
+    /* Of the writer's thread. */
+    int fd;
+    bool counts_links; /* the file system says how many names a file has */
+    off_t torn;        /* where a part of a record begins that could not be removed; -1: nowhere */
+    char kept[KEPT_BYTES]; /* records that go before the next one */
+    size_t kept_bytes;
+    /* Under the monitor. */
+    bool fails;                    /* the last record was not taken, which was said */
+    int64_t waiting, lost;         /* weights */
+    char why[ND_WRITER_WHY_BYTES]; /* of the first that was lost */
+} output;
+
+/* Lies before the bytes of a record. */
+typedef struct entry {
+    output *file;
+    int64_t weight;
+    size_t bytes;
+} entry;
+
+/* Records one behind the other. */
+typedef struct batch {
+    uint8_t *bytes; /* (room / 2 + KEPT_BYTES) owned; the last of these for records of weight 0 */
+    size_t used;
+} batch;
+
+struct nd_writer {
+    double deadline_seconds; /* of one write */
+    size_t room;             /* of each batch, for records with a weight */
+    output files[ND_WRITER_FILES_MAX];
+    int count;
+    nd_thread thread;
+    nd_monitor monitor;      /* of all below */
+    batch queued, written;   /* the thread takes the first as the second */
+    const output *current;   /* the file that is written to */
+    int64_t begun_ns;        /* nd_clock_ns when that write began; 0: there is none */
+    bool hangs;              /* it is beyond its deadline */
+    double patience_seconds; /* that the run still waits, until all is written again */
+    bool overflowed;         /* a record found no room; none is queued until all are written */
+    bool said_slow;
+    bool finished, given_up;
+    nd_error fatal; /* status ND_OK: none */
+};
+
+/* A file. */
+
+static bool has_name(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
+/* The disk does not take a record: the run goes on without it. */
+static nd_status fail_write(const output *f, const char *why)
+{
+    return nd_fail(ND_ERR_IO, "%s cannot be written: %s; free some space there", f->path, why);
+}
+
+/* Removes a part of a record, so that a later record does not continue it. */
+static nd_status remove_torn(output *f)
+{
+    if (f->torn >= 0 && ftruncate(f->fd, f->torn) != 0) {
+        return fail_write(f, strerror(errno));
+    }
+    f->torn = -1;
+    return ND_OK;
+}
+
+/*
+ * Writes with one call, so that a reader who follows the file sees whole records; a second call is
+ * needed only when the disk takes a part. When the rest does not fit, the part that was written is
+ * removed.
+ */
+static nd_status append(output *f, const void *record, size_t length)
+{
+    if (f->counts_links && !has_name(f->fd)) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "%s was deleted during the run; leave the run folder alone until its run "
+                       "has ended",
+                       f->path);
+    }
+    ND_TRY(remove_torn(f));
+    for (size_t done = 0; done < length;) {
+        ssize_t n = write(f->fd, (const char *)record + done, length - done);
+        if (n > 0) {
+            done += (size_t)n;
+        } else if (n == 0 || errno != EINTR) {
+            nd_status status = fail_write(f, n == 0 ? "nothing was taken" : strerror(errno));
+            const nd_error error = *nd_error_last();
+            f->torn = done > 0 ? lseek(f->fd, 0, SEEK_END) - (off_t)done : -1;
+            (void)remove_torn(f);
+            nd_error_restore(&error);
+            return status;
+        }
+    }
+    atomic_fetch_add(&f->bytes, (long long)length);
+    return ND_OK;
+}
+
+/* Both threads, with the lock. */
+
+static void say(nd_writer *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Without the lock for as long as the log takes. */
+static void say(nd_writer *w, const char *format, ...)
+{
+    char text[ND_WRITER_WHY_BYTES + 400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    nd_monitor_unlock(&w->monitor);
+    nd_log_warning("%s", text);
+    nd_monitor_lock(&w->monitor);
+}
+
+static void lose(output *f, int64_t weight, const char *why)
+{
+    if (f->lost == 0) {
+        snprintf(f->why, sizeof f->why, "%.*s", ND_WRITER_WHY_BYTES - 1, why);
+    }
+    f->lost += weight;
+}
+
+/* The writer's thread, with the lock. */
+
+static void write_entry(nd_writer *w, const entry *e)
+{
+    output *f = e->file;
+    w->current = f;
+    w->begun_ns = nd_clock_ns();
+    nd_monitor_unlock(&w->monitor);
+    nd_status status = append(f, f->kept, f->kept_bytes);
+    if (status == ND_OK) {
+        f->kept_bytes = 0;
+        status = append(f, e + 1, e->bytes);
+    }
+    if (status != ND_OK && e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes) {
+        memcpy(f->kept + f->kept_bytes, e + 1, e->bytes);
+        f->kept_bytes += e->bytes;
+    }
+    nd_monitor_lock(&w->monitor);
+    w->begun_ns = 0;
+    w->hangs = false;
+    if (w->given_up) { /* it is counted already */
+        return;
+    }
+    f->waiting -= e->weight;
+    if (status == ND_OK) {
+        f->fails = false;
+    } else if (status != ND_ERR_IO && f->required) {
+        w->fatal = *nd_error_last();
+        w->fatal.status = status;
+    } else {
+        const bool said = f->fails;
+        f->fails = true;
+        lose(f, e->weight, nd_error_last()->message);
+        if (!said) {
+            say(w,
+                "%s loses records of this run, which goes on, until they can be written again: %s",
+                f->name, nd_error_last()->message);
+        }
+    }
+    nd_error_clear();
+}
+
+static bool ends(const nd_writer *w)
+{
+    return w->given_up || w->fatal.status != ND_OK;
+}
+
+static void serve(void *context)
+{
+    nd_writer *w = context;
+    nd_monitor_lock(&w->monitor);
+    for (;;) {
+        while (w->queued.used == 0 && !w->thread.stop && !ends(w)) {
+            nd_monitor_wait(&w->monitor, ND_CLOCK_NEVER);
+        }
+        if (w->queued.used == 0 || ends(w)) {
+            break;
+        }
+        const batch taken = w->queued;
+        w->queued = (batch){.bytes = w->written.bytes};
+        w->written = taken;
+        for (size_t at = 0; at < taken.used && !ends(w);) {
+            const entry *e = (const entry *)(const void *)(taken.bytes + at);
+            write_entry(w, e);
+            at += nd_round_up_bytes(sizeof *e + e->bytes, ALIGNMENT);
+        }
+        w->written.used = 0;
+        nd_monitor_tell(&w->monitor);
+    }
+    w->begun_ns = nd_clock_ns(); /* a file may hang when it is closed, too */
+    nd_monitor_unlock(&w->monitor);
+    for (int i = 0; i < w->count; i++) {
+        close(w->files[i].fd);
+    }
+    nd_monitor_lock(&w->monitor);
+    w->begun_ns = 0;
+    nd_monitor_tell(&w->monitor);
+    nd_monitor_unlock(&w->monitor);
+}
+
+/* The run's thread. */
+
+static void release(nd_writer *w)
+{
+    for (int i = 0; i < w->count; i++) {
+        free(w->files[i].path);
+    }
+    free(w->queued.bytes);
+    free(w->written.bytes);
+    nd_monitor_fini(&w->monitor);
+    free(w);
+}
+
+nd_status nd_writer_open(double deadline_seconds, size_t room, nd_writer **out)
+{
+    nd_writer *w = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &w));
+    w->monitor = (nd_monitor)ND_MONITOR_INIT;
+    w->deadline_seconds = deadline_seconds;
+    w->patience_seconds = PATIENCE_DEADLINES * deadline_seconds;
+    w->room = room / 2;
+    ND_TRY_OUT(nd_alloc(w->room + KEPT_BYTES, 1, (void **)&w->queued.bytes));
+    ND_TRY_OUT(nd_alloc(w->room + KEPT_BYTES, 1, (void **)&w->written.bytes));
+    ND_TRY_OUT(
+        nd_thread_start(&w->thread, &w->monitor, "the thread that writes reports", serve, w));
+    *out = w;
+    return ND_OK;
+out:
+    release(w);
+    return status;
+}
+
+nd_status nd_writer_add(nd_writer *w, const char *name, const char *path, int fd, bool required,
+                        int *file)
+{
+    ND_ASSERT(w->count < ND_WRITER_FILES_MAX);
+    char *copy = strdup(path);
+    if (!copy) {
+        close(fd);
+        return nd_fail_memory("the path of %s", name);
+    }
+    output *f = &w->files[w->count];
+    *f = (output){.name = name, .path = copy, .required = required, .fd = fd, .torn = -1};
+    f->counts_links = has_name(fd);
+    const off_t end = lseek(fd, 0, SEEK_END);
+    atomic_store(&f->bytes, end > 0 ? end : 0);
+    *file = w->count;
+    nd_monitor_lock(&w->monitor);
+    w->count++;
+    nd_monitor_unlock(&w->monitor);
+    return ND_OK;
+}
+
+/* Seconds until the write that runs is beyond its deadline; the deadline when there is none. */
+static double seconds_left(const nd_writer *w)
+{
+    const double deadline = w->deadline_seconds;
+    return w->begun_ns == 0 ? deadline : deadline - (double)(nd_clock_ns() - w->begun_ns) * 1e-9;
+}
+
+/* Finds out whether a write hangs. */
+static void look(nd_writer *w)
+{
+    if (w->hangs || seconds_left(w) > 0) {
+        return;
+    }
+    w->hangs = true;
+    say(w,
+        "%s does not answer, and the run goes on: a write has not returned for %g s; records wait "
+        "for it, and are lost where they are too many",
+        w->current->name, w->deadline_seconds);
+}
+
+/* False: it is useless to wait, or too long already. */
+static bool wait_change(nd_writer *w)
+{
+    look(w);
+    if (w->hangs || ends(w) || w->patience_seconds <= 0) {
+        return false;
+    }
+    const double begin = nd_clock_seconds(), left = seconds_left(w);
+    nd_monitor_wait(&w->monitor,
+                    nd_clock_after(left < w->patience_seconds ? left : w->patience_seconds));
+    w->patience_seconds -= nd_clock_seconds() - begin;
+    return true;
+}
+
+static bool is_empty(const nd_writer *w)
+{
+    return w->queued.used == 0 && w->written.used == 0;
+}
+
+static void lose_for_room(nd_writer *w, output *f, int64_t weight)
+{
+    static const char slow[] = "it is slower than the run";
+    lose(f, weight, w->hangs ? "a write has not returned" : slow);
+    if (!w->hangs && !w->said_slow) {
+        w->said_slow = true;
+        say(w, "%s loses records of this run, which goes on: %s", f->name, slow);
+    }
+}
+
+/* After an overflow everything is written first, so that a disk which is always too slow leaves few
+ * gaps. */
+void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int64_t weight)
+{
+    const size_t size = nd_round_up_bytes(sizeof(entry) + bytes, ALIGNMENT);
+    output *f = &w->files[file];
+    ND_ASSERT(size <= w->room && file < w->count);
+    nd_monitor_lock(&w->monitor);
+    look(w);
+    w->overflowed = w->overflowed && !is_empty(w);
+    while (!ends(w) && !w->overflowed && w->queued.used + size > w->room) {
+        w->overflowed = !wait_change(w);
+    }
+    const bool fits =
+        !w->overflowed || (weight == 0 && w->queued.used + size <= w->room + KEPT_BYTES);
+    if (!ends(w) && !fits) {
+        lose_for_room(w, f, weight > 0 ? weight : 1);
+    } else if (!ends(w)) {
+        entry *e = (entry *)(void *)(w->queued.bytes + w->queued.used);
+        *e = (entry){f, weight, bytes};
+        memcpy(e + 1, record, bytes);
+        w->queued.used += size;
+        f->waiting += weight;
+        nd_monitor_tell(&w->monitor);
+    }
+    nd_monitor_unlock(&w->monitor);
+}
+
+static nd_status status_of(const nd_writer *w)
+{
+    if (w->fatal.status != ND_OK) {
+        nd_error_restore(&w->fatal);
+    }
+    return w->fatal.status;
+}
+
+static void drain(nd_writer *w)
+{
+    while (!is_empty(w) && wait_change(w)) {
+    }
+    if (is_empty(w)) {
+        w->patience_seconds = PATIENCE_DEADLINES * w->deadline_seconds;
+    }
+}
+
+nd_status nd_writer_flush(nd_writer *w)
+{
+    nd_monitor_lock(&w->monitor);
+    drain(w);
+    nd_status status = status_of(w);
+    nd_monitor_unlock(&w->monitor);
+    return status;
+}
+
+int64_t nd_writer_take_lost(nd_writer *w, int file, char why[ND_WRITER_WHY_BYTES])
+{
+    output *f = &w->files[file];
+    nd_monitor_lock(&w->monitor);
+    const bool works = !f->fails && !(w->overflowed && !is_empty(w));
+    const int64_t lost = works || w->finished ? f->lost : 0;
+    memcpy(why, f->why, sizeof f->why);
+    f->lost -= lost;
+    nd_monitor_unlock(&w->monitor);
+    return lost;
+}
+
+void nd_writer_finish(nd_writer *w)
+{
+    nd_monitor_lock(&w->monitor);
+    w->patience_seconds = PATIENCE_DEADLINES * w->deadline_seconds;
+    drain(w);
+    w->finished = true;
+    if (!is_empty(w) && !ends(w)) {
+        w->given_up = true;
+        for (int i = 0; i < w->count; i++) {
+            lose(&w->files[i], w->files[i].waiting, "it was not written at the end of the run");
+        }
+        nd_monitor_tell(&w->monitor);
+    }
+    nd_monitor_unlock(&w->monitor);
+}
+
+int64_t nd_writer_bytes(nd_writer *w, int file)
+{
+    return atomic_load(&w->files[file].bytes);
+}
+
+void nd_writer_close(nd_writer *w)
+{
+    if (!w) {
+        return;
+    }
+    nd_monitor_lock(&w->monitor);
+    const double patience = w->hangs ? 0 : w->deadline_seconds;
+    nd_monitor_unlock(&w->monitor);
+    if (nd_thread_join(&w->thread, patience)) {
+        release(w);
+    }
+}
+
+/* The sinks. */
 
 /* One of the records of report.h. */
 typedef struct record {
@@ -31,8 +461,7 @@ static nd_status deliver(const nd_sink *sink, const record *r)
     return ND_OK;
 }
 
-/* The calling thread's error is why. */
-static void warn_of_dropped(const char *name)
+void nd_sinks_warn_of_dropped(const char *name)
 {
     nd_log_warning("%s takes no more reports of this run, which goes on without it: %s", name,
                    nd_error_last()->message);
@@ -44,7 +473,7 @@ static void deliver_to_all(nd_sinks *sinks, const record *r)
     for (int i = 0; i < sinks->count; i++) {
         nd_sink *sink = &sinks->all[i];
         if (sink->self && deliver(sink, r) != ND_OK) {
-            warn_of_dropped(sink->name);
+            nd_sinks_warn_of_dropped(sink->name);
             sink->close(sink->self);
             sink->self = NULL;
         }
@@ -84,41 +513,13 @@ static nd_status put_to_all(nd_sinks *sinks, int64_t step, record r)
     tell_lost(sinks, false);
     sinks->step = step;
     deliver_to_all(sinks, &r);
-    return sinks->writer ? nd_writer_status(sinks->writer) : ND_OK;
-}
-
-nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
-{
-    const nd_config *config = options->config;
-    const struct {
-        const char *name;
-        nd_status (*open)(const nd_report_options *, nd_sink *);
-        bool wanted, tracks;
-    } all[] = {
-        {"metrics.jsonl", nd_jsonl_sink_open, true, false},
-        {"the terminal", nd_terminal_sink_open, true, false},
-        {"TensorBoard", nd_tensorboard_sink_open, nd_config_tracks(config, ND_TRACKER_TENSORBOARD),
-         true},
-        {"wandb", nd_wandb_sink_open, nd_config_tracks(config, ND_TRACKER_WANDB), true},
-        {"trackio", nd_trackio_sink_open, nd_config_tracks(config, ND_TRACKER_TRACKIO), true},
-    };
-    nd_report_options given = *options;
-    *sinks = (nd_sinks){0};
-    ND_TRY(nd_writer_open(DEADLINE_SECONDS, ROOM_BYTES, &sinks->writer));
-    given.writer = sinks->writer;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        nd_sink sink;
-        const nd_status status = all[i].wanted ? all[i].open(&given, &sink) : ND_OK;
-        if (status == ND_OK && all[i].wanted) {
-            nd_sinks_add(sinks, sink);
-        } else if (status != ND_OK && status != ND_ERR_CANTCREATE && all[i].tracks) {
-            warn_of_dropped(all[i].name);
-        } else if (status != ND_OK) {
-            nd_sinks_close(sinks);
-            return status;
-        }
+    if (!sinks->writer) {
+        return ND_OK;
     }
-    return ND_OK;
+    nd_monitor_lock(&sinks->writer->monitor);
+    const nd_status status = status_of(sinks->writer);
+    nd_monitor_unlock(&sinks->writer->monitor);
+    return status;
 }
 
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *r)

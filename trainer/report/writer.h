@@ -43,10 +43,7 @@ nd_status nd_writer_add(nd_writer *writer, const char *name, const char *path, i
  */
 void nd_writer_put(nd_writer *writer, int file, const void *record, size_t bytes, int64_t weight);
 
-/* ND_OK, or why the run must end. */
-nd_status nd_writer_status(nd_writer *writer);
-
-/* Waits until everything is written, unless a write hangs. Fails like nd_writer_status. */
+/* Waits until everything is written, unless a write hangs. Fails when the run must end. */
 nd_status nd_writer_flush(nd_writer *writer);
 
 /* Says how many records a file has lost when it takes records again, and counts from 0 again. `why`

@@ -162,7 +162,7 @@ Test(writer, a_deleted_file_is_an_error_when_it_is_required)
     put(w, a, 1, 1);
     assert_fails(nd_writer_flush(w), ND_ERR_CANTCREATE, "was deleted during the run");
     put(w, a, 2, 1);
-    assert_fails(nd_writer_status(w), ND_ERR_CANTCREATE, "was deleted during the run");
+    assert_fails(nd_writer_flush(w), ND_ERR_CANTCREATE, "was deleted during the run");
     nd_writer_finish(w);
     cr_expect_eq(nd_writer_take_lost(w, b, why), 1);
     nd_writer_close(w);

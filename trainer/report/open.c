@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The sink for wandb and trackio: starts scripts/wandb_sync.py beside the run, which follows
- * metrics.jsonl and sends it. That program may lag, fail, or outlive the run by what it still has
- * to send; the run never waits for it. It writes to wandb_sync.log in the run's folder, that for
- * trackio to trackio_sync.log.
+ * Opens the sinks of a run. That for wandb and trackio is here: it starts scripts/wandb_sync.py
+ * beside the run, which follows metrics.jsonl and sends it. That program may lag, fail, or outlive
+ * the run by what it still has to send; the run never waits for it. It writes to wandb_sync.log in
+ * the run's folder, that for trackio to trackio_sync.log.
  */
 #include "trainer/report/report.h"
 
@@ -19,7 +19,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 
-enum { STANDARD_STREAMS = 3 };
+enum { STANDARD_STREAMS = 3, ROOM_BYTES = 2 << 20, DEADLINE_SECONDS = 10 };
 
 typedef struct follower {
     pid_t pid;
@@ -98,9 +98,12 @@ static void close_follower(void *self)
     free(f);
 }
 
-static nd_status open_follower(const nd_report_options *options, const char *library, nd_sink *out)
+/* wandb or trackio, as out->name says. ND_ERR_CONFIG: it cannot be started; ND_ERR_CANTCREATE: its
+ * log cannot be written, or is a link or no file. */
+static nd_status open_follower(const nd_report_options *options, nd_sink *out)
 {
     const nd_config *config = options->config;
+    const char *const library = out->name;
     follower *f = NULL;
     char *script = NULL, pid[24];
     int log = -1, nothing = -1;
@@ -143,12 +146,36 @@ out:
     return status;
 }
 
-nd_status nd_wandb_sink_open(const nd_report_options *options, nd_sink *out)
+nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 {
-    return open_follower(options, "wandb", out);
-}
-
-nd_status nd_trackio_sink_open(const nd_report_options *options, nd_sink *out)
-{
-    return open_follower(options, "trackio", out);
+    const nd_config *config = options->config;
+    const struct {
+        const char *name;
+        nd_status (*open)(const nd_report_options *, nd_sink *);
+        bool wanted, tracks;
+    } all[] = {
+        {"metrics.jsonl", nd_jsonl_sink_open, true, false},
+        {"the terminal", nd_terminal_sink_open, true, false},
+        {"TensorBoard", nd_tensorboard_sink_open, nd_config_tracks(config, ND_TRACKER_TENSORBOARD),
+         true},
+        {"wandb", open_follower, nd_config_tracks(config, ND_TRACKER_WANDB), true},
+        {"trackio", open_follower, nd_config_tracks(config, ND_TRACKER_TRACKIO), true},
+    };
+    nd_report_options given = *options;
+    *sinks = (nd_sinks){0};
+    ND_TRY(nd_writer_open(DEADLINE_SECONDS, ROOM_BYTES, &sinks->writer));
+    given.writer = sinks->writer;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        nd_sink sink = {.name = all[i].name};
+        const nd_status status = all[i].wanted ? all[i].open(&given, &sink) : ND_OK;
+        if (status == ND_OK && all[i].wanted) {
+            nd_sinks_add(sinks, sink);
+        } else if (status != ND_OK && status != ND_ERR_CANTCREATE && all[i].tracks) {
+            nd_sinks_warn_of_dropped(all[i].name);
+        } else if (status != ND_OK) {
+            nd_sinks_close(sinks);
+            return status;
+        }
+    }
+    return ND_OK;
 }
