@@ -2,33 +2,19 @@
 #ifndef ND_TUNE_MEASURE_H
 #define ND_TUNE_MEASURE_H
 /*
- * The parts that the files of trainer/tune share: the bench that runs calls, the decision from
- * times, the measurement, and the record of a tuning as JSON (the value of "autotune" in run.json,
+ * The parts that the files of trainer/tune share: what runs calls, the decision from times, and
+ * the record of a tuning as JSON (the value of "autotune" in run.json,
  * which other runs replay; docs/formats.md lists its keys).
  */
 #include "trainer/dry/dry.h"
 #include "trainer/tune/tune.h"
 
-/* Runs calls of ops on the rank's device, on memory of its own, to time them and to let autotune
- * meet each form of product. Used before the run's memory is planned. */
-typedef struct nd_bench {
-    nd_rank *rank; /* borrowed */
-    char *memory;
-    size_t bytes;
-    char *patterns; /* host: operands' values */
-} nd_bench;
-
-/* The memory for any one of these calls. */
-size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls);
-/* Allocates it. */
-nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
-/* Enqueues the call once. */
-nd_status nd_bench_run(nd_bench *bench, const nd_call *call);
-/* The median of times, which it sorts. */
-double nd_bench_median(double *times, int count);
-/* The median time of a few calls. */
-nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
-void nd_bench_close(nd_bench *bench); /* all zero is legal */
+/* Times each call of a step, by the median of a few, on memory of its own that is used before the
+ * run's is planned. A call that the deadline (nd_clock_seconds) leaves no time for has -1 seconds,
+ * and sets *cut_short. */
+nd_status nd_calls_time(nd_rank *rank, nd_calls *calls, double deadline, bool *cut_short);
+/* Runs each form of product once, so that autotune meets it. */
+nd_status nd_calls_run_products(nd_rank *rank, const nd_calls *calls);
 
 /* True where BF16 takes clearly less time: times differ by 2 % between runs. Negative or NaN: not
  * known, and FP8 stays. */

@@ -57,23 +57,6 @@ static nd_status list_steps(measurement *m)
     return ND_OK;
 }
 
-static nd_status time_all(measurement *m)
-{
-    nd_bench bench;
-    nd_status status = ND_OK;
-    ND_TRY(nd_bench_open(&bench, m->rank, &m->all));
-    for (int i = 0; i < m->all.count && status == ND_OK; i++) {
-        nd_call_entry *entry = &m->all.entries[i];
-        entry->seconds = -1.0;
-        if (entry->times > 0 && nd_clock_seconds() < m->deadline) {
-            status = nd_bench_time(&bench, &entry->call, &entry->seconds);
-        }
-        m->cut_short |= entry->times > 0 && entry->seconds < 0.0;
-    }
-    nd_bench_close(&bench);
-    return status;
-}
-
 /* The time of an input's linears in BF16 is that of the calls that FP8 replaces. The time in FP8
  * adds the difference between the two steps. */
 static void decide_input(const measurement *m, nd_input input, int asked, nd_tuning *t)
@@ -97,7 +80,7 @@ static nd_status decide(measurement *m, nd_tuning *t)
     memset(t->linear_choice.fp8, -1, sizeof t->linear_choice.fp8);
     if (m->rank->config->train.precision == ND_PRECISION_FP8) {
         ND_TRY(list_steps(m));
-        ND_TRY(time_all(m));
+        ND_TRY(nd_calls_time(m->rank, &m->all, m->deadline, &m->cut_short));
     }
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         t->linear_choice.fp8[input][0] = 0;
@@ -115,25 +98,16 @@ static nd_status choose_algorithms(measurement *m, nd_tuning *t)
 {
     nd_device *device = m->rank->device;
     nd_calls calls = {0};
-    nd_bench bench = {0};
     nd_status status = ND_OK;
     nd_ops_cuda_tune(device, ND_LT_CANDIDATES, m->deadline - nd_clock_seconds());
     ND_TRY_OUT(nd_dry_run(m->rank, &t->linear_choice, &calls));
-    ND_TRY_OUT(nd_bench_open(&bench, m->rank, &calls));
-    for (int i = 0; i < calls.count; i++) {
-        int32_t kind = calls.entries[i].call.kind;
-        if (kind == ND_CALL_PRODUCT || kind == ND_CALL_PRODUCT_FP8) {
-            ND_TRY_OUT(nd_bench_run(&bench, &calls.entries[i].call));
-        }
-    }
-    ND_TRY_OUT(nd_stream_sync(&m->rank->stream));
+    ND_TRY_OUT(nd_calls_run_products(m->rank, &calls));
     ND_TRY_OUT(ND_ALLOC(ND_LT_PLANS, &t->choices));
     t->choice_count = nd_ops_cuda_choices(device, t->choices);
     for (int i = 0; i < t->choice_count; i++) {
         m->cut_short |= t->choices[i].candidates == 0;
     }
 out:
-    nd_bench_close(&bench);
     nd_calls_free(&calls);
     return status;
 }
@@ -217,15 +191,6 @@ nd_status nd_tuning_check(const nd_config *config, const nd_shape *shape, bool g
     return replayed(config) ? read_file(config, shape, out) : ND_OK;
 }
 
-/* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must not pass:
- * timing takes a third of it. The rest is for what is not timed here, as the last call that the
- * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. */
-static double budget_of(const nd_rank *rank)
-{
-    const double most = 60.0;
-    return rank->world_size == 1 ? most : fmin(most, rank->transport->timeout_seconds / 3.0);
-}
-
 /* Rank 0: makes {"autotune": {...}}, owned by the caller. */
 static nd_status make_text(nd_rank *rank, char **out)
 {
@@ -234,6 +199,13 @@ static nd_status make_text(nd_rank *rank, char **out)
     nd_status status = ND_OK;
     ND_TRY(nd_tuning_check(config, &rank->shape, nd_rank_is_gpu(rank), &t));
     if (!t) {
+        /* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must
+         * not pass: timing takes a third of it. The rest is for what is not timed here, as the last
+         * call that the budget lets begin, the choice of algorithms, and ranks that are slow to
+         * arrive. */
+        const double most = 60.0;
+        const double budget =
+            rank->world_size == 1 ? most : fmin(most, rank->transport->timeout_seconds / 3.0);
         size_t version;
         int capability;
         ND_TRY(ND_ALLOC(1, &t));
@@ -241,7 +213,7 @@ static nd_status make_text(nd_rank *rank, char **out)
         snprintf(t->gpu, sizeof t->gpu, "%s", rank->device->name);
         t->capability = capability;
         t->cublaslt = (int64_t)version;
-        ND_TRY_OUT(measure(rank, budget_of(rank), t));
+        ND_TRY_OUT(measure(rank, budget, t));
     }
     ND_TRY_OUT(nd_record_write(t, config, &rank->shape));
     status = nd_fs_format(out, "{\"autotune\": %s}", t->json);
