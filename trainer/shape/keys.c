@@ -1,51 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keys of a config.json, and their values with types and limits. */
-#include <stdio.h>
+/* Values of a config.json's keys, with types and limits. */
 #include <string.h>
 
-#include "runtime/base/suggest.h"
 #include "trainer/shape/keys.h"
-
-/* What is read at the top of the map, and neighbours of such keys that change nothing; but for ids
- * of tokens, of which models have many with names of three letters. */
-static const char known[] =
-    "_sliding_window_pattern architectures attention_bias attention_dropout attention_multiplier "
-    "attention_out_bias attn_logit_softcapping dtype embd_pdrop embedding_multiplier "
-    "final_logit_softcapping head_dim hidden_act hidden_activation hidden_size initializer_range "
-    "intermediate_size layer_types logits_scaling max_position_embeddings max_window_layers "
-    "mlp_bias model_type no_rope_layer_interval no_rope_layers num_attention_heads "
-    "num_hidden_layers num_key_value_heads original_max_position_embeddings partial_rotary_factor "
-    "quantization_config query_pre_attn_scalar resid_pdrop residual_dropout residual_multiplier "
-    "rms_norm_eps rope_local_base_freq rope_parameters rope_scaling rope_theta sliding_window "
-    "sliding_window_pattern tie_word_embeddings use_bias use_bidirectional_attention use_qk_norm "
-    "use_sliding_window vocab_size";
-
-nd_status nd_keys_check(const json_t *map, const char *file)
-{
-    enum { NEAR = 2 };
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)map, key, value)
-    {
-        char name[64], nearest[64] = "";
-        int least = NEAR;
-        for (const char *at = known; sscanf(at, "%63s", name) == 1;
-             at += strspn(at, " ") + strlen(name)) {
-            const int distance = strcmp(key, name) == 0 ? -1 : nd_suggest_distance(key, name);
-            if (distance <= least) {
-                least = distance;
-                memcpy(nearest, name, sizeof nearest);
-            }
-        }
-        if (nearest[0] && least >= 0) {
-            return nd_fail(ND_ERR_DATA,
-                           "%s: the key %.80s is not known; write %s if that is meant, or remove "
-                           "the key",
-                           file, key, nearest);
-        }
-    }
-    return ND_OK;
-}
 
 const char *nd_key_type(const json_t *value)
 {

@@ -9,10 +9,6 @@
 
 #include "trainer/shape/shape.h"
 
-/* Refuses a key at the top of the map that is nearly, but not quite, one that is read: else it
- * would be passed over, as keys that change nothing are. */
-nd_status nd_keys_check(const json_t *map, const char *file);
-
 /* "a list", "text": what a value is. */
 const char *nd_key_type(const json_t *value);
 /* A key that is absent or null. */
@@ -33,7 +29,5 @@ nd_status nd_key_demand_text(const json_t *map, const char *file, const char *ke
 /* After the sizes: RoPE, in the old spelling (rope_theta, rope_scaling) or the new one
  * (rope_parameters). */
 nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *shape);
-/* Sets the keys of RoPE, in the old spelling where that can say what holds. */
-void nd_shape_write_rope(const nd_shape *shape, json_t **map);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RoPE in a config.json, in both spellings. */
+/* Reads RoPE in a config.json, in both spellings. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -326,99 +326,4 @@ const char *nd_rope_type_name(nd_rope_type type)
     static const char *const names[ND_ROPE_TYPES] = {"default", "linear", "llama3",
                                                      "dynamic", "yarn",   "longrope"};
     return names[type];
-}
-
-static json_t *factors_of(const float *factors, int64_t pairs)
-{
-    json_t *list = json_array();
-    for (int64_t i = 0; list && i < pairs; i++) {
-        json_array_append_new(list, json_real((double)factors[i]));
-    }
-    return list;
-}
-
-static json_t *rope_scaling_of(const nd_shape *s)
-{
-    const nd_rope_config *rope = &s->rope;
-    if (rope->type == ND_ROPE_LONGROPE) {
-        return json_pack("{s:s, s:o, s:o, s:f, s:I}", "rope_type", "longrope", "short_factor",
-                         factors_of(rope->short_factor, nd_shape_rotated(s) / 2), "long_factor",
-                         factors_of(rope->long_factor, nd_shape_rotated(s) / 2), "attention_factor",
-                         rope->attention_factor, "original_max_position_embeddings",
-                         (json_int_t)rope->original_max_positions);
-    }
-    if (rope->type == ND_ROPE_LINEAR || rope->type == ND_ROPE_DYNAMIC) {
-        return json_pack("{s:s, s:f}", "rope_type", nd_rope_type_name(rope->type), "factor",
-                         rope->factor);
-    }
-    if (rope->type == ND_ROPE_YARN) {
-        json_t *yarn = json_pack(
-            "{s:s, s:f, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", rope->factor,
-            "beta_fast", rope->beta_fast, "beta_slow", rope->beta_slow, "attention_factor",
-            rope->attention_factor, "truncate", rope->exact_range == 0,
-            "original_max_position_embeddings", (json_int_t)rope->original_max_positions);
-        if (nd_families[s->family].query_scaled) {
-            nd_json_set(&yarn, "llama_4_scaling_beta", json_real(rope->query_beta));
-        }
-        return yarn;
-    }
-    if (rope->type == ND_ROPE_LLAMA3) {
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", rope->factor,
-                         "low_freq_factor", rope->low_freq_factor, "high_freq_factor",
-                         rope->high_freq_factor, "original_max_position_embeddings",
-                         (json_int_t)rope->original_max_positions);
-    }
-    return json_null();
-}
-
-/* rope_theta of the layers with windows, where the family has one for them; else 0. */
-static double window_theta_of(const nd_shape *s)
-{
-    return s->window_theta > 0 ? s->window_theta : nd_families[s->family].window_theta;
-}
-
-/* For each type of layers; NULL: no memory. */
-static json_t *rope_parameters_of(const nd_shape *s)
-{
-    json_t *full = rope_scaling_of(s);
-    full = json_is_null(full) ? json_pack("{s:s}", "rope_type", "default") : full;
-    nd_json_set(&full, "rope_theta", json_real(s->rope.theta));
-    return json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention",
-                     "rope_type", "default", "rope_theta", window_theta_of(s));
-}
-
-/* The old spelling, which all releases read, names the theta of layers with windows by a key of the
- * family, or means the family's for all layers. */
-void nd_shape_write_rope(const nd_shape *s, json_t **map)
-{
-    const nd_family_row *family = &nd_families[s->family];
-    const double window_theta = window_theta_of(s);
-    if (family->window_theta > 0 && !family->window_theta_key &&
-        (s->rope.theta != family->window_theta || window_theta != family->window_theta)) {
-        nd_json_set(map, "rope_parameters", rope_parameters_of(s));
-    } else {
-        nd_json_set(map, "rope_theta", json_real(s->rope.theta));
-        nd_json_set(map, "rope_scaling", rope_scaling_of(s));
-    }
-    if (family->window_theta_key) {
-        nd_json_set(map, family->window_theta_key, json_real(window_theta));
-    }
-    if (s->family == ND_FAMILY_PHI3 && s->rope.type == ND_ROPE_LONGROPE) {
-        nd_json_set(map, "original_max_position_embeddings",
-                    json_integer(s->rope.original_max_positions));
-    }
-    if (s->rotated > 0 || (family->partial > 0 && family->partial < 1)) {
-        /* Readers take the whole part of the product with head_dim. */
-        const int64_t rotated = nd_shape_rotated(s);
-        double share = (double)rotated / (double)s->head_dim;
-        share = (int64_t)((double)s->head_dim * share) < rotated ? nextafter(share, 1) : share;
-        nd_json_set(map, "partial_rotary_factor", json_real(share));
-    }
-    if (family->unturned_period > 0) {
-        json_t *turns = json_array();
-        for (int64_t l = 0; l < s->layers; l++) {
-            nd_json_append(&turns, json_integer(nd_shape_turns(s, l)));
-        }
-        nd_json_set(map, "no_rope_layers", turns);
-    }
 }
