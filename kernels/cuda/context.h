@@ -2,19 +2,20 @@
 #ifndef ND_CUDA_CONTEXT_H
 #define ND_CUDA_CONTEXT_H
 /*
- * What the CUDA ops keep for one GPU: cuBLASLt with its plans, the attention plans, and the memory
- * that a call borrows. nd_ops_cuda creates it in nd_device.native, and closing the device destroys
- * it.
+ * What the CUDA ops keep for one GPU: their table, cuBLASLt with its plans, the attention plans,
+ * and the memory that a call borrows. nd_ops_cuda creates it in nd_device.native, and closing the
+ * device destroys it.
  *
  * All ops of a rank run on one stream, so one workspace serves them; a second stream that computes
  * at the same time would need a workspace of its own.
  */
 #include "kernels/cuda/attention_cudnn.h"
-#include "runtime/device/device.h"
+#include "kernels/ops.h"
 
 struct nd_lt; /* lt.h */
 
 typedef struct nd_cuda_context {
+    nd_ops ops;
     nd_device *device;
     struct nd_lt *lt;
     nd_cudnn *cudnn;

@@ -62,17 +62,6 @@ static nd_status product(nd_stream *s, const nd_product_args *x)
     return nd_cuda_op_done(s, "product", cudaSuccess);
 }
 
-static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                              nd_dtype act)
-{
-    return nd_lt_product_scratch(m, n, k, act);
-}
-
-static nd_form_rule form(const nd_device *device, const nd_form_need *need)
-{
-    return nd_lt_form(need);
-}
-
 static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)
 {
     ND_ASSERT(nd_is_vector(x->ids, ND_DTYPE_I32, x->out.shape[0]));
@@ -182,26 +171,6 @@ static nd_status attention_cached(nd_stream *s, const nd_attention_cached_args *
     return LAUNCH(s, attention_cached, x);
 }
 
-static size_t attention_cached_scratch(const nd_device *device, const nd_attention *most,
-                                       nd_dtype act)
-{
-    return 0;
-}
-
-static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
-                                bool backward)
-{
-    if (device->kind != ND_DEVICE_CUDA) { /* a dry run, which has no memory */
-        return nd_cuda_sdpa_scratch_by_formula(a, act, backward, 0);
-    }
-    return nd_cuda_sdpa_scratch(nd_cuda_context_of(device), a, act, backward);
-}
-
-static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return nd_cuda_sdpa_reads_delta(a, act);
-}
-
 static nd_status ce_stats(nd_stream *s, const nd_ce_stats_args *x)
 {
     ND_ASSERT(nd_is_act(x->logits) && x->valid <= x->logits.shape[1]);
@@ -281,11 +250,26 @@ static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args
 
 static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};
 
-static const nd_ops cuda_ops = {.name = "cuda",
-                                .limits = ND_CUDA_LIMITS,
-                                .fp8_rows = ND_CUDA_FP8_ROWS,
-                                .prepare = &prepare_ops,
-                                ND_EACH_OP(ND_OP_ENTRY, ) ND_EACH_QUERY(ND_QUERY_ENTRY, )};
+static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
+                                bool backward)
+{
+    if (device->kind != ND_DEVICE_CUDA) { /* a dry run, which has no memory */
+        return nd_cuda_sdpa_scratch_by_formula(a, act, backward, 0);
+    }
+    return nd_cuda_sdpa_scratch(nd_cuda_context_of(device), a, act, backward);
+}
+
+/* The planner's queries, but for the scratch of attention, of which a GPU's plans know more. */
+static nd_ops make_table(bool deterministic)
+{
+    nd_ops ops = nd_ops_cuda_planner(deterministic);
+    ops.prepare = &prepare_ops;
+    ops.attention_scratch = attention_scratch;
+#define SET_OP(op, unused) ops.op = op;
+    ND_EACH_OP(SET_OP, )
+#undef SET_OP
+    return ops;
+}
 
 static void context_destroy(void *native)
 {
@@ -305,6 +289,7 @@ static nd_status context_create(nd_device *device, bool deterministic)
     nd_status status = ND_OK;
     ND_TRY(nd_cuda_info_of(device, &info));
     ND_TRY(ND_ALLOC(1, &context));
+    context->ops = make_table(deterministic);
     context->device = device;
     context->capability = info.major * 10 + info.minor;
     context->deterministic = deterministic;
@@ -329,10 +314,9 @@ out:
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
 {
     ND_ASSERT(device->kind == ND_DEVICE_CUDA && !device->native);
-    ND_TRY(nd_ops_check(&cuda_ops));
     ND_TRY(context_create(device, deterministic));
-    *out = &cuda_ops;
-    return ND_OK;
+    *out = &nd_cuda_context_of(device)->ops;
+    return nd_ops_check(*out);
 }
 
 const char *nd_ops_cuda_machine(const nd_device *device)

@@ -8,8 +8,9 @@
 #include "kernels/cuda/lt_choice.h"
 #include "kernels/ops.h"
 
-/* Opens cuBLASLt and cuDNN and creates what the ops keep, which the device owns until it is closed.
- * deterministic: the backward of attention adds in a fixed order (everything else always does). */
+/* Opens cuBLASLt and cuDNN and creates the table and what its ops keep, which the device owns until
+ * it is closed. deterministic: the backward of attention adds in a fixed order (everything else
+ * always does). */
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
 /* True in a program that was built with CUDA and without cudnn-frontend: nd_ops_cuda fails. */
 bool nd_ops_cuda_lacks_cudnn(void);

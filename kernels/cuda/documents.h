@@ -62,7 +62,7 @@ typedef struct nd_documents {
     size_t end;
 } nd_documents;
 
-/* sdpa_cut.c: pure arithmetic, in every build. */
+/* planner.c: pure arithmetic, in every build. */
 nd_documents nd_documents_of(const nd_attention *, size_t workspace, bool backward);
 /* True where cuDNN can make such a call on Hopper; its heads are of those that cuDNN takes
  * (nd_cuda_sdpa_is_cudnn). The plan of a job knows all that this asks. ordered: gradients are added

@@ -18,12 +18,6 @@ enum {
         64 << 20, /* most scratch of a product whose scales are applied afterwards */
 };
 
-/* Both are in planner.c, which needs no device. The form in which cuBLASLt reads an operand: in FP8
- * its rows lie along the summed axis. */
-nd_form_rule nd_lt_form(const nd_form_need *need);
-/* Bytes of scratch of nd_lt_matmul_fp8. */
-size_t nd_lt_product_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
-
 typedef enum nd_lt_scaling {
     ND_LT_UNSCALED = 0,
     ND_LT_SCALARS, /* one per operand */

@@ -21,8 +21,6 @@
 /* True where cuDNN computes such heads when tensors are aligned to 16 bytes and 8 elements; its
  * backward then reads out, not delta. The plain kernels compute everything else. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
-/* True where the plain kernels may compute a backward, which depends on the window and the rows. */
-bool nd_cuda_sdpa_reads_delta(const nd_attention *, nd_dtype act);
 nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);
 /* Make the plans of such a call and record the scratch that it needs. Tensors need no memory, but

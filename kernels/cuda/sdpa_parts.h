@@ -58,8 +58,6 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered, bool no_hal
 /* True where calls of cuDNN can make the block: no piece is a single row, and it has no window, or
  * all rows are one band under the diagonal, whose pieces are whole. */
 bool nd_sdpa_fits(const nd_attention *, int64_t ordered);
-/* True where nd_sdpa_fits is, however a deterministic backward cuts the block. */
-bool nd_sdpa_always_fits(const nd_attention *);
 
 /* Where a walk over the pieces is; starts at zero. */
 typedef struct nd_sdpa_walk {
@@ -71,10 +69,6 @@ typedef struct nd_sdpa_walk {
 bool nd_sdpa_next(const nd_sdpa_cut *, nd_sdpa_walk *, nd_sdpa_piece *out);
 /* Whether the piece may have a form that no piece of the first KV heads has, or is one of those. */
 bool nd_sdpa_shows_form(const nd_sdpa_cut *, const nd_sdpa_piece *);
-
-/* Bytes that cuDNN's plan of a piece needs. */
-size_t nd_sdpa_workspace_by_formula(const nd_attention *, const nd_sdpa_piece *, bool backward,
-                                    bool ordered);
 
 /* Parts of a call's scratch after the workspace, each aligned to 256 bytes. */
 typedef struct nd_sdpa_layout {

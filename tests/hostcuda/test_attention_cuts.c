@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/sdpa_parts.h"
 
 enum { MOST_FORMS = 64 };
@@ -248,21 +249,27 @@ Test(attention_cuts, a_window_fits_one_whole_band)
     cr_expect(nd_sdpa_fits(&a, 0), "there is no window");
 }
 
+/* However a deterministic backward cuts the block. */
+static bool always_fits(const nd_attention *a)
+{
+    return !nd_ops_cuda_planner(true).attention_uses_delta(NULL, a, ND_DTYPE_BF16);
+}
+
 Test(attention_cuts, a_piece_of_one_row_does_not_fit)
 {
     nd_attention a = {1, 1, 128, 4, 2, 16, 128, 0.25f};
     cr_expect_not(nd_sdpa_fits(&a, 0), "a block of one row");
-    cr_expect_not(nd_sdpa_always_fits(&a));
+    cr_expect_not(always_fits(&a));
     a.sq = 257;
     cr_expect(nd_sdpa_fits(&a, 0));
     cr_expect_not(nd_sdpa_fits(&a, 1 << 16), "128, 128 and one row");
-    cr_expect_not(nd_sdpa_always_fits(&a));
+    cr_expect_not(always_fits(&a));
     a.sq = 258;
     cr_expect(nd_sdpa_fits(&a, 1 << 16));
-    cr_expect(nd_sdpa_always_fits(&a));
+    cr_expect(always_fits(&a));
     a.diag = -1;
     cr_expect(nd_sdpa_fits(&a, 0), "a row sees nothing, 128 have a diagonal, 129 see all");
-    cr_expect_not(nd_sdpa_always_fits(&a));
+    cr_expect_not(always_fits(&a));
     a.sq = 130;
     cr_expect_not(nd_sdpa_fits(&a, 0), "one row sees all");
 }
