@@ -444,11 +444,11 @@ FILE *nd_fs_stream_new(const char *path)
     return stream_of(nd_fs_create(path, 0666), "w");
 }
 
-static int update(const char *path, int flags)
+int nd_fs_update(const char *path, int flags)
 {
     struct stat st;
     const int fd =
-        open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0666);
+        open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0666);
     if (fd < 0) {
         return -1;
     }
@@ -462,16 +462,6 @@ static int update(const char *path, int flags)
         return -1;
     }
     return fd;
-}
-
-int nd_fs_update(const char *path, int flags)
-{
-    return update(path, flags | O_CREAT);
-}
-
-int nd_fs_update_existing(const char *path)
-{
-    return update(path, 0);
 }
 
 const char *nd_fs_reason(int code)

@@ -97,8 +97,6 @@ FILE *nd_fs_stream_new(const char *path);
  * missing. `flags` is 0, or any of O_APPEND and O_EXCL (EEXIST where the name is taken). -1 and
  * errno: ELOOP for a link, ENXIO for what is no file, EMLINK for a file that has other names. */
 int nd_fs_update(const char *path, int flags);
-/* The same without making it: ENOENT where it is missing. */
-int nd_fs_update_existing(const char *path);
 /* strerror, with the reasons of nd_fs_update in words. */
 const char *nd_fs_reason(int code);
 /* A folder, or a link to one; -1 and errno. */

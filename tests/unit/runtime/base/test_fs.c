@@ -423,14 +423,11 @@ Test(fs, a_file_that_has_another_name_is_not_updated)
     tempdir_write(&dir, "elsewhere", "1", 1);
     char name[PATH_MAX];
     snprintf(name, sizeof name, "%s", tempdir_file(&dir, "name"));
-    cr_expect_eq(nd_fs_update_existing(name), -1);
-    cr_expect_eq(errno, ENOENT);
     cr_assert_eq(link(tempdir_file(&dir, "elsewhere"), name), 0);
     cr_expect_eq(nd_fs_update(name, 0), -1);
     cr_expect_eq(errno, EMLINK);
-    cr_expect_eq(nd_fs_update_existing(name), -1);
     cr_assert_eq(unlink(name), 0);
-    const int fd = nd_fs_update_existing(tempdir_file(&dir, "elsewhere"));
+    const int fd = nd_fs_update(tempdir_file(&dir, "elsewhere"), 0);
     cr_expect_geq(fd, 0);
     close(fd);
 }
