@@ -7,23 +7,42 @@
 #include "tests/support/shell.h"
 #include "trainer/layout/layout.h"
 
-/* The keys that must be there, with a hole for more. */
-#define BASE_BUT_HEADS                                                                             \
-    "\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 64, "                        \
-    "\"intermediate_size\": 96, \"num_hidden_layers\": 2"
-#define BASE BASE_BUT_HEADS ", \"num_attention_heads\": 4"
-
-static nd_status parse(const char *text, nd_shape *shape)
+/* Reads the config.json of a model of this family with these keys, and the sizes that they leave
+ * out; without a family, this text. Texts have ' for ". */
+static nd_status parse(const char *family, const char *keys, nd_shape *shape)
 {
-    return nd_shape_parse(text, strlen(text), "c.json", shape);
+    static const struct {
+        const char *key;
+        int value;
+    } sizes[] = {{"'vocab_size'", 100},        {"'hidden_size'", 64},
+                 {"'intermediate_size'", 96},  {"'num_hidden_layers'", 2},
+                 {"'num_attention_heads'", 4}, {"'num_key_value_heads'", 2}};
+    char text[2048];
+    int used = snprintf(text, sizeof text, "%s", keys);
+    if (family) {
+        used = snprintf(text, sizeof text, "{'model_type': '%s'%s%s", family, keys[0] ? ", " : "",
+                        keys);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            if (!strstr(keys, sizes[i].key)) {
+                used += snprintf(text + used, sizeof text - (size_t)used, ", %s: %d", sizes[i].key,
+                                 sizes[i].value);
+            }
+        }
+        used += snprintf(text + used, sizeof text - (size_t)used, "}");
+    }
+    for (char *quote = text; (quote = strchr(quote, '\''));) {
+        *quote = '"';
+    }
+    return nd_shape_parse(text, (size_t)used, "c.json", shape);
 }
 
-static void expect_refused(const char *text, const char *first, const char *second)
+/* With a message that has the words. */
+static void refused(const char *family, const char *keys, const char *words)
 {
     nd_shape shape;
-    char words[1024];
-    snprintf(words, sizeof words, "c.json|%s|%s", first, second);
-    expect_sentence(parse(text, &shape), ND_ERR_DATA, words);
+    char all[1024];
+    snprintf(all, sizeof all, "c.json|%s", words);
+    expect_sentence(parse(family, keys, &shape), ND_ERR_DATA, all);
 }
 
 static void write_and_read(const nd_shape *shape, nd_shape *back)
@@ -41,7 +60,11 @@ static void write_and_read(const nd_shape *shape, nd_shape *back)
 Test(shape, defaults_of_hugging_face)
 {
     nd_shape s;
-    cr_assert_eq(parse("{" BASE "}", &s), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(parse(NULL,
+                       "{'model_type': 'llama', 'vocab_size': 100, 'hidden_size': 64, "
+                       "'intermediate_size': 96, 'num_hidden_layers': 2, 'num_attention_heads': 4}",
+                       &s),
+                 ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(s.kv_heads, 4);
     cr_expect_eq(s.head_dim, 16);
     cr_expect_eq(s.max_positions, 2048);
@@ -59,11 +82,11 @@ Test(shape, keys_that_change_nothing_are_skipped)
 {
     nd_shape s;
     cr_assert_eq(
-        parse("{" BASE ", \"transformers_version\": \"4.40\", \"use_cache\": false, "
-              "\"pretraining_tp\": 2, \"attention_bias\": false, \"hidden_act\": \"silu\", "
-              "\"sliding_window\": null, \"attention_dropout\": 0.0, \"head_dim\": null, "
-              "\"num_key_value_heads\": null, \"eos_token_id\": [7, 8], "
-              "\"bos_token_id\": null, \"architectures\": [\"LlamaForCausalLM\"]}",
+        parse("llama",
+              "'transformers_version': '4.40', 'use_cache': false, 'pretraining_tp': 2, "
+              "'attention_bias': false, 'hidden_act': 'silu', 'sliding_window': null, "
+              "'attention_dropout': 0.0, 'head_dim': null, 'num_key_value_heads': null, "
+              "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['LlamaForCausalLM']",
               &s),
         ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(s.eos_id, 7);
@@ -74,7 +97,7 @@ Test(shape, keys_that_change_nothing_are_skipped)
 Test(shape, all_ends_of_text_are_written_back)
 {
     nd_shape s, back;
-    cr_assert_eq(parse("{" BASE ", \"eos_token_id\": [7, 0, 9]}", &s), ND_OK, "%s",
+    cr_assert_eq(parse("llama", "'eos_token_id': [7, 0, 9]", &s), ND_OK, "%s",
                  nd_error_last()->message);
     write_and_read(&s, &back);
     cr_expect(back.eos_id == 7 && back.more_end_count == 2 && back.more_ends[0] == 0 &&
@@ -84,8 +107,7 @@ Test(shape, all_ends_of_text_are_written_back)
 Test(shape, an_end_of_text_that_is_null_is_no_default)
 {
     nd_shape s;
-    cr_assert_eq(parse("{" BASE ", \"eos_token_id\": null}", &s), ND_OK, "%s",
-                 nd_error_last()->message);
+    cr_assert_eq(parse("llama", "'eos_token_id': null", &s), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(s.eos_id, -1);
     cr_expect_not(s.eos_is_default);
 }
@@ -93,21 +115,17 @@ Test(shape, an_end_of_text_that_is_null_is_no_default)
 Test(shape, both_rope_spellings)
 {
     static const char *const spellings[] = {
-        "{" BASE
-        ", \"rope_theta\": 500000, \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
-        "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"original_max_position_embeddings\": "
-        "8192}}",
-        "{" BASE ", \"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"llama3\", "
-        "\"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4, \"rope_theta\": 500000.0, "
-        "\"original_max_position_embeddings\": 8192}}",
-        "{" BASE
-        ", \"rope_theta\": 500000, \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8.0,"
-        "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"original_max_position_embeddings\": "
-        "8192}}",
+        "'rope_theta': 500000, 'rope_scaling': {'rope_type': 'llama3', 'factor': 8, "
+        "'low_freq_factor': 1, 'high_freq_factor': 4, 'original_max_position_embeddings': 8192}",
+        "'rope_scaling': null, 'rope_parameters': {'rope_type': 'llama3', 'factor': 8, "
+        "'low_freq_factor': 1, 'high_freq_factor': 4, 'rope_theta': 500000.0, "
+        "'original_max_position_embeddings': 8192}",
+        "'rope_theta': 500000, 'rope_scaling': {'type': 'llama3', 'factor': 8.0, "
+        "'low_freq_factor': 1, 'high_freq_factor': 4, 'original_max_position_embeddings': 8192}",
     };
     for (int i = 0; i < 3; i++) {
         nd_shape s;
-        cr_assert_eq(parse(spellings[i], &s), ND_OK, "%s", nd_error_last()->message);
+        cr_assert_eq(parse("llama", spellings[i], &s), ND_OK, "%s", nd_error_last()->message);
         cr_expect_eq(s.rope.type, ND_ROPE_LLAMA3);
         cr_expect_eq(s.rope.theta, 500000);
         cr_expect_eq(s.rope.factor, 8);
@@ -116,12 +134,12 @@ Test(shape, both_rope_spellings)
         cr_expect_eq(s.rope.original_max_positions, 8192);
     }
     nd_shape s;
-    cr_assert_eq(parse("{" BASE ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", &s),
-                 ND_OK);
+    cr_assert_eq(parse("llama", "'rope_scaling': {'type': 'linear', 'factor': 2}", &s), ND_OK);
     cr_expect_eq(s.rope.type, ND_ROPE_LINEAR);
     cr_expect_eq(s.rope.factor, 2);
-    cr_assert_eq(parse("{" BASE ", \"rope_parameters\": {\"rope_type\": \"default\", "
-                       "\"rope_theta\": 7e5, \"partial_rotary_factor\": 1.0}}",
+    cr_assert_eq(parse("llama",
+                       "'rope_parameters': {'rope_type': 'default', 'rope_theta': 7e5, "
+                       "'partial_rotary_factor': 1.0}",
                        &s),
                  ND_OK);
     cr_expect_eq(s.rope.theta, 7e5);
@@ -129,94 +147,76 @@ Test(shape, both_rope_spellings)
 
 Test(shape, rope_that_is_not_understood)
 {
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"ntk\", \"factor\": 2}}",
-                   "\"ntk\"", "dynamic, llama3, yarn and longrope");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}",
-                   "original_max_position_embeddings is missing", "an integer");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"dynamic\"}}",
-                   "factor is missing", "a number");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": 3}}", "rope_type", "llama3");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"llama3\"}}", "factor is missing",
-                   "");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 0.5}}",
-                   "0.5", "supported");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2, "
-                   "\"beta_fast\": 3}}",
-                   "beta_fast", "not supported");
-    expect_refused("{" BASE ", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}}",
-                   "partial_rotary_factor", "");
-    expect_refused("{" BASE ", \"rope_scaling\": {}, \"rope_parameters\": {}}", "rope_scaling",
-                   "keep one");
-    expect_refused("{" BASE ", \"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 5e5}}",
-                   "500000", "10000");
-    expect_refused("{" BASE ", \"rope_scaling\": 3}", "rope_scaling is an integer", "a map");
-    expect_refused("{" BASE ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, "
-                   "\"low_freq_factor\": 4, \"high_freq_factor\": 4, "
-                   "\"original_max_position_embeddings\": 8192}}",
-                   "high_freq_factor 4", "low_freq_factor 4");
+    refused("llama", "'rope_scaling': {'rope_type': 'ntk', 'factor': 2}",
+            "\"ntk\"|dynamic, llama3, yarn and longrope");
+    refused("llama", "'rope_scaling': {'rope_type': 'yarn', 'factor': 2}",
+            "original_max_position_embeddings is missing|an integer");
+    refused("llama", "'rope_scaling': {'rope_type': 'dynamic'}", "factor is missing|a number");
+    refused("llama", "'rope_scaling': {'rope_type': 3}", "rope_type|llama3");
+    refused("llama", "'rope_scaling': {'rope_type': 'llama3'}", "factor is missing");
+    refused("llama", "'rope_scaling': {'rope_type': 'linear', 'factor': 0.5}", "0.5|supported");
+    refused("llama", "'rope_scaling': {'rope_type': 'linear', 'factor': 2, 'beta_fast': 3}",
+            "beta_fast|not supported");
+    refused("llama", "'rope_parameters': {'partial_rotary_factor': 0.5}", "partial_rotary_factor");
+    refused("llama", "'rope_scaling': {}, 'rope_parameters': {}", "rope_scaling|keep one");
+    refused("llama", "'rope_theta': 1e4, 'rope_parameters': {'rope_theta': 5e5}", "500000|10000");
+    refused("llama", "'rope_scaling': 3", "rope_scaling is an integer|a map");
+    refused("llama",
+            "'rope_scaling': {'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 4, "
+            "'high_freq_factor': 4, 'original_max_position_embeddings': 8192}",
+            "high_freq_factor 4|low_freq_factor 4");
 }
 
 Test(shape, other_models_are_refused)
 {
-    expect_refused("{" BASE ", \"attention_out_bias\": true}", "attention_out_bias is true",
-                   "model_type llama");
-    expect_refused("{" BASE ", \"use_qk_norm\": true}", "use_qk_norm is true", "only false");
-    expect_refused("{" BASE ", \"attention_bias\": 1}", "attention_bias is an integer",
-                   "true or false");
-    expect_refused("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"",
-                   "only \"silu\" is supported, so use a model");
-    expect_refused("{" BASE ", \"sliding_window\": 4096}", "sliding_window is set", "mistral");
-    expect_refused("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
-    expect_refused("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
-    expect_refused("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
-                   "architectures", "LlamaForCausalLM");
-    expect_refused("{\"model_type\": \"bert\"}", "model_type is \"bert\"",
-                   "llama, mistral, ministral, qwen2, qwen3");
-    expect_refused("{\"model_type\": \"qwen4\"}", "model_type is \"qwen4\"", "the nearest is qwen");
-    expect_refused("{\"model_type\": \"lama\"}", "model_type is \"lama\"", "the nearest is llama");
-    expect_refused("{}", "model_type is missing", "llama");
+    refused("llama", "'attention_out_bias': true", "attention_out_bias is true|model_type llama");
+    refused("llama", "'use_qk_norm': true", "use_qk_norm is true|only false");
+    refused("llama", "'attention_bias': 1", "attention_bias is an integer|true or false");
+    refused("llama", "'hidden_act': 'gelu'",
+            "hidden_act is \"gelu\"|only \"silu\" is supported, so use a model");
+    refused("llama", "'sliding_window': 4096", "sliding_window is set|mistral");
+    refused("llama", "'attention_dropout': 0.1", "attention_dropout is 0.1");
+    refused("llama", "'quantization_config': {}", "quantization_config");
+    refused("llama", "'architectures': ['LlamaForSequenceClassification']",
+            "architectures|LlamaForCausalLM");
+    refused("bert", "", "model_type is \"bert\"|llama, mistral, ministral, qwen2, qwen3");
+    refused("qwen4", "", "model_type is \"qwen4\"|the nearest is qwen");
+    refused("lama", "", "model_type is \"lama\"|the nearest is llama");
+    refused(NULL, "{}", "model_type is missing|llama");
 }
 
 Test(shape, numbers)
 {
-    expect_refused("{\"model_type\": \"llama\"}", "vocab_size is missing", "an integer");
-    expect_refused("{" BASE ", \"num_key_value_heads\": 3}", "num_attention_heads 4",
-                   "num_key_value_heads 3");
-    expect_refused("{" BASE ", \"num_key_value_heads\": 0}", "num_key_value_heads is 0", "1 to");
-    expect_refused("{" BASE ", \"head_dim\": 15}", "head_dim is 15", "even");
-    expect_refused("{" BASE ", \"head_dim\": \"16\"}", "head_dim is text", "an integer");
-    expect_refused("{" BASE_BUT_HEADS ", \"num_attention_heads\": 5, \"num_key_value_heads\": 5}",
-                   "hidden_size 64 is not a multiple of num_attention_heads 5", "no head_dim");
-    expect_refused("{" BASE ", \"rms_norm_eps\": -1}", "rms_norm_eps is -1", "supported");
-    expect_refused("{" BASE ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is an integer",
-                   "true or false");
-    expect_refused("{" BASE ", \"eos_token_id\": \"x\"}", "eos_token_id", "token id");
-    expect_refused("{" BASE ", \"eos_token_id\": [1, -1]}", "entry 1 of eos_token_id",
-                   "a list of up to 17 ids");
-    expect_refused("{\"model_type\": \"llama\", \"vocab_size\": 99999999999}", "99999999999",
-                   "1 to");
-    expect_refused("{\"model_type\": \"llama\", \"vocab_size\": 1e3}", "vocab_size is a real",
-                   "an integer");
-    expect_refused(
-        "{\"model_type\": \"llama\", \"vocab_size\": 10, \"hidden_size\": 63, "
-        "\"intermediate_size\": 9, \"num_hidden_layers\": 1, \"num_attention_heads\": 4}",
-        "hidden_size 63", "num_attention_heads 4");
+    refused(NULL, "{'model_type': 'llama'}", "vocab_size is missing|an integer");
+    refused("llama", "'num_key_value_heads': 3", "num_attention_heads 4|num_key_value_heads 3");
+    refused("llama", "'num_key_value_heads': 0", "num_key_value_heads is 0|1 to");
+    refused("llama", "'head_dim': 15", "head_dim is 15|even");
+    refused("llama", "'head_dim': '16'", "head_dim is text|an integer");
+    refused("llama", "'num_attention_heads': 5, 'num_key_value_heads': 5",
+            "hidden_size 64 is not a multiple of num_attention_heads 5|no head_dim");
+    refused("llama", "'rms_norm_eps': -1", "rms_norm_eps is -1|supported");
+    refused("llama", "'tie_word_embeddings': 1", "tie_word_embeddings is an integer|true or false");
+    refused("llama", "'eos_token_id': 'x'", "eos_token_id|token id");
+    refused("llama", "'eos_token_id': [1, -1]", "entry 1 of eos_token_id|a list of up to 17 ids");
+    refused("llama", "'vocab_size': 99999999999", "99999999999|1 to");
+    refused("llama", "'vocab_size': 1e3", "vocab_size is a real|an integer");
+    refused("llama", "'hidden_size': 63", "hidden_size 63|num_attention_heads 4");
 }
 
 Test(shape, a_misspelt_key_is_not_passed_over)
 {
-    expect_refused("{" BASE ", \"head_dims\": 8}", "the key head_dims", "write head_dim if");
-    expect_refused("{" BASE ", \"Tie_word_embeddings\": true}", "the key Tie_word_embeddings",
-                   "write tie_word_embeddings if");
-    expect_refused("{" BASE ", \"ropetheta\": 1e6}", "the key ropetheta", "write rope_theta if");
+    refused("llama", "'head_dims': 8", "the key head_dims|write head_dim if");
+    refused("llama", "'Tie_word_embeddings': true",
+            "the key Tie_word_embeddings|write tie_word_embeddings if");
+    refused("llama", "'ropetheta': 1e6", "the key ropetheta|write rope_theta if");
 }
 
 Test(shape, broken_json)
 {
-    expect_refused("{\"a\": 1", "c.json:1", "broken JSON");
-    expect_refused("{\"a\": 1, \"a\": 2}", "broken JSON", "duplicate");
-    expect_refused("[1]", "c.json is a list", "a map");
-    expect_refused("", "broken JSON", "");
+    refused(NULL, "{'a': 1", "c.json:1|broken JSON");
+    refused(NULL, "{'a': 1, 'a': 2}", "broken JSON|duplicate");
+    refused(NULL, "[1]", "c.json is a list|a map");
+    refused(NULL, "", "broken JSON");
     nd_shape s;
     expect_sentence(nd_shape_read("/nonexistent/config.json", &s), ND_ERR_DATA,
                     "/nonexistent/config.json");
@@ -285,14 +285,10 @@ Test(shape, writing_and_reading_back)
     expect_sentence(nd_shape_write(&s, "float32", gone), ND_ERR_CANTCREATE, gone);
 }
 
-#define SIZES                                                                                      \
-    "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
-    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2"
-
-static nd_shape family_of(const char *text)
+static nd_shape family_of(const char *family, const char *keys)
 {
     nd_shape s, back;
-    cr_assert_eq(parse(text, &s), ND_OK, "%s: %s", text, nd_error_last()->message);
+    cr_assert_eq(parse(family, keys, &s), ND_OK, "%s: %s", keys, nd_error_last()->message);
     write_and_read(&s, &back);
     cr_expect(
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
@@ -305,135 +301,110 @@ static nd_shape family_of(const char *text)
             back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
             back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
             back.logits_divisor == s.logits_divisor && back.window_theta == s.window_theta,
-        "%s reads back as it was", text);
+        "%s of %s reads back as it was", family, keys);
     return s;
 }
 
 Test(shape, families_have_their_switches_and_defaults)
 {
-    nd_shape s = family_of("{\"model_type\": \"llama\", " SIZES "}");
+    nd_shape s = family_of("llama", "");
     cr_expect(!s.qkv_bias && !s.o_bias && !s.mlp_bias && !s.qk_norm && s.bos_id == 1);
     cr_expect_not(nd_shape_has(&s, ND_PARAM_Q_BIAS));
-    s = family_of("{\"model_type\": \"llama\", \"attention_bias\": true, " SIZES "}");
+    s = family_of("llama", "'attention_bias': true");
     cr_expect(s.qkv_bias && s.o_bias && !s.mlp_bias);
-    s = family_of("{\"model_type\": \"qwen2\", \"use_sliding_window\": false, "
-                  "\"sliding_window\": 4096, " SIZES "}");
+    s = family_of("qwen2", "'use_sliding_window': false, 'sliding_window': 4096");
     cr_expect(s.qkv_bias && !s.o_bias && !s.mlp_bias && !s.qk_norm);
     cr_expect(s.head_dim == 16 && s.max_positions == 32768 && s.bos_id == -1 && s.eos_id == -1);
     cr_expect(nd_shape_has(&s, ND_PARAM_Q_BIAS) && !nd_shape_has(&s, ND_PARAM_O_BIAS));
-    s = family_of("{\"model_type\": \"qwen3\", " SIZES "}");
+    s = family_of("qwen3", "");
     cr_expect(!s.qkv_bias && s.qk_norm && s.head_dim == 128);
-    s = family_of("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0.0, "
-                  "\"residual_dropout\": 0.0, " SIZES "}");
+    s = family_of("seed_oss", "'attention_dropout': 0.0, 'residual_dropout': 0.0");
     cr_expect(s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.bos_id == 0);
     /* 100 x 64 twice, 64; a block: q 512 x 64, k and v 256 x 64, their biases, o, MLP, norms */
     cr_expect_eq(nd_shape_parameters(&s),
                  2 * 6400 + 64 + 2 * (512 * 65 + 2 * 256 * 65 + 64 * 512 + 3 * 6144 + 128));
-    expect_refused("{\"model_type\": \"qwen2\", \"attention_bias\": true, " SIZES "}",
-                   "attention_bias is true", "model_type qwen2");
-    expect_refused(
-        "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 0, " SIZES
-        "}",
-        "sliding_window is 0", "1 to");
-    s = family_of("{\"model_type\": \"mistral\", " SIZES "}");
+    refused("qwen2", "'attention_bias': true", "attention_bias is true|model_type qwen2");
+    refused("qwen2", "'use_sliding_window': true, 'sliding_window': 0", "sliding_window is 0|1 to");
+    s = family_of("mistral", "");
     cr_expect_eq(nd_shape_window(&s, 1, 8192), 4096, "transformers' default");
     cr_expect_eq(nd_shape_window(&s, 1, 4096), 0, "no row sees less for it");
-    s = family_of("{\"model_type\": \"mistral\", \"sliding_window\": null, " SIZES "}");
+    s = family_of("mistral", "'sliding_window': null");
     cr_expect_eq(s.window, 0);
-    s = family_of("{\"model_type\": \"qwen3\", \"use_sliding_window\": true, "
-                  "\"sliding_window\": 7, \"max_window_layers\": 1, " SIZES "}");
+    s = family_of("qwen3",
+                  "'use_sliding_window': true, 'sliding_window': 7, 'max_window_layers': 1");
     cr_expect(nd_shape_window(&s, 0, 99) == 0 && nd_shape_window(&s, 1, 99) == 7);
     expect_first_window(&s, 1);
-    s = family_of("{\"model_type\": \"ministral\", \"sliding_window\": 7, \"layer_types\": "
-                  "[\"sliding_attention\", \"full_attention\"], " SIZES "}");
+    s = family_of("ministral",
+                  "'sliding_window': 7, 'layer_types': ['sliding_attention', 'full_attention']");
     cr_expect(nd_shape_window(&s, 0, 99) == 7 && nd_shape_window(&s, 1, 99) == 0);
-    s = family_of("{\"model_type\": \"phi3\", \"partial_rotary_factor\": 0.75, " SIZES "}");
+    s = family_of("phi3", "'partial_rotary_factor': 0.75");
     cr_expect(s.window == 0 && s.rotated == 12 && nd_shape_rotated(&s) == 12 && s.eos_id == 32000);
-    s = family_of("{\"model_type\": \"phi3\", \"sliding_window\": 2047, " SIZES "}");
+    s = family_of("phi3", "'sliding_window': 2047");
     cr_expect(s.window == 2047 && s.rotated == 0 && nd_shape_rotated(&s) == 16);
-    expect_refused("{\"model_type\": \"phi3\", \"partial_rotary_factor\": 0.7, " SIZES "}",
-                   "partial_rotary_factor 0.7 of head_dim 16 is 11", "even");
-    expect_refused("{\"model_type\": \"mistral\", \"partial_rotary_factor\": 0.5, " SIZES "}",
-                   "partial_rotary_factor is 0.5", "only 1");
-    expect_refused(
-        "{\"model_type\": \"phi3\", \"rope_scaling\": {\"type\": \"linear\", \"factor\": "
-        "2}, " SIZES "}",
-        "rope_type is \"linear\"", "only default and longrope");
-    expect_refused("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES
-                   "}",
-                   "layer_types is a list of 1", "num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"llama\", \"layer_types\": [\"full_attention\"], " SIZES "}",
-                   "layer_types is a list of 1", "num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"llama\", \"layer_types\": 3, " SIZES "}",
-                   "layer_types is an integer", "a list of num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"qwen2\", \"layer_types\": [\"full_attention\", 3], " SIZES
-                   "}",
-                   "layer_types has an integer for layer 1", "sliding_attention");
-    expect_refused(
-        "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"x\"], " SIZES "}",
-        "layer_types has \"x\" for layer 1", "sliding_attention");
-    s = family_of(
-        "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 7, "
-        "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "
-        "\"num_hidden_layers\": 4, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
-        "\"max_window_layers\": 4, \"layer_types\": [\"full_attention\", "
-        "\"sliding_attention\", \"full_attention\", \"sliding_attention\"]}");
+    refused("phi3", "'partial_rotary_factor': 0.7",
+            "partial_rotary_factor 0.7 of head_dim 16 is 11|even");
+    refused("mistral", "'partial_rotary_factor': 0.5", "partial_rotary_factor is 0.5|only 1");
+    refused("phi3", "'rope_scaling': {'type': 'linear', 'factor': 2}",
+            "rope_type is \"linear\"|only default and longrope");
+    refused("ministral", "'layer_types': ['full_attention']",
+            "layer_types is a list of 1|num_hidden_layers 2");
+    refused("llama", "'layer_types': ['full_attention']",
+            "layer_types is a list of 1|num_hidden_layers 2");
+    refused("llama", "'layer_types': 3", "layer_types is an integer|a list of num_hidden_layers 2");
+    refused("qwen2", "'layer_types': ['full_attention', 3]",
+            "layer_types has an integer for layer 1|sliding_attention");
+    refused("ministral", "'layer_types': ['full_attention', 'x']",
+            "layer_types has \"x\" for layer 1|sliding_attention");
+    s = family_of("qwen2", "'use_sliding_window': true, 'sliding_window': 7, 'num_hidden_layers': "
+                           "4, 'max_window_layers': 4, 'layer_types': ['full_attention', "
+                           "'sliding_attention', 'full_attention', 'sliding_attention']");
     for (int64_t l = 0; l < 4; l++) {
         cr_expect_eq(nd_shape_window(&s, l, 99), l % 2 ? 7 : 0, "layer %ld", (long)l);
     }
     expect_first_window(&s, 1);
-    s = family_of("{\"model_type\": \"qwen2\", " SIZES "}");
+    s = family_of("qwen2", "");
     expect_first_window(&s, 2);
-    expect_refused("{\"model_type\": \"mistral\", \"layer_types\": [], " SIZES "}",
-                   "layer_types is set", "mistral");
-    expect_refused("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
-                   "attention_dropout is absent", "means 0.1");
-    expect_refused("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0, " SIZES "}",
-                   "residual_dropout is absent", "write 0");
-    expect_refused("{\"model_type\": \"llama\", \"attention_dropout\": 0.1, " SIZES "}",
-                   "attention_dropout is 0.1", "write 0");
+    refused("mistral", "'layer_types': []", "layer_types is set|mistral");
+    refused("seed_oss", "'residual_dropout': 0.1", "attention_dropout is absent|means 0.1");
+    refused("seed_oss", "'attention_dropout': 0", "residual_dropout is absent|write 0");
+    refused("llama", "'attention_dropout': 0.1", "attention_dropout is 0.1|write 0");
 }
 
 Test(shape, layers_without_rope)
 {
-    nd_shape s =
-        family_of("{\"model_type\": \"smollm3\", \"no_rope_layer_interval\": 2, \"layer_types\": "
-                  "[\"full_attention\", \"full_attention\"], " SIZES "}");
+    nd_shape s = family_of(
+        "smollm3",
+        "'no_rope_layer_interval': 2, 'layer_types': ['full_attention', 'full_attention']");
     cr_expect(nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
     cr_expect(s.tied && s.rope.theta == 2e6, "the defaults of the family");
-    s = family_of("{\"model_type\": \"smollm3\", " SIZES "}");
+    s = family_of("smollm3", "");
     cr_expect(nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "each fourth of two layers");
-    s = family_of("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 1], " SIZES "}");
+    s = family_of("smollm3", "'no_rope_layers': [0, 1]");
     cr_expect(!nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "the list goes before the interval");
-    s = family_of("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 0], " SIZES "}");
+    s = family_of("smollm3", "'no_rope_layers': [0, 0]");
     cr_expect(!nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
-    s = family_of("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 1], " SIZES "}");
-    expect_refused("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 2], " SIZES "}",
-                   "no_rope_layers has 2 for layer 1", "supported are 0");
-    expect_refused("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, \"1\"], " SIZES "}",
-                   "no_rope_layers has text for layer 1", "and 1");
-    expect_refused("{\"model_type\": \"smollm3\", \"no_rope_layers\": 4, " SIZES "}",
-                   "no_rope_layers is an integer", "a list of num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1], " SIZES "}",
-                   "no_rope_layers is a list of 1", "num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1, 0, 1], " SIZES "}",
-                   "no_rope_layers is a list of 3", "num_hidden_layers 2");
-    expect_refused("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 0], " SIZES "}",
-                   "layer 1 has no RoPE", "model_type llama");
-    expect_refused("{\"model_type\": \"smollm3\", \"use_sliding_window\": true, " SIZES "}",
-                   "use_sliding_window is true", "only false");
-    expect_refused("{\"model_type\": \"llama\", \"layer_types\": [\"full_attention\", "
-                   "\"sliding_attention\"], " SIZES "}",
-                   "sliding_attention for layer 1", "only full_attention");
+    s = family_of("llama", "'no_rope_layers': [1, 1]");
+    refused("smollm3", "'no_rope_layers': [0, 2]",
+            "no_rope_layers has 2 for layer 1|supported are 0");
+    refused("smollm3", "'no_rope_layers': [0, '1']", "no_rope_layers has text for layer 1|and 1");
+    refused("smollm3", "'no_rope_layers': 4",
+            "no_rope_layers is an integer|a list of num_hidden_layers 2");
+    refused("smollm3", "'no_rope_layers': [1]",
+            "no_rope_layers is a list of 1|num_hidden_layers 2");
+    refused("smollm3", "'no_rope_layers': [1, 0, 1]",
+            "no_rope_layers is a list of 3|num_hidden_layers 2");
+    refused("llama", "'no_rope_layers': [1, 0]", "layer 1 has no RoPE|model_type llama");
+    refused("smollm3", "'use_sliding_window': true", "use_sliding_window is true|only false");
+    refused("llama", "'layer_types': ['full_attention', 'sliding_attention']",
+            "sliding_attention for layer 1|only full_attention");
 }
 
 Test(shape, a_frequency_for_each_pair)
 {
-#define FACTORS "\"short_factor\": [1, 1.25], \"long_factor\": [2, 4]"
     nd_shape s = family_of(
-        "{\"model_type\": \"phi3\", \"head_dim\": 4, \"max_position_embeddings\": 131072, "
-        "\"original_max_position_embeddings\": 8, \"rope_scaling\": {\"type\": \"su\", " FACTORS
-        "}, " SIZES "}");
+        "phi3",
+        "'head_dim': 4, 'max_position_embeddings': 131072, 'original_max_position_embeddings': 8, "
+        "'rope_scaling': {'type': 'su', 'short_factor': [1, 1.25], 'long_factor': [2, 4]}");
     float cosines[2 * 9 * 2], sines[2 * 9 * 2];
     cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(16384) / log(8)), 1e-12);
     for (int64_t positions = 8; positions <= 9; positions++) {
@@ -442,48 +413,43 @@ Test(shape, a_frequency_for_each_pair)
         cr_expect_float_eq(sines[7 * 2 + 1], s.rope.attention_factor * sin(7 * 0.01 / slowed),
                            1e-6);
     }
-    s = family_of("{\"model_type\": \"llama\", \"head_dim\": 4, \"rope_scaling\": {\"rope_type\": "
-                  "\"longrope\", "
-                  "\"factor\": 4, \"original_max_position_embeddings\": 512, " FACTORS "}, " SIZES
-                  "}");
+    s = family_of("llama", "'head_dim': 4, 'rope_scaling': {'rope_type': 'longrope', 'factor': 4, "
+                           "'original_max_position_embeddings': 512, 'short_factor': [1, 1.25], "
+                           "'long_factor': [2, 4]}");
     cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(4) / log(512)), 1e-12);
-    expect_refused("{\"model_type\": \"phi3\", \"rope_scaling\": {\"type\": \"longrope\", " FACTORS
-                   "}, " SIZES "}",
-                   "short_factor", "8 numbers");
-    expect_refused(
-        "{\"model_type\": \"phi3\", \"head_dim\": 4, \"rope_scaling\": {\"type\": \"longrope\", "
-        "\"short_factor\": [1, 0], \"long_factor\": [1, 1]}, " SIZES "}",
-        "short_factor", "above 0");
+    refused(
+        "phi3",
+        "'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1.25], 'long_factor': [2, 4]}",
+        "short_factor|8 numbers");
+    refused("phi3",
+            "'head_dim': 4, 'rope_scaling': {'type': 'longrope', 'short_factor': [1, 0], "
+            "'long_factor': [1, 1]}",
+            "short_factor|above 0");
 }
 
 Test(shape, queries_that_grow)
 {
-    nd_shape s = family_of("{\"model_type\": \"ministral3\", " SIZES "}");
+    nd_shape s = family_of("ministral3", "");
     cr_expect(s.rope.type == ND_ROPE_YARN && s.rope.factor == 16 && s.rope.query_beta == 0.1 &&
               s.rope.original_max_positions == 16384 && s.rope.theta == 1e6);
-    expect_refused(
-        "{\"model_type\": \"mistral\", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, "
-        "\"llama_4_scaling_beta\": 0.1}, " SIZES "}",
-        "llama_4_scaling_beta is not supported", "model_type mistral");
-    expect_refused(
-        "{\"model_type\": \"ministral3\", \"rope_parameters\": {\"rope_theta\": 10000}, " SIZES "}",
-        "rope_type is \"default\"", "model_type ministral3 only yarn");
+    refused("mistral", "'rope_scaling': {'type': 'yarn', 'factor': 2, 'llama_4_scaling_beta': 0.1}",
+            "llama_4_scaling_beta is not supported|model_type mistral");
+    refused("ministral3", "'rope_parameters': {'rope_theta': 10000}",
+            "rope_type is \"default\"|model_type ministral3 only yarn");
 }
 
 Test(shape, norms_behind)
 {
-    nd_shape s = family_of("{\"model_type\": \"olmo2\", \"attention_bias\": true, " SIZES "}");
+    nd_shape s = family_of("olmo2", "'attention_bias': true");
     cr_expect(s.post_norm == 1 && s.qk_norm == 2 && s.qkv_bias && s.o_bias && s.eos_id == 50279);
     cr_expect(!nd_shape_has(&s, ND_PARAM_NORM_1) && nd_shape_has(&s, ND_PARAM_POST_1) &&
               !nd_shape_has(&s, ND_PARAM_NORM_Q) && nd_shape_has(&s, ND_PARAM_NORM_Q_ALL));
-    expect_refused("{\"model_type\": \"olmo2\", \"mlp_bias\": true, " SIZES "}", "mlp_bias is true",
-                   "model_type olmo2");
+    refused("olmo2", "'mlp_bias': true", "mlp_bias is true|model_type olmo2");
 }
 
 Test(shape, norms_before_and_behind)
 {
-#define GLM4 "{\"model_type\": \"glm4\", "
-    nd_shape s = family_of(GLM4 SIZES "}");
+    nd_shape s = family_of("glm4", "");
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     cr_expect(s.post_norm == 2 && s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.rotated == 64 &&
@@ -508,58 +474,45 @@ Test(shape, norms_before_and_behind)
     cr_expect_eq(nd_param_in_file(k, (128 + 64) * k->cols), (128 + 64) * k->cols, "not turned");
     cr_expect_eq(nd_param_adjacent(k, 129 * k->cols + 5), k->cols - 5);
     nd_layout_destroy(layout);
-    s = family_of(GLM4 "\"attention_bias\": false, \"partial_rotary_factor\": 1.0, " SIZES "}");
+    s = family_of("glm4", "'attention_bias': false, 'partial_rotary_factor': 1.0");
     cr_expect(!s.qkv_bias && s.rotated == 0);
-    expect_refused(GLM4 "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}, " SIZES "}",
-                   "rope_type is \"linear\"", "model_type glm4 only default is");
+    refused("glm4", "'rope_scaling': {'type': 'linear', 'factor': 2}",
+            "rope_type is \"linear\"|model_type glm4 only default is");
 }
 
 Test(shape, layers_with_windows_have_their_own_rope)
 {
-    const char *const four = "\"num_hidden_layers\": 4, \"vocab_size\": 100, \"hidden_size\": 64, "
-                             "\"intermediate_size\": 96, \"num_attention_heads\": 4}";
-    char text[1024];
-    snprintf(text, sizeof text, "{\"model_type\": \"olmo3\", %s", four);
-    nd_shape s = family_of(text);
+    nd_shape s = family_of("olmo3", "'num_hidden_layers': 4");
     cr_expect(s.qk_norm == 2 && s.post_norm == 1 && s.window == 4096 && s.rope.theta == 5e5 &&
               s.window_theta == 5e5);
     expect_written(&s, "^  \"rope_theta\": 500000.0,"); /* of all layers, in all releases */
     cr_expect(nd_shape_window(&s, 2, 9000) == 4096 && nd_shape_window(&s, 3, 9000) == 0);
     s = family_of(
-        "{\"model_type\": \"olmo3\", \"rope_parameters\": {\"full_attention\": "
-        "{\"rope_type\": \"linear\", \"factor\": 8, \"rope_theta\": 1e6}, "
-        "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}, " SIZES "}");
+        "olmo3",
+        "'rope_parameters': {'full_attention': {'rope_type': 'linear', 'factor': 8, 'rope_theta': "
+        "1e6}, 'sliding_attention': {'rope_type': 'default', 'rope_theta': 1e4}}");
     cr_expect(s.rope.type == ND_ROPE_LINEAR && s.rope.factor == 8 && s.rope.theta == 1e6 &&
               s.window_theta == 1e4);
-    s = family_of("{\"model_type\": \"olmo3\", \"rope_theta\": 500000, \"rope_scaling\": "
-                  "{\"rope_type\": \"linear\", \"factor\": 2}, \"layer_types\": "
-                  "[\"full_attention\", \"full_attention\"], " SIZES "}");
+    s = family_of("olmo3", "'rope_theta': 500000, 'rope_scaling': {'rope_type': 'linear', "
+                           "'factor': 2}, 'layer_types': ['full_attention', 'full_attention']");
     cr_expect(s.rope.factor == 2 && s.window == 0 && s.window_theta == 0);
-    expect_refused("{\"model_type\": \"olmo3\", \"rope_theta\": 1e4, " SIZES "}",
-                   "rope_theta is 10000", "sliding_attention");
-    expect_refused("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"rope_theta\": 1e4}, " SIZES
-                   "}",
-                   "model_type olmo3 rope_parameters must be", "sliding_attention");
-    expect_refused("{\"model_type\": \"olmo3\", \"rope_parameters\": 3, " SIZES "}",
-                   "rope_parameters is an integer", "a map");
-    expect_refused("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"sliding_attention\": "
-                   "{\"rope_type\": \"yarn\"}}, " SIZES "}",
-                   "sliding_attention: rope_type is \"yarn\"", "\"default\"");
-    expect_refused("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"sliding_attention\": "
-                   "{\"factor\": 2}}, " SIZES "}",
-                   "the key factor", "sliding_attention");
-    expect_refused("{\"model_type\": \"olmo3\", \"sliding_window\": null, " SIZES "}",
-                   "sliding_window is null", "2 layers");
-    expect_refused("{\"model_type\": \"llama\", \"rope_parameters\": {\"full_attention\": "
-                   "{\"rope_theta\": 1e4}}, " SIZES "}",
-                   "full_attention is not supported", "model_type llama");
+    refused("olmo3", "'rope_theta': 1e4", "rope_theta is 10000|sliding_attention");
+    refused("olmo3", "'rope_parameters': {'rope_theta': 1e4}",
+            "model_type olmo3 rope_parameters must be|sliding_attention");
+    refused("olmo3", "'rope_parameters': 3", "rope_parameters is an integer|a map");
+    refused("olmo3", "'rope_parameters': {'sliding_attention': {'rope_type': 'yarn'}}",
+            "sliding_attention: rope_type is \"yarn\"|\"default\"");
+    refused("olmo3", "'rope_parameters': {'sliding_attention': {'factor': 2}}",
+            "the key factor|sliding_attention");
+    refused("olmo3", "'sliding_window': null", "sliding_window is null|2 layers");
+    refused("llama", "'rope_parameters': {'full_attention': {'rope_theta': 1e4}}",
+            "full_attention is not supported|model_type llama");
 }
 
-#define GEMMA3 "{\"model_type\": \"gemma3_text\", "
-static void expect_gemma3(const char *text)
+static void expect_gemma3(const char *keys)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_shape s = family_of(text);
+    nd_shape s = family_of("gemma3_text", keys);
     nd_layout *layout = NULL;
     cr_expect(s.tied && s.qk_norm == 1 && s.post_norm == 2 && s.head_dim == 256 && s.eos_id == 1);
     cr_expect(s.rope.type == ND_ROPE_LINEAR && s.rope.factor == 8 && s.rope.theta == 1e6 &&
@@ -578,98 +531,87 @@ static void expect_gemma3(const char *text)
 
 Test(shape, gemma3)
 {
-    expect_gemma3(GEMMA3 "\"rope_theta\": 1000000, \"rope_local_base_freq\": 10000, "
-                         "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, "
-                         "\"query_pre_attn_scalar\": 168, \"sliding_window\": 512, "
-                         "\"sliding_window_pattern\": 2, \"attn_logit_softcapping\": null, "
-                         "\"hidden_activation\": \"gelu_pytorch_tanh\", " SIZES "}");
-    expect_gemma3(GEMMA3
-                  "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", "
-                  "\"factor\": 8.0, \"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": "
-                  "\"default\", \"rope_theta\": 1e4}}, \"query_pre_attn_scalar\": 168, "
-                  "\"sliding_window\": 512, \"layer_types\": [\"sliding_attention\", "
-                  "\"full_attention\"], \"use_bidirectional_attention\": false, " SIZES "}");
-    nd_shape s = family_of(GEMMA3 SIZES "}");
+    expect_gemma3("'rope_theta': 1000000, 'rope_local_base_freq': 10000, 'rope_scaling': "
+                  "{'factor': 8.0, 'rope_type': 'linear'}, 'query_pre_attn_scalar': 168, "
+                  "'sliding_window': 512, 'sliding_window_pattern': 2, 'attn_logit_softcapping': "
+                  "null, 'hidden_activation': 'gelu_pytorch_tanh'");
+    expect_gemma3("'rope_parameters': {'full_attention': {'rope_type': 'linear', 'factor': 8.0, "
+                  "'rope_theta': 1e6}, 'sliding_attention': {'rope_type': 'default', 'rope_theta': "
+                  "1e4}}, 'query_pre_attn_scalar': 168, 'sliding_window': 512, 'layer_types': "
+                  "['sliding_attention', 'full_attention'], 'use_bidirectional_attention': false");
+    nd_shape s = family_of("gemma3_text", "");
     cr_expect(s.window == 4096 && s.full.bits[0] == 0 && s.attention_scale == 1 / 16.0 &&
               s.rope.theta == 1e6 && s.window_theta == 1e4);
-    s = family_of(GEMMA3 "\"rope_theta\": 5e5, \"rope_local_base_freq\": 2e4, " SIZES "}");
+    s = family_of("gemma3_text", "'rope_theta': 5e5, 'rope_local_base_freq': 2e4");
     cr_expect(s.rope.theta == 5e5 && s.window_theta == 2e4);
-    expect_refused(GEMMA3 "\"final_logit_softcapping\": 30.0, " SIZES "}",
-                   "final_logit_softcapping is set", "not capped");
-    expect_refused(GEMMA3 "\"use_bidirectional_attention\": true, " SIZES "}",
-                   "use_bidirectional_attention is true", "model_type gemma3_text only false");
-    expect_refused(GEMMA3 "\"hidden_activation\": \"silu\", " SIZES "}",
-                   "hidden_activation is \"silu\"", "only \"gelu_pytorch_tanh\" is supported");
+    refused("gemma3_text", "'final_logit_softcapping': 30.0",
+            "final_logit_softcapping is set|not capped");
+    refused("gemma3_text", "'use_bidirectional_attention': true",
+            "use_bidirectional_attention is true|model_type gemma3_text only false");
+    refused("gemma3_text", "'hidden_activation': 'silu'",
+            "hidden_activation is \"silu\"|only \"gelu_pytorch_tanh\" is supported");
 }
 
 Test(shape, layers_without_windows_have_no_rope)
 {
-#define EXAONE4 "{\"model_type\": \"exaone4\", "
-    nd_shape s = family_of(EXAONE4 "\"sliding_window_pattern\": 2, " SIZES "}");
+    nd_shape s = family_of("exaone4", "'sliding_window_pattern': 2");
     cr_expect(s.qk_norm == 1 && s.post_norm == 1 && s.eos_id == 2 && s.window == 4096);
     cr_expect(nd_shape_window(&s, 0, 9000) == 4096 && nd_shape_turns(&s, 0));
     cr_expect(nd_shape_window(&s, 1, 9000) == 0 && !nd_shape_turns(&s, 1));
-    s = family_of(EXAONE4 SIZES "}");
+    s = family_of("exaone4", "");
     cr_expect(s.full.bits[0] == 0 && s.unturned.bits[0] == 0, "each fourth of two layers");
-    s = family_of(EXAONE4 "\"sliding_window\": null, \"layer_types\": [\"full_attention\", "
-                          "\"full_attention\"], " SIZES "}");
+    s = family_of("exaone4",
+                  "'sliding_window': null, 'layer_types': ['full_attention', 'full_attention']");
     cr_expect(s.window == 0 && nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1));
-    s = family_of(EXAONE4 "\"sliding_window\": 7, \"layer_types\": [\"full_attention\", "
-                          "\"full_attention\"], " SIZES "}");
+    s = family_of("exaone4",
+                  "'sliding_window': 7, 'layer_types': ['full_attention', 'full_attention']");
     cr_expect(nd_shape_window(&s, 1, 99) == 0 && !nd_shape_turns(&s, 1), "as transformers has it");
-    expect_refused(EXAONE4 "\"sliding_window_pattern\": \"LG\", " SIZES "}",
-                   "sliding_window_pattern is \"LG\"", "write layer_types");
-    expect_refused(EXAONE4 "\"sliding_window_pattern\": 0, " SIZES "}",
-                   "sliding_window_pattern is 0", "1 to 4096");
+    refused("exaone4", "'sliding_window_pattern': 'LG'",
+            "sliding_window_pattern is \"LG\"|write layer_types");
+    refused("exaone4", "'sliding_window_pattern': 0", "sliding_window_pattern is 0|1 to 4096");
 }
 
 Test(shape, multipliers)
 {
-    nd_shape s = family_of("{\"model_type\": \"granite\", \"embedding_multiplier\": 12, "
-                           "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.015625, "
-                           "\"logits_scaling\": 8.0, " SIZES "}");
+    nd_shape s = family_of("granite", "'embedding_multiplier': 12, 'residual_multiplier': 0.22, "
+                                      "'attention_multiplier': 0.015625, 'logits_scaling': 8.0");
     cr_expect(s.embedding_scale == 12 && s.residual_scale == 0.22 &&
               s.attention_scale == 0.015625 && s.logits_divisor == 8);
-    s = family_of("{\"model_type\": \"granite\", " SIZES "}");
+    s = family_of("granite", "");
     cr_expect(s.attention_scale == 1 && s.residual_scale == 1, "not head_dim^-0.5");
-    expect_refused("{\"model_type\": \"granite\", \"residual_multiplier\": 0, " SIZES "}",
-                   "residual_multiplier is 0", "supported are 1e-06 to");
-    expect_refused("{\"model_type\": \"llama\", \"logits_scaling\": 8, " SIZES "}",
-                   "logits_scaling is 8", "model_type llama only 1");
+    refused("granite", "'residual_multiplier': 0",
+            "residual_multiplier is 0|supported are 1e-06 to");
+    refused("llama", "'logits_scaling': 8", "logits_scaling is 8|model_type llama only 1");
 }
-
-#define FOUR_HEADS                                                                                 \
-    "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
-    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
 
 /* An absent key stands for the number of the family's class, null for what follows from others. */
 Test(shape, absent_is_not_null)
 {
-    expect_refused("{\"model_type\": \"mistral\", " FOUR_HEADS "}", "num_attention_heads 4",
-                   "num_key_value_heads 8");
-    nd_shape s =
-        family_of("{\"model_type\": \"mistral\", \"num_key_value_heads\": null, " FOUR_HEADS "}");
+    refused(NULL,
+            "{'model_type': 'mistral', 'vocab_size': 100, 'hidden_size': 64, 'intermediate_size': "
+            "96, 'num_hidden_layers': 2, 'num_attention_heads': 4}",
+            "num_attention_heads 4|num_key_value_heads 8");
+    nd_shape s = family_of("mistral", "'num_key_value_heads': null");
     cr_expect_eq(s.kv_heads, 4);
-    s = family_of("{\"model_type\": \"qwen3\", \"head_dim\": null, " SIZES "}");
+    s = family_of("qwen3", "'head_dim': null");
     cr_expect_eq(s.head_dim, 16);
-    s = family_of("{\"model_type\": \"phi3\", " SIZES "}");
+    s = family_of("phi3", "");
     cr_expect_eq(s.rms_eps, 1e-5);
-    s = family_of("{\"model_type\": \"mistral\", " SIZES "}");
+    s = family_of("mistral", "");
     cr_expect_eq(s.rms_eps, 1e-6);
 }
 
 /* 30 / 44 of 44 is below 30 in F64. */
 Test(shape, a_rotated_part_reads_back)
 {
-    const nd_shape s = family_of("{\"model_type\": \"phi3\", \"head_dim\": 44, "
-                                 "\"partial_rotary_factor\": 0.682, " SIZES "}");
+    const nd_shape s = family_of("phi3", "'head_dim': 44, 'partial_rotary_factor': 0.682");
     cr_expect_eq(s.rotated, 30);
 }
 
 Test(shape, parameters)
 {
     nd_shape s;
-    cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
+    cr_assert_eq(parse("llama", "'num_key_value_heads': 2", &s), ND_OK);
     /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x
      * 6144, norms 128 */
     cr_expect_eq(nd_shape_parameters(&s),
@@ -690,7 +632,7 @@ static void expect_misfit(const nd_shape *s, int cp, int tp, int64_t micro, int6
 Test(shape, mesh_must_divide)
 {
     nd_shape s;
-    cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
+    cr_assert_eq(parse("llama", "'num_key_value_heads': 2", &s), ND_OK);
     nd_mesh fits = {{1, 3, 5, 2, 2}};
     cr_expect_eq(nd_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads is 4", "mesh.tp 3");
