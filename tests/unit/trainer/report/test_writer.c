@@ -2,19 +2,14 @@
 /* Records on their way to files: their order, full disks, and writes that do not return. */
 #include "trainer/report/writer.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/report/report_files.h"
 
 enum { ROOM = 1 << 16, LINE = 64 };
 
-static tempdir dir;
 static char why[ND_WRITER_WHY_BYTES];
 
 static void make(void)
@@ -40,25 +35,6 @@ static void put(nd_writer *w, int file, int number, int64_t weight)
     char line[LINE + 1];
     snprintf(line, sizeof line, "%0*d\n", LINE - 1, number);
     nd_writer_put(w, file, line, LINE, weight);
-}
-
-static char *read_file(const char *name)
-{
-    char *text = NULL;
-    size_t size;
-    assert_ok(nd_fs_read(tempdir_file(&dir, name), 1 << 22, ND_ERR_DATA, &text, &size));
-    return text;
-}
-
-static void said(int times, const char *part)
-{
-    char *text = read_file("stderr");
-    int n = 0;
-    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
-        n++;
-    }
-    cr_expect_eq(n, times, "\"%s\" is said %d times, not %d:\n%s", part, n, times, text);
-    free(text);
 }
 
 /* The numbers of a file's lines are these, up to -1. */
@@ -98,16 +74,7 @@ Test(writer, records_go_to_their_files_in_order)
     said(0, "warning");
 }
 
-static void set_file_limit(rlim_t bytes)
-{
-    struct rlimit limit;
-    signal(SIGXFSZ, SIG_IGN);
-    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
-    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-}
-
-/* A full disk, played by a limit on the size of files, takes a part of a record. */
+/* The full disk takes a part of a record. */
 Test(writer, a_full_disk_costs_records_and_keeps_those_of_weight_0)
 {
     nd_writer *w;
