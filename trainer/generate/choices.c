@@ -94,6 +94,7 @@ static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, co
     const char *text = json_string_value(context);
     size_t size = json_string_length(context), kept = size;
     nd_bytes whole = {0};
+    nd_status status = ND_OK;
     if (!json_is_string(choice)) {
         return nd_fail(ND_ERR_DATA, "an entry of \"choices\" is not a string");
     }
@@ -101,14 +102,11 @@ static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, co
         kept--;
     }
     out->characters = characters_of(json_string_value(choice), json_string_length(choice));
-    nd_status status = nd_bytes_add(&whole, text, size);
-    status = status == ND_OK
-                 ? nd_bytes_add(&whole, json_string_value(delimiter), json_string_length(delimiter))
-                 : status;
-    status = status == ND_OK
-                 ? nd_bytes_add(&whole, json_string_value(choice), json_string_length(choice))
-                 : status;
-    status = status == ND_OK ? encode_choice(rules, &whole, kept, out) : status;
+    ND_TRY_OUT(nd_bytes_add(&whole, text, size));
+    ND_TRY_OUT(nd_bytes_add(&whole, json_string_value(delimiter), json_string_length(delimiter)));
+    ND_TRY_OUT(nd_bytes_add(&whole, json_string_value(choice), json_string_length(choice)));
+    status = encode_choice(rules, &whole, kept, out);
+out:
     free(whole.data);
     return status;
 }

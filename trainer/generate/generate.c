@@ -215,14 +215,6 @@ typedef struct run {
     const nd_generate_rules *rules;
 } run;
 
-/* Tokens of a sequence that are to be computed: the rest of its prompt, or its last new token. */
-static int64_t pending(const run *r, const nd_generator_slot *s, const int32_t **tokens)
-{
-    const nd_sequence *q = &r->sequences[s->sequence];
-    *tokens = s->length < q->prompt_count ? q->prompt + s->length : &s->next;
-    return s->length < q->prompt_count ? q->prompt_count - s->length : 1;
-}
-
 static void fill_slots(run *r)
 {
     for (int64_t i = 0; i < r->g->options.batch && r->begun < r->count; i++) {
@@ -245,12 +237,18 @@ static void add_slots(run *r, call *c, bool several)
     nd_generator *g = r->g;
     for (int64_t i = 0; i < g->options.batch && c->rows < g->options.rows; i++) {
         const nd_generator_slot *s = &g->slots[i];
-        const int32_t *tokens = NULL;
-        int64_t all = s->sequence < 0 ? 0 : pending(r, s, &tokens);
-        if (all == 0 || (all > 1) != several) {
+        if (s->sequence < 0) {
             continue;
         }
-        int64_t rows = nd_min(all, g->options.rows - c->rows);
+        /* To be computed: the rest of its prompt, or its last new token. */
+        const nd_sequence *q = &r->sequences[s->sequence];
+        const bool prompt = s->length < q->prompt_count;
+        const int64_t all = prompt ? q->prompt_count - s->length : 1;
+        if ((all > 1) != several) {
+            continue;
+        }
+        const int32_t *tokens = prompt ? q->prompt + s->length : &s->next;
+        const int64_t rows = nd_min(all, g->options.rows - c->rows);
         add_segment(g, c, (nd_kv_segment){.slot = i, .length = s->length, .rows = rows}, tokens);
         if (rows == all) {
             g->rows[c->wanted++] = c->rows - 1;

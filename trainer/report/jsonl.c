@@ -117,16 +117,11 @@ static void begin_line(jsonl *s)
 }
 
 /* The weight is that of nd_writer_put. */
-static nd_status end_weighted_line(jsonl *s, int64_t weight)
+static nd_status end_line(jsonl *s, int64_t weight)
 {
     put(s, "}\n");
     nd_writer_put(s->options.writer, s->file, s->line, s->used, weight);
     return ND_OK;
-}
-
-static nd_status end_line(jsonl *s)
-{
-    return end_weighted_line(s, 1);
 }
 
 /* Records. */
@@ -175,7 +170,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
     put_number(s, "tflops_per_worker_accelerate", speed.tflops_accelerate);
     put_key(s, "peak_memory_bytes");
     put(s, "%.0f", r->peak_memory_bytes);
-    return end_line(s);
+    return end_line(s, 1);
 }
 
 static nd_status write_validation(void *self, const nd_validation_record *r)
@@ -190,7 +185,7 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     }
     put_sources(s, r->sets, r->set_count, "validation_set_loss", "validation_set_tokens");
     put_number(s, "validation_ms", r->seconds * 1e3);
-    return end_line(s);
+    return end_line(s, 1);
 }
 
 /* {"step":10,"fp8_health":{"input":{"self_attn.q_proj":{...},...},"weight":{...},...}}. Linears in
@@ -219,7 +214,7 @@ static nd_status write_health(void *self, const nd_health_record *r)
         put(s, "}");
     }
     put(s, "}");
-    return end_line(s);
+    return end_line(s, 1);
 }
 
 static void put_resume(jsonl *s, const nd_run_event *e)
@@ -279,12 +274,12 @@ static nd_status write_event(void *self, const nd_run_event *e)
         put_text(s, "sink", e->sink, TEXT_BYTES);
         put_int(s, "records", e->records);
         put_text(s, "why", why, TEXT_BYTES);
-        return end_weighted_line(s, e->records);
+        return end_line(s, e->records);
     case ND_RUN_EVENT_RESUMED:
         put_resume(s, e);
-        return end_weighted_line(s, 0); /* what a reader forgets depends on it */
+        return end_line(s, 0); /* what a reader forgets depends on it */
     }
-    return end_line(s);
+    return end_line(s, 1);
 }
 
 /* Cuts off what a dead process left of a line. */

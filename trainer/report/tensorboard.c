@@ -229,11 +229,6 @@ static nd_status end_record(tensorboard *s, int64_t weight)
     return ND_OK;
 }
 
-static nd_status end_event(tensorboard *s)
-{
-    return end_record(s, 1);
-}
-
 /* A record of its own: readers forget what older files say of this step and later ones. */
 static nd_status put_restart(tensorboard *s, int64_t step)
 {
@@ -279,7 +274,7 @@ static nd_status create(const char *folder, tensorboard *s)
     ND_TRY(status);
     begin_event(s, 0);
     put_field_bytes(&s->record, EVENT_VERSION, "brain.Event:2", strlen("brain.Event:2"));
-    return end_event(s);
+    return end_record(s, 1);
 }
 
 /* "train/loss/web": a curve of each source. */
@@ -321,7 +316,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
         put_scalar(s, values[i].tag, values[i].value);
     }
     write_sources(s, "train/loss", r->sources, r->source_count);
-    return end_event(s);
+    return end_record(s, 1);
 }
 
 static nd_status write_validation(void *self, const nd_validation_record *r)
@@ -331,7 +326,7 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     put_scalar(s, "eval/loss", r->loss);
     put_scalar(s, "eval/runtime", r->seconds);
     write_sources(s, "eval/loss", r->sets, r->set_count);
-    return end_event(s);
+    return end_record(s, 1);
 }
 
 /* A text as Markdown: lines that begin with four blanks are shown as they are. One that is too long
@@ -368,7 +363,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
         begin_event(s, e->step);
         put_text(s, tag, text);
         free(text);
-        return end_event(s);
+        return end_record(s, 1);
     }
     if (e->kind == ND_RUN_EVENT_RESUMED) {
         /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the
@@ -387,7 +382,7 @@ static nd_status write_settings(tensorboard *s)
     ND_TRY_OUT(indented(yaml, &text));
     begin_event(s, 0);
     put_text(s, "configuration", text);
-    status = end_event(s);
+    status = end_record(s, 1);
 out:
     free(yaml);
     free(text);
