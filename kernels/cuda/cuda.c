@@ -30,35 +30,9 @@ static nd_lt *lt_of(const nd_stream *stream)
     return nd_cuda_context_of(stream->device)->lt;
 }
 
-static bool is_empty(nd_tensor c)
-{
-    return c.shape[0] == 0 || c.shape[1] == 0;
-}
-
-static void check_rows(const nd_product_args *x)
-{
-    const nd_tensor a = x->a.stored, b = x->b.stored, c = x->c;
-    int64_t m = c.shape[0], n = c.shape[1], k = a.shape[x->a_transposed ? 0 : 1];
-    ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype);
-    ND_ASSERT(nd_is_2d(a, x->a_transposed ? k : m, x->a_transposed ? m : k));
-    ND_ASSERT(nd_is_2d(b, x->b_transposed ? n : k, x->b_transposed ? k : n) && nd_is_2d(c, m, n));
-}
-
-static nd_status make_product(nd_stream *s, const nd_product_args *x)
-{
-    if (is_empty(x->c)) {
-        return ND_OK;
-    }
-    if (nd_matrix_is_fp8(&x->a)) {
-        return nd_lt_matmul_fp8(lt_of(s), s, x);
-    }
-    check_rows(x);
-    return nd_lt_matmul(lt_of(s), s, x);
-}
-
 static nd_status product(nd_stream *s, const nd_product_args *x)
 {
-    ND_TRY(make_product(s, x));
+    ND_TRY(nd_lt_product(lt_of(s), s, x, false));
     return nd_cuda_op_done(s, "product", cudaSuccess);
 }
 
@@ -230,12 +204,7 @@ UNCHECKED_OP(fp8_count)
 
 static nd_status prepare_product(nd_stream *s, const nd_product_args *x)
 {
-    nd_lt *lt = lt_of(s);
-    ND_ASSERT(lt->candidates <= 1); /* or the first use would time it */
-    lt->preparing = true;
-    nd_status status = make_product(s, x);
-    lt->preparing = false;
-    return status;
+    return nd_lt_product(lt_of(s), s, x, true);
 }
 
 static nd_status prepare_attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)

@@ -22,23 +22,20 @@ typedef struct nd_lt nd_lt;
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out);
 void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
+/* prepare: makes the plans and enqueues nothing. Operands need no memory then, but addresses that
+ * are aligned as those of the call. */
+nd_status nd_lt_product(nd_lt *lt, nd_stream *stream, const nd_product_args *args, bool prepare);
 
 /* One form of a product in the library's own, column-major terms. */
 typedef struct nd_lt_plan {
-    nd_lt_key key;
-    bool used, refused; /* refused: the library does not make it with vectors of scales */
+    nd_lt_choice record; /* its algorithm and traits are read by nd_ops_cuda_choices */
+    bool used, refused;  /* refused: the library does not make it with vectors of scales */
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
-    size_t workspace;
-    /* Autotune. */
     bool chosen;  /* by autotune, or installed from a record */
     bool touched; /* called since the last nd_ops_cuda_tune */
     int number;   /* in the order of first uses */
-    int candidates, picked;
-    double seconds, first_seconds;
 } nd_lt_plan;
 
 struct nd_lt {
@@ -50,10 +47,8 @@ struct nd_lt {
     int processors;             /* of new forms; 0: all of the GPU */
     double deadline; /* of tuning, on nd_clock_seconds: then the library's first choice */
     bool installed;  /* choices were installed */
-    /* Plans are made and nothing is enqueued: operands need no memory, but addresses that are
-     * aligned as those of the calls. */
-    bool preparing;
-    uint32_t told; /* kinds of vector forms whose refusal the log has */
+    bool preparing;  /* in nd_lt_product */
+    uint32_t told;   /* kinds of vector forms whose refusal the log has */
     void *workspace;
     nd_lt_plan plans[ND_LT_PLANS]; /* open addressing */
 };

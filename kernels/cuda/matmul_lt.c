@@ -8,6 +8,7 @@
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/ops_check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda_check.h"
@@ -168,10 +169,10 @@ static nd_status init_plan(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *pla
         return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
                        key_format(&key, form, sizeof form));
     }
-    plan->key = key;
+    plan->record.key = key;
     plan->used = true;
     plan->algorithm = results[0].algo;
-    plan->workspace = results[0].workspaceSize;
+    plan->record.workspace = (int64_t)results[0].workspaceSize;
     return ND_OK;
 }
 
@@ -197,14 +198,8 @@ static nd_status restore_plan(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan 
                        l->version(), (int)status, result.workspaceSize,
                        (long long)choice->workspace, key_format(&choice->key, form, sizeof form));
     }
-    plan->key = choice->key;
-    plan->used = true;
-    plan->workspace = result.workspaceSize;
-    plan->chosen = true;
-    plan->candidates = (int)choice->candidates;
-    plan->picked = (int)choice->picked;
-    plan->seconds = choice->seconds;
-    plan->first_seconds = choice->first_seconds;
+    plan->record = *choice;
+    plan->used = plan->chosen = true;
     return ND_OK;
 }
 
@@ -222,7 +217,7 @@ static uint32_t hash_of(const nd_lt_key *key)
 static nd_lt_plan *slot_of(nd_lt *lt, const nd_lt_key *key)
 {
     uint32_t at = hash_of(key) % ND_LT_PLANS;
-    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
+    while (lt->plans[at].used && memcmp(&lt->plans[at].record.key, key, sizeof *key) != 0) {
         at = (at + 1) % ND_LT_PLANS;
     }
     return &lt->plans[at];
@@ -236,7 +231,7 @@ static nd_status set_scales(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, cons
     enum { ALIGNED = 16, STRIDE = ALIGNED / sizeof(float) };
     const nd_lt_library *l = &lt->library;
     const float *a = x->scale_a, *b = x->scale_b;
-    if (plan->key.scaling == ND_LT_SCALARS && a && b &&
+    if (plan->record.key.scaling == ND_LT_SCALARS && a && b &&
         (alignment_of(a) < ALIGNED || alignment_of(b) < ALIGNED)) {
         float *to = (float *)(void *)((char *)lt->workspace + ND_LT_WORKSPACE);
         int copied = nd_cuda_copy_scales(nd_cuda_stream(stream), to, STRIDE, a, b);
@@ -252,17 +247,18 @@ static nd_status set_scales(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, cons
 /* Enqueues the product of a plan; nothing while plans are prepared. */
 static nd_status run_plan(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const lt_operands *x)
 {
-    const float one = 1.0f, beta = (float)plan->key.beta;
+    const float one = 1.0f, beta = (float)plan->record.key.beta;
     const nd_lt_library *l = &lt->library;
     if (lt->preparing) {
         return ND_OK;
     }
-    if (plan->key.scaling != ND_LT_UNSCALED) {
+    if (plan->record.key.scaling != ND_LT_UNSCALED) {
         ND_TRY(set_scales(lt, stream, plan, x));
     }
-    cublasStatus_t made = l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b,
-                                    &beta, x->d, &plan->d, x->d, &plan->d, &plan->algorithm,
-                                    lt->workspace, plan->workspace, nd_cuda_stream(stream));
+    cublasStatus_t made =
+        l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b, &beta, x->d,
+                  &plan->d, x->d, &plan->d, &plan->algorithm, lt->workspace,
+                  (size_t)plan->record.workspace, nd_cuda_stream(stream));
     return made == CUBLAS_STATUS_SUCCESS ? ND_OK : nd_lt_failed(made, "cublasLtMatmul");
 }
 
@@ -298,15 +294,16 @@ static nd_status run_candidate(void *context, nd_stream *stream)
     return run_plan(c->lt, stream, c->plan, c->x);
 }
 
-/* An algorithm that a record could not restore must not be chosen. *workspace: what the library
- * asks for, which a replay compares. */
+/* Sets the algorithm, and the workspace that the library asks for when it checks it, which a replay
+ * compares. False when a record could not restore it: such a one must not be chosen. */
 static bool can_be_replayed(nd_lt *lt, nd_lt_plan *plan,
-                            const cublasLtMatmulHeuristicResult_t *proposed, size_t *workspace)
+                            const cublasLtMatmulHeuristicResult_t *proposed)
 {
     cublasLtMatmulHeuristicResult_t result = {0};
     cublasStatus_t status = lt->library.check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
                                               &plan->d, &proposed->algo, &result);
-    *workspace = result.workspaceSize;
+    plan->algorithm = proposed->algo;
+    plan->record.workspace = (int64_t)result.workspaceSize;
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= ND_LT_WORKSPACE;
 }
 
@@ -318,27 +315,25 @@ static nd_status choose_algorithm(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan
                                   const cublasLtMatmulHeuristicResult_t *results, int found)
 {
     candidate c = {lt, plan, x};
+    nd_lt_choice *record = &plan->record;
     double seconds = 0.0;
-    int best = -1;
     for (int i = 0; i < found && nd_clock_seconds() < lt->deadline; i++) {
-        plan->algorithm = results[i].algo;
-        if (!can_be_replayed(lt, plan, &results[i], &plan->workspace)) {
+        if (!can_be_replayed(lt, plan, &results[i])) {
             continue;
         }
         if (nd_ops_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
             nd_error_clear(); /* this GPU cannot run it; a broken device fails again below */
             continue;
         }
-        plan->candidates++;
-        plan->first_seconds = i == 0 ? seconds : plan->first_seconds;
-        best = best < 0 || seconds < plan->seconds ? i : best;
-        plan->seconds = best == i ? seconds : plan->seconds;
+        record->first_seconds = i == 0 ? seconds : record->first_seconds;
+        if (record->candidates++ == 0 || seconds < record->seconds) {
+            record->picked = i;
+            record->seconds = seconds;
+        }
     }
-    plan->picked = best < 0 ? 0 : best;
-    plan->algorithm = results[plan->picked].algo;
-    plan->chosen = can_be_replayed(lt, plan, &results[plan->picked], &plan->workspace);
+    plan->chosen = can_be_replayed(lt, plan, &results[record->picked]);
     if (!plan->chosen) {
-        plan->workspace = results[0].workspaceSize;
+        record->workspace = (int64_t)results[0].workspaceSize;
     }
     return nd_stream_sync(stream);
 }
@@ -388,16 +383,8 @@ int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
             if (!p->used || !p->chosen || !p->touched || p->number != number) {
                 continue;
             }
-            nd_lt_choice choice = {
-                .key = p->key,
-                .workspace = (int64_t)p->workspace,
-                .candidates = p->candidates,
-                .picked = p->picked,
-                .seconds = p->seconds,
-                .first_seconds = p->first_seconds,
-            };
-            memcpy(choice.algorithm, &p->algorithm, sizeof choice.algorithm);
-            out[count++] = choice;
+            out[count] = p->record;
+            memcpy(out[count++].algorithm, &p->algorithm, sizeof p->algorithm);
         }
     }
     return count;
@@ -473,7 +460,7 @@ void nd_lt_destroy(nd_lt *lt)
  * caller applies the scales of this form itself. Said once for each kind of form. */
 static void refuse_vectors(nd_lt *lt, nd_lt_plan *plan)
 {
-    const nd_lt_key *key = &plan->key;
+    const nd_lt_key *key = &plan->record.key;
     bool gradient = key->b == ND_DTYPE_F8_E5M2, wide = key->d == ND_DTYPE_F32;
     uint32_t kind = 1u << (4 * gradient + 2 * wide + (key->beta != 0));
     plan->refused = true;
@@ -499,7 +486,7 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key, c
     }
     nd_status status = init_plan(lt, *key, wanted, plan, results, &found);
     if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
-        plan->key = *key;
+        plan->record.key = *key;
         plan->used = true;
         refuse_vectors(lt, plan);
     } else {
@@ -548,13 +535,17 @@ static nd_lt_key key_of(nd_tensor c, nd_tensor a, nd_tensor b, bool beta)
     };
 }
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
+static nd_status matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
+    const int64_t m = c.shape[0], n = c.shape[1], k = a.shape[args->a_transposed ? 0 : 1];
     nd_lt_plan *plan = NULL;
     nd_lt_key key = key_of(c, a, b, args->beta != 0.0f);
     lt_operands x = {.a = b.data, .b = a.data, .d = c.data};
-    key.k = a.shape[args->a_transposed ? 0 : 1];
+    ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype && nd_is_2d(c, m, n));
+    ND_ASSERT(nd_is_2d(a, args->a_transposed ? k : m, args->a_transposed ? m : k));
+    ND_ASSERT(nd_is_2d(b, args->b_transposed ? n : k, args->b_transposed ? k : n));
+    key.k = k;
     key.a_transposed = args->b_transposed;
     key.b_transposed = args->a_transposed;
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
@@ -643,7 +634,7 @@ static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_product_args *a
     return ND_OK;
 }
 
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
+static nd_status matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
 {
     const nd_matrix *a = &args->a, *b = &args->b;
     const nd_tensor c = args->c;
@@ -669,4 +660,14 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *
         refuse_vectors(lt, plan);
     }
     return rescaled(lt, stream, args, rows, columns);
+}
+
+nd_status nd_lt_product(nd_lt *lt, nd_stream *stream, const nd_product_args *args, bool prepare)
+{
+    ND_ASSERT(!prepare || lt->candidates <= 1); /* or the first use would time it */
+    lt->preparing = prepare;
+    if (nd_tensor_count(args->c) == 0) {
+        return ND_OK;
+    }
+    return nd_matrix_is_fp8(&args->a) ? matmul_fp8(lt, stream, args) : matmul(lt, stream, args);
 }

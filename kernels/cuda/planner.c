@@ -401,7 +401,7 @@ static bool attention_uses_delta(const nd_device *device, const nd_attention *a,
     return !nd_cuda_sdpa_is_cudnn(a, act) || !always_fits(a);
 }
 
-/* Of nd_lt_matmul_fp8. */
+/* Of an FP8 product. */
 static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
                               nd_dtype act)
 {
