@@ -25,7 +25,7 @@ typedef struct nd_cuda_context {
     bool plain_windows;       /* nd_ops_cuda_windows_are_plain */
     bool plain_documents;     /* nd_ops_cuda_documents_are_plain */
     bool no_documents;        /* cuDNN has no plan for separate documents, or is wrong */
-    int documents_checked;    /* bits: nd_segments and windows that nd_documents_are_right had */
+    int documents_checked;    /* bits: nd_segments and windows that were checked */
     bool attention_prepared;  /* plans were prepared, so attention_scratch is exact */
     char machine[96];
     int capability;     /* 90: Hopper */

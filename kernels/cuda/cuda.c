@@ -122,7 +122,7 @@ static nd_status attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
 {
     check_attention(&x->attention, x->q, x->k, x->v);
     ND_ASSERT(nd_are_bounds(x->first_key, x->end_key, &x->attention));
-    return nd_cuda_sdpa_fwd(s, x);
+    return nd_cuda_sdpa_fwd(s, x, false);
 }
 
 static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
@@ -131,7 +131,7 @@ static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
     ND_ASSERT(nd_are_bounds(x->first_key, x->end_key, &x->attention));
     ND_ASSERT(!x->add_q || x->dq.dtype == ND_DTYPE_F32);
     ND_ASSERT(!x->add_kv || (x->dk.dtype == ND_DTYPE_F32 && x->dv.dtype == ND_DTYPE_F32));
-    return nd_cuda_sdpa_bwd(s, x);
+    return nd_cuda_sdpa_bwd(s, x, false);
 }
 
 static nd_status attention_cached(nd_stream *s, const nd_attention_cached_args *x)
@@ -209,12 +209,12 @@ static nd_status prepare_product(nd_stream *s, const nd_product_args *x)
 
 static nd_status prepare_attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
 {
-    return nd_cuda_sdpa_prepare_fwd(nd_cuda_context_of(s->device), x);
+    return nd_cuda_sdpa_fwd(s, x, true);
 }
 
 static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 {
-    return nd_cuda_sdpa_prepare_bwd(nd_cuda_context_of(s->device), x);
+    return nd_cuda_sdpa_bwd(s, x, true);
 }
 
 static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};

@@ -32,8 +32,7 @@
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/kernels.h"
 
-struct nd_cuda_context; /* context.h */
-struct nd_sdpa_call;    /* sdpa_parts.h */
+struct nd_sdpa_call; /* sdpa_parts.h */
 
 enum {
     ND_DOCUMENT_TIERS = 10,
@@ -80,9 +79,6 @@ bool nd_documents_take(struct nd_sdpa_call *call);
  * and dv are added to unless documents are whole. */
 nd_status nd_documents_run(nd_stream *, struct nd_sdpa_call *call, void *scratch,
                            const int32_t **owners);
-
-/* documents_check.c: on the device of the context. Allocates, waits, and logs what is wrong. */
-bool nd_documents_are_right(struct nd_cuda_context *, const nd_attention *like);
 
 /* documents.cu: launchers as in kernels.h */
 

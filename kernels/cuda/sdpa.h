@@ -21,12 +21,10 @@
 /* True where cuDNN computes such heads when tensors are aligned to 16 bytes and 8 elements; its
  * backward then reads out, not delta. The plain kernels compute everything else. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
-nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
-nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);
-/* Make the plans of such a call and record the scratch that it needs. Tensors need no memory, but
- * addresses that are aligned as those of the call. */
-nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention_fwd_args *);
-nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention_bwd_args *);
+/* prepare: make the plans of such a call and record the scratch that it needs, and enqueue nothing.
+ * Tensors need no memory then, but addresses that are aligned as those of the call. */
+nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *, bool prepare);
+nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *, bool prepare);
 /* Bytes by formula (docs/cuda.md), as on Hopper. ordered: the most bytes of scores of one call of a
  * deterministic backward (ND_SDPA_ORDERED_BYTES); 0: not deterministic. In every build. */
 size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *, nd_dtype act, bool backward,
