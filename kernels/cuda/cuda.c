@@ -219,21 +219,12 @@ static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args
 
 static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};
 
-static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
-                                bool backward)
-{
-    if (device->kind != ND_DEVICE_CUDA) { /* a dry run, which has no memory */
-        return nd_cuda_sdpa_scratch_by_formula(a, act, backward, 0);
-    }
-    return nd_cuda_sdpa_scratch(nd_cuda_context_of(device), a, act, backward);
-}
-
 /* The planner's queries, but for the scratch of attention, of which a GPU's plans know more. */
 static nd_ops make_table(bool deterministic)
 {
     nd_ops ops = nd_ops_cuda_planner(deterministic);
     ops.prepare = &prepare_ops;
-    ops.attention_scratch = attention_scratch;
+    ops.attention_scratch = nd_cuda_sdpa_scratch;
 #define SET_OP(op, unused) ops.op = op;
     ND_EACH_OP(SET_OP, )
 #undef SET_OP

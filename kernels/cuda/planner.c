@@ -203,6 +203,8 @@ bool nd_sdpa_next(const nd_sdpa_cut *c, nd_sdpa_walk *at, nd_sdpa_piece *out)
                        .last = at->key_tile == tiles - 1};
     p.rows = clamp(b->rows, 1, b->end - p.row);
     p.kvs = clamp(b->kvs, 1, c->kv_heads - p.kv);
+    /* The last group may have fewer heads than the others. */
+    p.shows_form = p.kv == 0 || p.kv + p.kvs == c->kv_heads;
     find_keys(b, at->row_tile, at->key_tile, &p);
     *out = p;
     at->key_tile++;
@@ -218,12 +220,6 @@ bool nd_sdpa_next(const nd_sdpa_cut *c, nd_sdpa_walk *at, nd_sdpa_piece *out)
         *at = (nd_sdpa_walk){.band = at->band + 1};
     }
     return true;
-}
-
-/* The last group may have fewer heads than the others. */
-bool nd_sdpa_shows_form(const nd_sdpa_cut *c, const nd_sdpa_piece *p)
-{
-    return p->kv == 0 || p->kv + p->kvs == c->kv_heads;
 }
 
 static size_t take(size_t *at, int64_t elements, size_t width)

@@ -449,7 +449,8 @@ static bool documents_are_right(nd_cuda_context *context, const nd_attention *of
     c.a.window = of->window > 0 ? WINDOW : 0;
     c.a.rounds = of->documents == ND_SEGMENTS_WHOLE ? 1 : 2;
     c.bytes = (size_t)(TOKENS * (c.a.heads + 2) * (24 * c.a.head_dim + 32)) + (64 << 10);
-    const size_t scratch = nd_documents_scratch_by_formula(&c.a, true) + (1 << 20);
+    const size_t scratch =
+        nd_cuda_sdpa_scratch_by_formula(&c.a, ND_DTYPE_BF16, true, 0) + (1 << 20);
     context->attention_scratch = scratch; /* of these calls */
     if (run(&c, c.bytes + scratch, &right) != ND_OK) {
         nd_log_warning("cuDNN's attention of separate documents could not be checked (%s), so the "
@@ -568,9 +569,13 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     return c.layout.end;
 }
 
-size_t nd_cuda_sdpa_scratch(nd_cuda_context *context, const nd_attention *a, nd_dtype act,
+size_t nd_cuda_sdpa_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                             bool backward)
 {
+    nd_cuda_context *context = nd_cuda_context_of(device);
+    if (device->kind != ND_DEVICE_CUDA) { /* a dry run, which has no memory */
+        return nd_cuda_sdpa_scratch_by_formula(a, act, backward, 0);
+    }
     int64_t ordered = context->deterministic ? context->ordered_bytes : 0;
     size_t bytes = nd_cuda_sdpa_scratch_by_formula(a, act, backward, ordered);
     const bool form = has_form(context, a, act, backward);

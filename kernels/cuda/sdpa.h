@@ -29,8 +29,8 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *, bool prep
  * deterministic backward (ND_SDPA_ORDERED_BYTES); 0: not deterministic. In every build. */
 size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *, nd_dtype act, bool backward,
                                        int64_t ordered);
-/* At least the bytes by formula, and what prepared calls need, or, before any was prepared, what
- * plans of such a block ask for. */
-size_t nd_cuda_sdpa_scratch(nd_cuda_context *, const nd_attention *, nd_dtype act, bool backward);
+/* nd_ops.attention_scratch: at least the bytes by formula, and what prepared calls need, or, before
+ * any was prepared, what plans of such a block ask for. */
+size_t nd_cuda_sdpa_scratch(const nd_device *, const nd_attention *, nd_dtype act, bool backward);
 
 #endif

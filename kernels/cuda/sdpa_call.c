@@ -111,7 +111,7 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c)
         choose_results(c);
     }
     while (nd_sdpa_next(&c->cut, &walk, &p)) {
-        if (nd_sdpa_shows_form(&c->cut, &p)) {
+        if (p.shows_form) {
             nd_sdpa_form form = nd_sdpa_form_of(c, &p);
             ND_TRY(nd_cudnn_workspace(context->cudnn, &form, &bytes));
             workspace = bytes > workspace ? bytes : workspace;

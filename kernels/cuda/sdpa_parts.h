@@ -30,6 +30,8 @@ typedef struct nd_sdpa_piece {
     int64_t row, rows, key, keys, kv, kvs;
     nd_sdpa_mask mask;
     bool first, last; /* of the pieces of these rows and heads */
+    bool
+        shows_form; /* may have a form that no piece of the first KV heads has, or is one of them */
 } nd_sdpa_piece;
 
 /* Rows [begin, end), of which all see keys [0, prefix). */
@@ -67,8 +69,6 @@ typedef struct nd_sdpa_walk {
 
 /* The next piece, or false after the last: by groups of KV heads, in those by rows, then keys. */
 bool nd_sdpa_next(const nd_sdpa_cut *, nd_sdpa_walk *, nd_sdpa_piece *out);
-/* Whether the piece may have a form that no piece of the first KV heads has, or is one of those. */
-bool nd_sdpa_shows_form(const nd_sdpa_cut *, const nd_sdpa_piece *);
 
 /* Parts of a call's scratch after the workspace, each aligned to 256 bytes. */
 typedef struct nd_sdpa_layout {

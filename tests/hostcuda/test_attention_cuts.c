@@ -69,7 +69,7 @@ static seen_forms walk(const nd_attention *a, int64_t ordered, bool hopper, unsi
         cr_assert(!hopper || p.mask != ND_SDPA_ALL || p.keys % 128 != 64, "half a tile of keys");
         add_form(&p, &s);
         s.pieces++;
-        if (nd_sdpa_shows_form(&c, &p)) {
+        if (p.shows_form) {
             add_form(&p, &shown);
         }
         int64_t scores = 2 * a->batch * p.kvs * (a->heads / a->kv_heads) * p.rows * p.keys;
