@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <utf8proc.h>
 #include <xxhash.h>
 
 #include "runtime/base/clock.h"
@@ -14,7 +15,6 @@
 #include "runtime/base/math.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/text/unicode.h"
 
 enum {
     HEADER_BYTES = ND_TOKEN_CACHE_HEADER_BYTES,
@@ -25,6 +25,54 @@ enum {
 };
 
 /* Reading. */
+
+static nd_status fail_file(const char *name, const char *why)
+{
+    return nd_fail(ND_ERR_DATA, "the token cache \"%s\" %s", name, why);
+}
+
+nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
+                               nd_token_view *out)
+{
+    nd_token_cache_header h;
+    if (size < HEADER_BYTES) {
+        return fail_file(name, "is shorter than its header");
+    }
+    memcpy(&h, data, sizeof h);
+    if (memcmp(h.magic, ND_TOKEN_CACHE_MAGIC, sizeof h.magic) != 0 ||
+        h.version != ND_TOKEN_CACHE_VERSION) {
+        return fail_file(name, "is none, or of another version");
+    }
+    if (h.header_sum != XXH3_64bits(&h, offsetof(nd_token_cache_header, header_sum)) ||
+        (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
+        return fail_file(name, "has a damaged header");
+    }
+    const uint64_t room = size - HEADER_BYTES;
+    const bool fits = /* each part alone: the sums below do not overflow */
+        h.tokens <= room / h.width && h.documents <= room / 8 && h.spans <= room / 16;
+    const uint64_t ends_at = (HEADER_BYTES + (fits ? h.tokens * h.width : 0) + 7) / 8 * 8;
+    const uint64_t sums_at = ends_at + (fits ? h.documents * 8 + h.spans * 16 : 0);
+    const uint64_t chunks = (sums_at - HEADER_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    if (h.file_bytes != size || !fits || sums_at > size || sums_at + chunks * 8 != size) {
+        return fail_file(name, "has another size than its header says");
+    }
+    if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
+        return fail_file(name, "has damaged checksums");
+    }
+    *out = (nd_token_view){
+        .width = h.width,
+        .tokens = h.tokens,
+        .documents = h.documents,
+        .spans = h.spans,
+        .vocab = (int32_t)h.vocab,
+        .ids = data + HEADER_BYTES,
+        .ends = data + ends_at,
+        .span_pairs = data + ends_at + h.documents * 8,
+        .sums = data + sums_at,
+        .chunks = chunks,
+    };
+    return ND_OK;
+}
 
 static nd_status parse_map(void *context)
 {
@@ -117,7 +165,7 @@ static nd_status describe_rules(const nd_token_cache_request *request, FILE *out
             ND_TOKEN_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
             r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs,
             chat ? (int)(chat->form - nd_chat_forms) + 1 : 0, (long long)request->job.skip_bad);
-    describe(out, "unicode", nd_chars_version());
+    describe(out, "unicode", utf8proc_unicode_version());
     describe(out, "key", r->json_key);
     describe(out, "separator", r->separator ? r->separator : "");
     if (chat) {

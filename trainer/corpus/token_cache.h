@@ -32,6 +32,17 @@ enum {
     ND_TOKEN_CACHE_CHUNK_BYTES = 64 << 10
 };
 
+/* The first bytes of a file; zeros follow up to ND_TOKEN_CACHE_HEADER_BYTES. Then come the ids,
+ * zeros up to a multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
+#define ND_TOKEN_CACHE_MAGIC "NDTOKENS"
+typedef struct nd_token_cache_header {
+    char magic[8];
+    uint32_t version, width;
+    uint64_t tokens, documents, spans, vocab, file_bytes;
+    uint64_t sums_sum;   /* checksum of the checksums */
+    uint64_t header_sum; /* of all above */
+} nd_token_cache_header;
+
 /* Checks the header and the sizes of a cache file; `name` is for messages. Apart from files so that
  * it can be fuzzed. */
 nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
