@@ -20,8 +20,8 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static nd_status encode(nd_encoder *encoder, nd_text_cut cut, const char *text, size_t size,
-                        size_t *total)
+static nd_status encode(nd_encoder *encoder, const nd_tokenizer *tokenizer, const char *text,
+                        size_t size, size_t *total)
 {
     *total = 0;
     for (size_t at = 0, n; at < size; at += n) {
@@ -29,8 +29,8 @@ static nd_status encode(nd_encoder *encoder, nd_text_cut cut, const char *text, 
         size_t count;
         n = size - at;
         if (n > PIECE) {
-            size_t place = nd_text_cut_find(cut, text + at, PIECE);
-            n = place ? place : cut == ND_CUT_NOWHERE ? n : PIECE;
+            const size_t place = nd_text_cut(tokenizer, text + at, PIECE);
+            n = place ? place : n;
         }
         ND_TRY(nd_encode(encoder, text + at, n, &ids, &count));
         *total += count;
@@ -53,7 +53,7 @@ static nd_status run(const char *tokenizer_path, const char *text_path, size_t c
     ND_TRY_OUT(nd_encoder_create(tokenizer, &options, &encoder));
     for (int pass = 0; pass < PASSES; pass++) {
         begin = cpu_seconds();
-        ND_TRY_OUT(encode(encoder, nd_tokenizer_cut(tokenizer), text, size, &total));
+        ND_TRY_OUT(encode(encoder, tokenizer, text, size, &total));
         double speed = (double)size * 1e-6 / (cpu_seconds() - begin);
         cold = pass == 0 ? speed : cold;
         warm = pass > 0 && speed > warm ? speed : warm;

@@ -79,8 +79,7 @@ static size_t cut_place(const crew *c, const nd_bytes *text, size_t searched)
         return found ? (size_t)(found - begin) + 1 : 0;
     }
     if (!rules->separator) {
-        return nd_text_cut_find(nd_tokenizer_cut(c->job->tokenizer), (const char *)begin,
-                                text->count);
+        return nd_text_cut(c->job->tokenizer, (const char *)begin, text->count);
     }
     for (size_t at = searched > n ? searched - n : 0;
          at < text->count && (found = memmem(begin + at, text->count - at, rules->separator, n));) {

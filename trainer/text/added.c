@@ -47,12 +47,6 @@ nd_status nd_added_set_init(nd_added_set *set, const nd_added *tokens, int count
     return ND_OK;
 }
 
-void nd_added_set_fini(nd_added_set *set)
-{
-    free(set->tokens);
-    *set = (nd_added_set){0};
-}
-
 /* The first of tokens [low, high), all longer than `depth`, whose byte `depth` is >= `byte`. */
 static int narrow(const nd_added_set *set, int low, int high, size_t depth, int byte)
 {

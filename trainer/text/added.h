@@ -28,10 +28,9 @@ typedef struct nd_added_set {
     int only;       /* the byte that all patterns begin with, or -1 */
 } nd_added_set;
 
-/* Takes a copy of the tokens; patterns are borrowed. When patterns are equal, the one
- * with the lowest order stays. */
+/* Takes a copy of the tokens, set->tokens, which the caller frees; patterns are borrowed. When
+ * patterns are equal, the one with the lowest order stays. */
 nd_status nd_added_set_init(nd_added_set *set, const nd_added *tokens, int count);
-void nd_added_set_fini(nd_added_set *set);
 
 /* A search through one text. */
 typedef struct nd_added_scan {

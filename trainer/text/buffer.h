@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "runtime/base/status.h"
 
@@ -104,8 +105,28 @@ static inline nd_status nd_u64s_add(nd_u64s *list, uint64_t value)
  * the page.
  */
 /* 0 bytes: *out is NULL. */
-nd_status nd_pages_map(size_t bytes, void **out);
-void nd_pages_unmap(void *pages, size_t bytes); /* NULL is legal */
+static inline nd_status nd_pages_map(size_t bytes, void **out)
+{
+    *out = NULL;
+    if (bytes == 0) {
+        return ND_OK;
+    }
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) {
+        return nd_fail_memory("a table of %zu bytes for text", bytes);
+    }
+    madvise(pages, bytes, MADV_HUGEPAGE); /* a hint: no error matters */
+    *out = pages;
+    return ND_OK;
+}
+
+/* NULL is legal. */
+static inline void nd_pages_unmap(void *pages, size_t bytes)
+{
+    if (pages) {
+        munmap(pages, bytes);
+    }
+}
 
 /* The two take `count` elements like **out. */
 #define ND_PAGES_MAP(count, out)     nd_pages_map((count) * sizeof(**(out)), (void **)(out))

@@ -7,7 +7,6 @@
  */
 #include "trainer/text/added.h"
 #include "trainer/text/buffer.h"
-#include "trainer/text/merges.h"
 #include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
 #include "trainer/text/vocab.h"

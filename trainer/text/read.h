@@ -2,22 +2,20 @@
 #ifndef ND_TEXT_READ_H
 #define ND_TEXT_READ_H
 /*
- * Reading a tokenizer.json. Each function fills its part of the tokenizer from the value of its
- * key, which is borrowed; NULL is a missing key. A component that is not known is refused by its
- * name, and every fault is ND_ERR_DATA with the name of the file.
+ * Reading a tokenizer.json. Each function fills its part of the tokenizer from borrowed JSON; a
+ * key may be missing. A component that is not known is refused by its name, and every fault is
+ * ND_ERR_DATA with the name of the file.
  */
 #include <jansson.h>
 
 #include "trainer/text/parts.h"
 
-/* In the order in which they are called: the vocabulary depends on whether the pre-tokenizer is
- * byte-level, the post-processor's ids are checked against the vocabulary. */
-nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node);
-nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node);
-nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node);
+/* The component under a key: "normalizer", "pre_tokenizer" and "decoder" before the vocabulary,
+ * which depends on whether they are byte-level; "post_processor", whose ids are checked against the
+ * vocabulary, behind the added tokens. */
+nd_status nd_text_read_component(nd_tokenizer *tokenizer, const json_t *root, const char *key);
 /* `pieces`: the number of pieces of the model. */
 nd_status nd_text_read_added(nd_tokenizer *tokenizer, const json_t *list, size_t pieces);
-nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node);
 
 /* Helpers of all readers (read_components.c). */
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Components before the model: normalizer and pre-tokenizer. */
+/* Components around the model: normalizer, pre-tokenizer, decoder and post-processor. */
 #include "trainer/text/read.h"
 
 #include "trainer/text/unicode.h"
@@ -20,6 +20,12 @@ static bool is_type(const json_t *node, const char *type)
 static bool is_absent(const json_t *node)
 {
     return !node || json_is_null(node);
+}
+
+/* `what`: the component, or what it has, behind the name of the file. */
+static nd_status refuse(const nd_tokenizer *t, const char *what)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\"%s is not supported", t->name, what);
 }
 
 static nd_status fail_type(const nd_tokenizer *t, const char *part, const json_t *node,
@@ -110,7 +116,7 @@ static size_t growth_of(const nd_rewrite *steps, int count)
     return growth;
 }
 
-/* Replace{pattern: {String}, content}, or Prepend{prepend}. */
+/* Replace{pattern: {String}, content}, Prepend{prepend}, or NFC. */
 static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *steps, int *count)
 {
     const bool replace = is_type(node, "Replace");
@@ -120,7 +126,10 @@ static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *s
                        ND_TEXT_STEPS_MAX);
     }
     nd_rewrite *step = &steps[(*count)++];
-    *step = (nd_rewrite){0};
+    *step = (nd_rewrite){.compose = is_type(node, "NFC")};
+    if (step->compose) {
+        return ND_OK;
+    }
     if (replace) {
         const json_t *pattern = json_object_get(node, "pattern");
         if (json_object_get(pattern, "Regex")) {
@@ -142,25 +151,16 @@ static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *s
                : fail_key(t, node, key, "a string that keeps texts short");
 }
 
-nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
+static nd_status read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
 {
     if (is_absent(node)) {
         return ND_OK;
     }
     if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "normalizers", nd_text_read_normalizer);
+        return read_each(tokenizer, node, "normalizers", read_normalizer);
     }
-    if (is_type(node, "Prepend") || is_type(node, "Replace")) {
+    if (is_type(node, "Prepend") || is_type(node, "Replace") || is_type(node, "NFC")) {
         return read_rewrite(tokenizer, node, tokenizer->rewrites, &tokenizer->rewrite_count);
-    }
-    if (is_type(node, "NFC")) {
-        if (tokenizer->rewrite_count == ND_TEXT_STEPS_MAX) {
-            return nd_fail(ND_ERR_DATA,
-                           "\"%s\" has more than %d rewriting steps; that is not supported",
-                           tokenizer->name, ND_TEXT_STEPS_MAX);
-        }
-        tokenizer->rewrites[tokenizer->rewrite_count++] = (nd_rewrite){.compose = true};
-        return ND_OK;
     }
     return fail_type(tokenizer, "normalizer", node, "NFC, Prepend, Replace and Sequence");
 }
@@ -251,10 +251,7 @@ static nd_status read_split(nd_tokenizer *t, const json_t *node)
         return ND_OK; /* it matches nothing */
     }
     if (!json_is_string(regex) || !behavior) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\": \"Split\" without a regular expression or a behavior "
-                       "is not supported",
-                       t->name);
+        return refuse(t, ": \"Split\" without a regular expression or a behavior");
     }
     bool isolated = strcmp(behavior, "Isolated") == 0;
     bool inverted = invert && strcmp(behavior, "Removed") == 0;
@@ -278,16 +275,10 @@ static nd_status read_byte_level(nd_tokenizer *t, const json_t *node)
     ND_TRY(nd_text_read_bool(t, node, "use_regex", true, &use_regex));
     ND_TRY(nd_text_read_bool(t, node, "add_prefix_space", true, &t->prefix_blank));
     if (t->metaspace != ND_METASPACE_NONE) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\" has both \"Metaspace\" and \"ByteLevel\"; that is not "
-                       "supported",
-                       t->name);
+        return refuse(t, " has both \"Metaspace\" and \"ByteLevel\"; that");
     }
     if (t->prefix_blank && t->splitter_count > 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\": \"ByteLevel\" with add_prefix_space behind another "
-                       "pre-tokenizer is not supported",
-                       t->name);
+        return refuse(t, ": \"ByteLevel\" with add_prefix_space behind another pre-tokenizer");
     }
     t->byte_level = true;
     return use_regex ? add_splitter(t, ND_SPLIT_GPT2) : ND_OK;
@@ -306,10 +297,7 @@ static nd_status read_metaspace(const nd_tokenizer *t, const json_t *node, nd_me
     bool prefix;
     ND_TRY(nd_text_read_bool(t, node, "add_prefix_space", true, &prefix));
     if (!mark || strcmp(mark, ND_TEXT_MARK) != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\": \"Metaspace\" with another replacement than U+2581 is "
-                       "not supported",
-                       t->name);
+        return refuse(t, ": \"Metaspace\" with another replacement than U+2581");
     }
     *scheme = is_absent(name) ? ND_METASPACE_ALWAYS : ND_METASPACE_NONE;
     for (int i = ND_METASPACE_NEVER; json_is_string(name) && i <= ND_METASPACE_ALWAYS; i++) {
@@ -329,23 +317,20 @@ static nd_status read_metaspace_splitter(nd_tokenizer *t, const json_t *node)
 {
     bool split;
     if (t->metaspace != ND_METASPACE_NONE || t->splitter_count > 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\": \"Metaspace\" behind another pre-tokenizer is not "
-                       "supported",
-                       t->name);
+        return refuse(t, ": \"Metaspace\" behind another pre-tokenizer");
     }
     ND_TRY(nd_text_read_bool(t, node, "split", true, &split));
     ND_TRY(read_metaspace(t, node, &t->metaspace));
     return split ? add_splitter(t, ND_SPLIT_MARKS) : ND_OK;
 }
 
-nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
+static nd_status read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
 {
     if (is_absent(node)) {
         return ND_OK;
     }
     if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "pretokenizers", nd_text_read_pre_tokenizer);
+        return read_each(tokenizer, node, "pretokenizers", read_pre_tokenizer);
     }
     if (tokenizer->byte_level) {
         return nd_fail(ND_ERR_DATA,
@@ -371,8 +356,6 @@ nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node
                      "ByteLevel, Digits, Metaspace, Split and Sequence");
 }
 
-/* Components behind the model: decoder and post-processor. */
-
 /* Decoder. */
 
 /* The steps of a Sequence in the only order that is understood. */
@@ -390,8 +373,7 @@ static nd_status read_strip(nd_tokenizer *t, const json_t *node)
         return fail_key(t, node, "content", "a character, or \"start\" not a number");
     }
     if (!json_is_integer(stop) || json_integer_value(stop) != 0) {
-        return nd_fail(ND_ERR_DATA, "\"%s\": \"Strip\" at the end of a text is not supported",
-                       t->name);
+        return refuse(t, ": \"Strip\" at the end of a text");
     }
     memcpy(t->strip, text, size);
     t->strip_size = size;
@@ -429,7 +411,7 @@ static nd_status read_decoder_step(nd_tokenizer *t, const json_t *node, int *las
     return step == STEP_STRIP ? read_strip(t, node) : ND_OK;
 }
 
-nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node)
+static nd_status read_decoder(nd_tokenizer *tokenizer, const json_t *node)
 {
     if (is_absent(node)) {
         return ND_OK;
@@ -455,7 +437,7 @@ nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node)
         return fail_key(tokenizer, node, "decoders", "a list");
     }
     if (json_array_size(list) == 1 && !is_type(json_array_get(list, 0), "Sequence")) {
-        return nd_text_read_decoder(tokenizer, json_array_get(list, 0));
+        return read_decoder(tokenizer, json_array_get(list, 0));
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
         ND_TRY(read_decoder_step(tokenizer, json_array_get(list, i), &last));
@@ -485,12 +467,11 @@ static nd_status read_template_token(const nd_tokenizer *t, const json_t *tokens
         return fail_template(t);
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *value = json_array_get(list, i);
-        json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
-        if (id < 0 || id >= ND_VOCAB_IDS_MAX || !nd_vocab_piece(&t->vocab, (int32_t)id)) {
+        const int32_t id = nd_text_id(json_array_get(list, i));
+        if (!nd_vocab_piece(&t->vocab, id)) {
             return fail_template(t);
         }
-        ND_TRY(nd_ids_add(ids, &(int32_t){(int32_t)id}, 1));
+        ND_TRY(nd_ids_add(ids, &id, 1));
     }
     return ND_OK;
 }
@@ -533,13 +514,13 @@ static nd_status add_template(nd_tokenizer *t, nd_ids ids[2])
     return ND_OK;
 }
 
-nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node)
+static nd_status read_post_processor(nd_tokenizer *tokenizer, const json_t *node)
 {
     if (is_absent(node) || is_type(node, "ByteLevel")) { /* ByteLevel changes offsets, no ids */
         return ND_OK;
     }
     if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "processors", nd_text_read_post_processor);
+        return read_each(tokenizer, node, "processors", read_post_processor);
     }
     if (!is_type(node, "TemplateProcessing")) {
         return fail_type(tokenizer, "post-processor", node,
@@ -553,4 +534,20 @@ nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *nod
     free(ids[0].data);
     free(ids[1].data);
     return status;
+}
+
+nd_status nd_text_read_component(nd_tokenizer *tokenizer, const json_t *root, const char *key)
+{
+    static const struct {
+        const char *key;
+        nd_status (*read)(nd_tokenizer *tokenizer, const json_t *node);
+    } readers[] = {{"normalizer", read_normalizer},
+                   {"pre_tokenizer", read_pre_tokenizer},
+                   {"decoder", read_decoder},
+                   {"post_processor", read_post_processor}};
+    int i = 0;
+    while (strcmp(readers[i].key, key) != 0) {
+        i++;
+    }
+    return readers[i].read(tokenizer, json_object_get(root, key));
 }

@@ -35,14 +35,6 @@ static nd_status check_model(const nd_tokenizer *t, const json_t *model)
     return ND_OK;
 }
 
-static nd_status check_sizes(size_t pieces, size_t merges)
-{
-    return pieces <= ND_VOCAB_IDS_MAX && merges <= ND_MERGES_RANK_MAX
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA, "%zu pieces and %zu merges are more than %d", pieces, merges,
-                         ND_VOCAB_IDS_MAX);
-}
-
 static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
 {
     const char *text;
@@ -189,11 +181,12 @@ static nd_status read_merges(nd_tokenizer *t, const json_t *merges)
     return status;
 }
 
-/* The pieces of single bytes: characters of a byte-level file, else <0x00> to <0xFF>. */
-static nd_status find_bytes(nd_tokenizer *t, bool *every)
+/* The pieces of single bytes: characters of a byte-level file, else <0x00> to <0xFF>. *first: of
+ * the ids that are merged most. */
+static nd_status find_bytes(nd_tokenizer *t, bool *every, int32_t *first)
 {
     bool all = true;
-    int32_t first = ND_VOCAB_IDS_MAX;
+    *first = ND_VOCAB_IDS_MAX;
     for (int byte = 0; byte < 256; byte++) {
         char name[16];
         int size = snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
@@ -203,7 +196,7 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
         all &= t->bpe.bytes[byte] >= 0;
         const int32_t id = nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1);
         t->bpe.first[byte] = id;
-        first = id >= 0 && id < first ? id : first;
+        *first = id >= 0 && id < *first ? id : *first;
     }
     if (t->byte_level && t->bpe.fallback && !all) {
         return nd_fail(ND_ERR_DATA,
@@ -212,8 +205,8 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
                        t->name);
     }
     const int32_t mark = nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
-    const bool beside = mark >= 0 && mark < first && first - mark < ND_MERGES_FIRST_IDS / 4;
-    nd_merges_set_first(&t->merges, beside ? mark : first);
+    const bool beside = mark >= 0 && mark < *first && *first - mark < ND_MERGES_FIRST_IDS / 4;
+    *first = beside ? mark : *first;
     *every = all;
     return ND_OK;
 }
@@ -247,13 +240,18 @@ static nd_status read_model(nd_tokenizer *t, const json_t *model, size_t added)
     ND_TRY(nd_text_read_bool(t, model, "ignore_merges", false, &bpe->ignore_merges));
     ND_TRY(nd_text_read_bool(t, model, "fuse_unk", false, &bpe->fuse_unknown));
     ND_TRY(nd_text_read_bool(t, model, "byte_fallback", false, &bpe->fallback));
-    ND_TRY(check_sizes(json_object_size(pieces) + added, json_array_size(merges)));
-    ND_TRY(nd_vocab_init(&t->vocab, json_object_size(pieces) + added, t->byte_level));
-    ND_TRY(nd_merges_init(&t->merges, json_array_size(merges)));
+    const size_t count = json_object_size(pieces) + added, pairs = json_array_size(merges);
+    if (count > ND_VOCAB_IDS_MAX || pairs > ND_MERGES_RANK_MAX) {
+        return nd_fail(ND_ERR_DATA, "%zu pieces and %zu merges are more than %d", count, pairs,
+                       ND_VOCAB_IDS_MAX);
+    }
+    ND_TRY(nd_vocab_init(&t->vocab, count, t->byte_level));
     ND_TRY(read_pieces(t, pieces));
     ND_TRY(read_unknown(t, json_object_get(model, "unk_token")));
     bool all_bytes = false;
-    ND_TRY(find_bytes(t, &all_bytes));
+    int32_t first;
+    ND_TRY(find_bytes(t, &all_bytes, &first));
+    ND_TRY(nd_merges_init(&t->merges, pairs, first));
     bpe->cuts =
         !bpe->ignore_merges && !t->byte_level &&
         (t->splitter_count == 0 || (t->splitter_count == 1 && t->splitters[0] == ND_SPLIT_MARKS));
@@ -291,9 +289,9 @@ static nd_status read_root(nd_tokenizer *t, const json_t *root)
                         t->name, keys[i]);
         }
     }
-    ND_TRY(nd_text_read_normalizer(t, json_object_get(root, "normalizer")));
-    ND_TRY(nd_text_read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
-    ND_TRY(nd_text_read_decoder(t, json_object_get(root, "decoder")));
+    ND_TRY(nd_text_read_component(t, root, "normalizer"));
+    ND_TRY(nd_text_read_component(t, root, "pre_tokenizer"));
+    ND_TRY(nd_text_read_component(t, root, "decoder"));
     if (t->decoder != ND_DECODER_NONE && t->byte_level != (t->decoder == ND_DECODER_BYTE_LEVEL)) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has \"ByteLevel\" in only one of pre_tokenizer and "
@@ -302,7 +300,7 @@ static nd_status read_root(nd_tokenizer *t, const json_t *root)
     }
     ND_TRY(read_model(t, model, json_array_size(added)));
     ND_TRY(nd_text_read_added(t, added, json_object_size(json_object_get(model, "vocab"))));
-    return nd_text_read_post_processor(t, json_object_get(root, "post_processor"));
+    return nd_text_read_component(t, root, "post_processor");
 }
 
 nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd_tokenizer **out)
@@ -345,6 +343,52 @@ nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out)
     return status;
 }
 
+/* The tokenizer of models whose ids are bytes: byte-level BPE without merges. */
+
+/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
+ * U+0101, ... */
+static json_t *byte_vocabulary(void)
+{
+    json_t *vocab = json_object();
+    int other = 0x100;
+    for (int byte = 0; byte < 256; byte++) {
+        const bool printable =
+            (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+        char key[5] = "";
+        nd_utf8_put((uint8_t *)key, (uint32_t)(printable ? byte : other++));
+        if (json_object_set_new(vocab, key, json_integer(byte)) != 0) {
+            json_decref(vocab);
+            return NULL;
+        }
+    }
+    return vocab;
+}
+
+nd_status nd_byte_tokenizer_text(bool indented, char **out)
+{
+    json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
+                              "trim_offsets", 0, "use_regex", 0);
+    json_t *model =
+        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
+                  "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
+                  "byte_fallback", 0, "ignore_merges", 0, "vocab", byte_vocabulary(), "merges");
+    json_t *root = json_pack("{s:s, s:n, s:n, s:[], s:n, s:O, s:n, s:o, s:o}", "version", "1.0",
+                             "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                             level, "post_processor", "decoder", level, "model", model);
+    *out = nd_json_text(root, indented ? JSON_INDENT(2) : 0);
+    json_decref(root);
+    return *out ? ND_OK : nd_fail_memory("the tokenizer of bytes");
+}
+
+nd_status nd_byte_tokenizer_create(nd_tokenizer **out)
+{
+    char *text = NULL;
+    ND_TRY(nd_byte_tokenizer_text(false, &text));
+    nd_status status = nd_tokenizer_parse(text, strlen(text), "bytes", out);
+    free(text);
+    return status;
+}
+
 static void free_rewrites(nd_rewrite *steps, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -365,8 +409,8 @@ void nd_tokenizer_close(nd_tokenizer *tokenizer)
     }
     nd_vocab_fini(&tokenizer->vocab);
     nd_merges_fini(&tokenizer->merges);
-    nd_added_set_fini(&tokenizer->raw);
-    nd_added_set_fini(&tokenizer->normalized);
+    free(tokenizer->raw.tokens);
+    free(tokenizer->normalized.tokens);
     free(tokenizer->added);
     free(tokenizer->special);
     free(tokenizer->patterns.data);

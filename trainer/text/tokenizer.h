@@ -100,17 +100,10 @@ const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder);
 /* Back to counts of an earlier moment: what was encoded since then was given up. */
 void nd_encoder_set_counts(nd_encoder *encoder, const nd_encode_counts *counts);
 
-/* Places where a long text may be cut so that the ids of its parts are those of the whole. */
-typedef enum nd_text_cut {
-    ND_CUT_NOWHERE = 0,
-    ND_CUT_BEFORE_BLANKS, /* before white space that does not follow white space */
-    ND_CUT_AFTER_NEWLINE, /* behind a newline that no white space follows */
-} nd_text_cut;
-
-/* It depends on the splitting into words and on the added tokens. */
-nd_text_cut nd_tokenizer_cut(const nd_tokenizer *tokenizer);
-/* The last such place within the text, which may hold invalid bytes; 0: there is none. */
-size_t nd_text_cut_find(nd_text_cut cut, const char *text, size_t size);
+/* The last place within a long text, which may hold invalid bytes, where it may be cut so that the
+ * ids of its parts are those of the whole; 0: there is none. It depends on the splitting into words
+ * and on the added tokens. */
+size_t nd_text_cut(const nd_tokenizer *tokenizer, const char *text, size_t size);
 
 typedef struct nd_decoder nd_decoder;
 

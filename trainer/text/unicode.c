@@ -56,11 +56,6 @@ static unsigned bits_of(uint32_t code)
     return code < CODES ? classes[code / 2] >> 4 * (code % 2) & 15 : 0;
 }
 
-const char *nd_chars_version(void)
-{
-    return utf8proc_unicode_version();
-}
-
 nd_char_class nd_char_class_of(uint32_t code)
 {
     return (nd_char_class)(bits_of(code) & CLASS_BITS);

@@ -14,8 +14,6 @@ typedef enum nd_char_class {
     ND_CHAR_SPACE,  /* \s */
 } nd_char_class;
 
-/* The version of Unicode that the classes are of, as "15.0.0". */
-const char *nd_chars_version(void);
 nd_char_class nd_char_class_of(uint32_t code);
 bool nd_char_is_word(uint32_t code); /* \w */
 

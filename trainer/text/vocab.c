@@ -6,7 +6,11 @@
 #include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 
-enum { SLOTS_MIN = 16 };
+enum {
+    SLOTS_MIN = 16,
+    SLOTS_PER_WORD = 8, /* of merges, so that most pairs that are not merged have no bit */
+    FIRST_PAIRS = ND_MERGES_FIRST_IDS * ND_MERGES_FIRST_IDS
+};
 
 /* Bytes that a byte-level file writes as U+0100 and above: 0-32, 127-160, 173. */
 enum { MOVED_BASE = 256, MOVED_LOW = 33, MOVED_HIGH = 67, MOVED_COUNT = 68, SOFT_HYPHEN = 173 };
@@ -214,4 +218,54 @@ nd_status nd_vocab_rewrite(nd_vocab *vocab, int32_t id, const uint8_t *text, siz
     piece->shown_size = (uint32_t)(vocab->arena.count - at);
     piece->rewritten = true;
     return ND_OK;
+}
+
+/* Merges. */
+
+nd_status nd_merges_init(nd_merges *merges, size_t count, int32_t first)
+{
+    *merges = (nd_merges){.slots = SLOTS_MIN, .first_id = first};
+    while (merges->slots < count + count / 3) { /* at least a quarter stays empty */
+        merges->slots *= 2;
+    }
+    merges->words = merges->slots / SLOTS_PER_WORD;
+    nd_status status = ND_PAGES_MAP((size_t)merges->slots, &merges->table);
+    if (status == ND_OK) {
+        status = ND_PAGES_MAP((size_t)merges->words, &merges->bits);
+    }
+    if (status == ND_OK) {
+        status = ND_PAGES_MAP((size_t)FIRST_PAIRS, &merges->first_pairs);
+    }
+    if (status != ND_OK) {
+        nd_merges_fini(merges);
+        return status;
+    }
+    for (uint32_t i = 0; i < merges->slots; i++) {
+        merges->table[i].left = -1;
+    }
+    for (int i = 0; i < FIRST_PAIRS; i++) {
+        merges->first_pairs[i].rank = ND_MERGE_NONE;
+    }
+    return ND_OK;
+}
+
+void nd_merges_fini(nd_merges *merges)
+{
+    ND_PAGES_UNMAP(merges->table, merges->slots);
+    ND_PAGES_UNMAP(merges->bits, merges->words);
+    ND_PAGES_UNMAP(merges->first_pairs, FIRST_PAIRS);
+    *merges = (nd_merges){0};
+}
+
+void nd_merges_add(nd_merges *merges, nd_merge merge)
+{
+    const nd_pair pair = nd_merges_ask(merges, merge.left, merge.right);
+    if (pair.first >= 0) {
+        merges->first_pairs[pair.first] = (nd_merged){merge.rank, merge.id};
+    } else {
+        const uint32_t bit = nd_merges_bit(merges, pair.hash);
+        *nd_merges_place(merges, &pair) = merge;
+        merges->bits[bit / 64] |= UINT64_C(1) << (bit % 64);
+    }
+    merges->any = true;
 }

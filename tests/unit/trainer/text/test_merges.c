@@ -4,7 +4,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
-#include "trainer/text/merges.h"
+#include "trainer/text/bpe.h"
 
 enum { PIECES = 600, MERGES = 5000 };
 
@@ -18,8 +18,7 @@ static int32_t made_by(int32_t rank)
 /* Random merges; the later of two of one pair counts. Ids below `few` are in most of them. */
 static void fill(nd_merges *merges, uint64_t seed, int32_t first, int32_t few)
 {
-    assert_ok(nd_merges_init(merges, MERGES));
-    nd_merges_set_first(merges, first);
+    assert_ok(nd_merges_init(merges, MERGES, first));
     memset(ranks, -1, sizeof ranks);
     for (int32_t rank = 0; rank < MERGES; rank++) {
         const uint64_t random = nd_rng_u64(seed, 1, (uint64_t)rank);
