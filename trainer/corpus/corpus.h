@@ -52,6 +52,8 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path);
  * its first 4096 bytes, as in any program, array or model, or when its name and its first bytes say
  * that it is JSON. */
 nd_status nd_corpus_check_text(const char *path);
+/* Logs that files and folders of a folder or a pattern are not read, when there are some. */
+void nd_corpus_files_say_left_out(const nd_corpus_files *files, const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
 /* Whether nd_corpus_files_add would take it for a folder or a pattern. */
 nd_status nd_corpus_is_several(const char *path, bool *out);

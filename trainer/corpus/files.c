@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "trainer/corpus/corpus.h"
 
@@ -225,6 +226,14 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
     }
     nd_fs_names_fini(&found);
     return status;
+}
+
+void nd_corpus_files_say_left_out(const nd_corpus_files *files, const char *path)
+{
+    if (files->skipped > 0 || files->folders > 0) {
+        nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
+                    (long long)files->skipped, (long long)files->folders);
+    }
 }
 
 void nd_corpus_files_fini(nd_corpus_files *files)

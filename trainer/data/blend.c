@@ -293,11 +293,6 @@ const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int index)
     return dataset->blend && dataset->blend->named ? dataset->blend->parts[index].data : dataset;
 }
 
-int nd_dataset_source_of(const nd_dataset *dataset, int64_t block)
-{
-    return dataset->blend && dataset->blend->named ? nd_blend_part_of(dataset->blend, block) : 0;
-}
-
 /* Samples. */
 
 nd_sample_place nd_blend_sample(const nd_blend *blend, int64_t i)

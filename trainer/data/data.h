@@ -78,8 +78,6 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 /* Whether those of any part are. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
-/* Logs that files and folders of a folder or a pattern are not read, when there are some. */
-void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 
 /* A source of a blend. */
 typedef struct nd_dataset_part {
@@ -100,7 +98,6 @@ int nd_dataset_sources(const nd_dataset *dataset);
 const char *nd_dataset_source_name(const nd_dataset *dataset, int source);
 /* The data of one source. Borrowed. */
 const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int source);
-int nd_dataset_source_of(const nd_dataset *dataset, int64_t block);
 /* Training samples in order: the block of sample i, or the number of blocks past the last one. */
 int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
 /* How many of the first `samples` training samples each source gives, to (sources) numbers. Their

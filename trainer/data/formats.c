@@ -433,14 +433,6 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     return finish(dataset, open_file(dataset, path, format, tokenizer), out);
 }
 
-void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
-{
-    if (files > 0 || folders > 0) {
-        nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
-                    (long long)files, (long long)folders);
-    }
-}
-
 /* A separator that separates nothing is another one than that of the text. */
 static void say_separator(const char *path, const nd_corpus_files *files, uint64_t documents)
 {
@@ -465,7 +457,7 @@ static nd_status open_text(nd_dataset *dataset, const char *path,
 {
     static const nd_format encoded = {"encoded text", true, 0, NULL};
     const nd_corpus_files *files = request->job.files;
-    nd_data_say_left_out(path, files->skipped, files->folders);
+    nd_corpus_files_say_left_out(files, path);
     ND_TRY(nd_token_cache_open(request, &dataset->cache));
     const nd_token_view *view = &dataset->cache->view;
     if (request->job.rules->separator) {

@@ -133,7 +133,7 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
         }
         out->valid += valid;
         if (out->sources) { /* a sample past the end has no labels, whatever its source */
-            out->sources[row] = block == N ? 0 : nd_dataset_source_of(data, block);
+            out->sources[row] = block == N ? 0 : nd_blend_part_of(data->blend, block);
             out->source_valid[out->sources[row]] += valid;
         }
     }

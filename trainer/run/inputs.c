@@ -234,7 +234,7 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
                          "apart, for example with patterns in a list",
                          path, files.list[0].path, files.text);
     } else if (status == ND_OK && ids) {
-        nd_data_say_left_out(path, files.skipped, files.folders);
+        nd_corpus_files_say_left_out(&files, path);
     } else if (status == ND_OK && !one) {
         nd_corpus_files_fini(&files); /* which also forgets what was left out */
         status = nd_corpus_files_add(&files, path, config->data.format);
@@ -243,7 +243,7 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
             one &= files.list[i].rows;
         }
         if (status == ND_OK && !one) {
-            nd_data_say_left_out(path, files.skipped, files.folders);
+            nd_corpus_files_say_left_out(&files, path);
         }
     }
     if (status == ND_OK) {

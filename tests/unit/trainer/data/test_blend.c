@@ -65,7 +65,7 @@ Test(blend, blocks_are_those_of_the_sources_in_a_row)
     cr_assert_eq(nd_dataset_blocks(nd_dataset_source(blend, 1)), 11);
     for (int64_t b = 0; b < 21; b++) {
         int j = b < 5 ? 0 : b < 16 ? 1 : 2;
-        cr_assert_eq(nd_dataset_source_of(blend, b), j);
+        cr_assert_eq(nd_blend_part_of(blend->blend, b), j);
         cr_assert_eq(letter(blend, b), 'a' + j);
     }
     nd_dataset_close(blend);
@@ -82,7 +82,6 @@ Test(blend, parts_without_names_are_one_source)
     cr_assert_eq(nd_dataset_sources(blend), 1);
     cr_assert_str_eq(nd_dataset_source_name(blend, 0), "");
     cr_assert_eq(nd_dataset_source(blend, 0), blend);
-    cr_assert_eq(nd_dataset_source_of(blend, 15), 0);
     nd_dataset_count_samples(blend, 9, counts);
     cr_assert_eq(counts[0], 9);
     cr_assert_eq(letter(blend, 15), 'b');
@@ -121,7 +120,7 @@ Test(blend, weights_choose_the_source_and_a_permutation_its_block)
     int64_t had[SOURCES] = {0}, order[SOURCES][64];
     for (int64_t i = 0; i < 60; i++) {
         int64_t block = nd_dataset_sample(blend, 9, i);
-        int j = nd_dataset_source_of(blend, block);
+        int j = nd_blend_part_of(blend->blend, block);
         order[j][had[j]++] = block - (j == 0 ? 0 : j == 1 ? 5 : 16);
     }
     cr_assert_eq(had[0], 30);

@@ -163,7 +163,6 @@ Test(inputs_data, token_shards_of_a_folder_are_one_source)
         cr_assert_eq(nd_dataset_sources(data), 1);
         cr_assert_str_eq(nd_dataset_source_name(data, 0), "");
         cr_assert_eq(nd_dataset_source(data, 0), data);
-        cr_assert_eq(nd_dataset_source_of(data, 2), 0);
         cr_assert_eq(letter(0), 'x');
         cr_assert_eq(letter(2), 'y');
         nd_dataset_close(data);
