@@ -539,34 +539,25 @@ static nd_status run_layer(layer_bench *b, double seconds[2])
     return nd_model_give_back(m, set);
 }
 
-/* The largest values of all ranks. */
-static nd_status agree(nd_rank *r, double seconds[2], bool *stop)
-{
-    double values[3] = {seconds[0], seconds[1], *stop};
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, values, 3,
-                              ND_DTYPE_F64, ND_REDOP_MAX, NULL));
-    seconds[0] = values[0];
-    seconds[1] = values[1];
-    *stop = values[2] > 0;
-    return ND_OK;
-}
-
 static nd_status repeat_layer(layer_bench *b, const nd_timing *timing, double *times,
                               nd_layer_times *out)
 {
+    nd_rank *r = b->rank;
     const int repeats = timing->repeats;
     double *forward = times, *backward = times + repeats;
     for (int i = -1; i < repeats; i++) {
-        double seconds[2];
-        ND_TRY(run_layer(b, seconds));
-        out->stopped = timing->stop();
-        ND_TRY(agree(b->rank, seconds, &out->stopped));
+        double values[3]; /* seconds of forward and of backward, and whether it is to stop */
+        ND_TRY(run_layer(b, values));
+        values[2] = timing->stop();
+        ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, values, 3,
+                                  ND_DTYPE_F64, ND_REDOP_MAX, NULL));
+        out->stopped = values[2] > 0;
         if (out->stopped) {
             return ND_OK;
         }
         if (i >= 0) {
-            forward[i] = seconds[0];
-            backward[i] = seconds[1];
+            forward[i] = values[0];
+            backward[i] = values[1];
         }
     }
     out->forward = median(forward, repeats);

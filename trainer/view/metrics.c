@@ -260,16 +260,6 @@ static nd_status read_lines(void *context)
     return ND_OK;
 }
 
-static nd_status begin(line_reader *lines)
-{
-    ND_TRY(ND_ALLOC(ND_COLUMNS_MAX, &lines->found.columns));
-    lines->found.events = json_array();
-    for (int k = 0; k < FIRST_NAMES; k++) {
-        (void)key_number(lines, -1, first_names[k], strlen(first_names[k]));
-    }
-    return lines->found.events ? ND_OK : nd_fail_memory("the events of metrics.jsonl");
-}
-
 nd_status nd_metrics_read(const char *path, nd_metrics *out)
 {
     nd_fs_map map = {0};
@@ -279,7 +269,12 @@ nd_status nd_metrics_read(const char *path, nd_metrics *out)
     const char *text = map.data ? (const char *)map.data : ""; /* an empty file is not mapped */
     file_reader f = {text, text + map.size, 1, NULL};
     ND_TRY_OUT(ND_ALLOC(1, &lines));
-    ND_TRY_OUT(begin(lines));
+    ND_TRY_OUT(ND_ALLOC(ND_COLUMNS_MAX, &lines->found.columns));
+    lines->found.events = json_array();
+    ND_TRY_OUT(lines->found.events ? ND_OK : nd_fail_memory("the events of metrics.jsonl"));
+    for (int k = 0; k < FIRST_NAMES; k++) {
+        (void)key_number(lines, -1, first_names[k], strlen(first_names[k]));
+    }
     f.lines = lines;
     if (map.size > 0) {
         status = nd_fs_map_guard(&map, path, read_lines, &f);

@@ -398,19 +398,6 @@ static json_t *saved_json(const nd_run_view *run)
     return list;
 }
 
-/* The time of the steps that the trace covers. */
-static double traced_ms(const nd_run_view *run)
-{
-    const nd_column *ms = nd_metrics_column(&run->metrics, "step_ms");
-    const double first = nd_json_number(run->trace, "first_step");
-    const double behind = first + nd_json_number(run->trace, "steps");
-    double sum = 0;
-    for (size_t i = 0; i < ms->count; i++) {
-        sum += ms->points[i].step >= first && ms->points[i].step < behind ? ms->points[i].value : 0;
-    }
-    return sum;
-}
-
 static nd_status make_run(const nd_run_view *run, int64_t first, int64_t last, int runs,
                           json_t **out)
 {
@@ -419,13 +406,20 @@ static nd_status make_run(const nd_run_view *run, int64_t first, int64_t last, i
                                         [ND_RUN_RECENT] = "",       [ND_RUN_ENDED_EARLY] = "bad",
                                         [ND_RUN_UNKNOWN] = ""};
     const nd_column *ms = nd_metrics_column(&run->metrics, "step_ms");
+    const double from = nd_json_number(run->trace, "first_step");
+    const double behind = from + nd_json_number(run->trace, "steps");
     char verdict[ND_VERDICT_MAX];
+    double traced = 0; /* the time of the steps that the trace covers */
+    for (size_t i = 0; i < ms->count; i++) {
+        traced +=
+            ms->points[i].step >= from && ms->points[i].step < behind ? ms->points[i].value : 0;
+    }
     *out = json_pack(
         "{s:o, s:o, s:s, s:s, s:o, s:o, s:I, s:o, s:O?}", "name", nd_json_string(run->name),
         "folder", nd_json_string(run->folder), "verdict", nd_run_verdict(run, verdict), "mood",
         moods[run->end], "first", nd_number(ms->points[0].step), "last",
         nd_number(ms->points[ms->count - 1].step), "wanted", (json_int_t)run->steps_wanted,
-        "traced_ms", nd_number(traced_ms(run)), "trace", run->trace);
+        "traced_ms", nd_number(traced), "trace", run->trace);
     nd_json_set(out, "record", run->record ? exact(run->record) : json_null());
     ND_TRY(nd_ranks_add(run, out));
     nd_json_set(out, "saved", saved_json(run));
@@ -460,19 +454,6 @@ static void add_default(void *context, const char *key, const char *value, bool 
     nd_json_set(context, key, typed ? typed : nd_json_string(value));
 }
 
-/* {"train.steps": value, ...} */
-static nd_status make_defaults(json_t **out)
-{
-    nd_config defaults = {0};
-    nd_status status = ND_OK;
-    *out = json_object();
-    ND_TRY_OUT(nd_config_init(&defaults));
-    ND_TRY_OUT(nd_config_each(&defaults, add_default, out));
-out:
-    nd_config_fini(&defaults);
-    return status;
-}
-
 /* Writes "<" as \u003c, since it could end the element script; JSON has it in texts only. */
 static nd_status write_json(const json_t *data, FILE *out)
 {
@@ -491,11 +472,13 @@ nd_status nd_page_write(const nd_run_view *runs, int count, int64_t now, FILE *o
 {
     char time[ND_CLOCK_UTC_MAX];
     json_t *data = json_pack("{s:s, s:s}", "version", ND_VERSION, "time", nd_clock_utc(now, time));
-    json_t *list = NULL, *defaults = NULL;
+    json_t *list = NULL, *defaults = json_object(); /* {"train.steps": value, ...} */
+    nd_config config = {0};
     nd_status status = ND_OK;
     ND_ASSERT(count >= 1 && count <= ND_PAGE_RUNS_MAX);
     ND_TRY_OUT(make_runs(runs, count, &list));
-    ND_TRY_OUT(make_defaults(&defaults));
+    ND_TRY_OUT(nd_config_init(&config));
+    ND_TRY_OUT(nd_config_each(&config, add_default, &defaults));
     nd_json_set(&data, "runs", json_incref(list));
     nd_json_set(&data, "defaults", json_incref(defaults));
     fputs(nd_page_mark, out);
@@ -503,6 +486,7 @@ nd_status nd_page_write(const nd_run_view *runs, int count, int64_t now, FILE *o
     status = write_json(data, out);
     fputs(page_after, out);
 out:
+    nd_config_fini(&config);
     json_decref(list);
     json_decref(defaults);
     json_decref(data);

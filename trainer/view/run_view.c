@@ -37,26 +37,6 @@ static int64_t last_step(const nd_run_view *v)
     return (int64_t)ms->points[ms->count - 1].step;
 }
 
-/* On a full disk the lines of the last steps may be lost. A later event shows that the run came
- * further. */
-static int64_t steps_reached(const nd_run_view *v)
-{
-    int64_t reached = last_step(v);
-    for (size_t i = 0; i < json_array_size(v->metrics.events); i++) {
-        const int64_t step = nd_json_whole(json_array_get(v->metrics.events, i), "step");
-        reached = step > reached ? step : reached;
-    }
-    return reached;
-}
-
-/* True when the newest checkpoint was made because of a signal, behind the last step. */
-static bool was_stopped(const nd_run_view *v)
-{
-    const json_t *saved = last_event(v, "checkpoint");
-    return strcmp(nd_json_words(saved, "reason"), "signal") == 0 &&
-           nd_json_whole(saved, "step") >= v->reached;
-}
-
 /* The early stop behind the last step; NULL: there is none. */
 static const json_t *early_stop(const nd_run_view *v)
 {
@@ -76,24 +56,28 @@ static const json_t *said_end(const nd_run_view *v)
     return is_event(last, "ended") && nd_json_whole(last, "step") >= last_step(v) ? last : NULL;
 }
 
-/* A run that wrote its last line less than a minute, or ten steps, ago may go on. */
-static bool is_recent(const nd_run_view *v, int64_t now)
+static void find_end(nd_run_view *v, int64_t now)
 {
     const nd_column *ms = nd_metrics_column(&v->metrics, "step_ms");
     const double patience = ms->points[ms->count - 1].value / 1e3 * RECENT_STEPS;
-    return (double)(now - v->changed) < fmax(patience, RECENT_SECONDS);
-}
-
-static void find_end(nd_run_view *v, int64_t now)
-{
-    v->reached = steps_reached(v);
-    const json_t *end = said_end(v);
-    const bool stopped = was_stopped(v);
+    /* A run that wrote its last line less than a minute, or ten steps, ago may go on. */
+    const bool recent = (double)(now - v->changed) < fmax(patience, RECENT_SECONDS);
+    const json_t *end = said_end(v), *saved = last_event(v, "checkpoint");
+    /* On a full disk the lines of the last steps may be lost. A later event shows that the run came
+     * further. */
+    v->reached = last_step(v);
+    for (size_t i = 0; i < json_array_size(v->metrics.events); i++) {
+        const int64_t step = nd_json_whole(json_array_get(v->metrics.events, i), "step");
+        v->reached = step > v->reached ? step : v->reached;
+    }
+    /* The newest checkpoint was made because of a signal, behind the last step. */
+    const bool stopped = strcmp(nd_json_words(saved, "reason"), "signal") == 0 &&
+                         nd_json_whole(saved, "step") >= v->reached;
     v->end = end && (nd_json_whole(end, "code") != ND_ERR_PREEMPTED || !stopped) ? ND_RUN_FAILED
              : v->steps_wanted > 0 && v->reached >= v->steps_wanted              ? ND_RUN_FINISHED
              : early_stop(v)       ? ND_RUN_STOPPED_EARLY
              : stopped             ? ND_RUN_STOPPED
-             : is_recent(v, now)   ? ND_RUN_RECENT
+             : recent              ? ND_RUN_RECENT
              : v->steps_wanted > 0 ? ND_RUN_ENDED_EARLY
                                    : ND_RUN_UNKNOWN;
 }
