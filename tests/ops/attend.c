@@ -57,28 +57,50 @@ void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND
     free(scratch);
 }
 
-void nd_attend_alone(int threads, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
-                     nd_tensor results[ND_ATTEND_RESULTS])
+static int compute_alone(int threads, nd_computation *compute, const void *arg, nd_tensor *results)
 {
     nd_side side;
     nd_side_open_cpu(&side, threads);
-    nd_attend(&side, a, in, results);
+    const int count = compute(&side, arg, results);
     nd_side_close(&side);
+    return count;
 }
 
-void nd_attend_with_all_threads(const char *what, const nd_attention *a,
-                                const nd_tensor in[ND_ATTEND_INPUTS])
+void nd_with_all_threads(const char *what, nd_computation *compute, const void *arg)
 {
-    static const int counts[] = {2, 3, 7};
-    nd_tensor one[ND_ATTEND_RESULTS], many[ND_ATTEND_RESULTS];
-    nd_attend_alone(1, a, in, one);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        nd_attend_alone(counts[i], a, in, many);
-        for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
-            char text[96];
-            snprintf(text, sizeof text, "%s of %s with %d threads", nd_attend_names[r], what,
-                     counts[i]);
+    static const int threads[] = {2, 3, 5, 7};
+    nd_tensor one[16], many[16];
+    const int count = compute_alone(1, compute, arg, one);
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        (void)compute_alone(threads[i], compute, arg, many);
+        for (int r = 0; r < count; r++) {
+            char text[160];
+            snprintf(text, sizeof text, "result %d of %s with %d threads", r, what, threads[i]);
             nd_expect_same("cpu", text, many[r], one[r]);
         }
     }
+}
+
+typedef struct attended {
+    const nd_attention *a;
+    nd_tensor in[ND_ATTEND_INPUTS];
+} attended;
+
+static int attend(const nd_side *side, const void *arg, nd_tensor *results)
+{
+    const attended *x = arg;
+    nd_attend(side, x->a, x->in, results);
+    return ND_ATTEND_RESULTS;
+}
+
+void nd_attend_with_all_threads(const nd_attention *a, nd_dtype dtype, nd_tensor first_key)
+{
+    attended x = {.a = a};
+    char what[96];
+    nd_attend_draw(a, dtype, x.in);
+    x.in[ND_ATTEND_FIRST_KEY] = first_key;
+    snprintf(what, sizeof what, "attention (%lld, %lld) of %lld heads", (long long)a->sq,
+             (long long)a->sk, (long long)a->heads);
+    nd_with_all_threads(what, attend, &x);
+    nd_case_free();
 }

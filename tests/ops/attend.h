@@ -15,11 +15,12 @@ void nd_attend_forward(const nd_side *side, const nd_attention *a,
 /* Both; the backward needs the forward's results. */
 void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
                nd_tensor results[ND_ATTEND_RESULTS]);
-/* The same with a device of its own, of so many threads. */
-void nd_attend_alone(int threads, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
-                     nd_tensor results[ND_ATTEND_RESULTS]);
-/* Fails the test where results with 2, 3 and 7 threads have other bits than those with one. */
-void nd_attend_with_all_threads(const char *what, const nd_attention *a,
-                                const nd_tensor in[ND_ATTEND_INPUTS]);
+/* Some results of a device, `results` having room for 16; returns how many there are. */
+typedef int nd_computation(const nd_side *side, const void *arg, nd_tensor *results);
+
+/* Fails the test where results with 2, 3, 5 and 7 threads have other bits than those with one. */
+void nd_with_all_threads(const char *what, nd_computation *compute, const void *arg);
+/* The same for attention with drawn operands, and frees all tensors. */
+void nd_attend_with_all_threads(const nd_attention *a, nd_dtype dtype, nd_tensor first_key);
 
 #endif

@@ -3,7 +3,6 @@
  * the numbers are right test_attention.c shows. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/context.h"
@@ -96,42 +95,6 @@ Test(attention_masks, tiles_that_nothing_sees_are_not_multiplied)
     expect_products(&behind, odd, 7);
 }
 
-/* Queries of the second document have the bits that they have with any first document, and keys of
- * the first one those with any second one. */
-TEST_EACH_BACKEND(attention_masks, documents_do_not_leak)
-{
-    enum { BORDER = 75 };
-    static const nd_attention a = {1, 200, 200, 4, 2, 16, 0, 0.25f};
-    static const int64_t begins[] = {0, BORDER};
-    for (int d = 0; d < 2; d++) {
-        nd_tensor in[ND_ATTEND_INPUTS], before[ND_ATTEND_RESULTS], after[ND_ATTEND_RESULTS];
-        nd_attend_draw(&a, d ? ND_DTYPE_BF16 : ND_DTYPE_F32, in);
-        in[ND_ATTEND_FIRST_KEY] = documents(&a, begins, 2);
-        nd_attend(&backend->side, &a, in, before);
-        for (int changed = 0; changed < 2; changed++) {
-            const int64_t from = changed ? BORDER : 0, to = changed ? a.sq : BORDER;
-            for (int t = 0; t < ND_ATTEND_FIRST_KEY; t++) {
-                const int64_t row = in[t].shape[2] * a.head_dim;
-                for (int64_t i = from * row; i < to * row; i++) {
-                    nd_put(in[t], i, nd_get(in[t], i) * 3.0f);
-                }
-            }
-            nd_attend(&backend->side, &a, in, after);
-            for (int r = 0; r < ND_ATTEND_FIRST_KEY; r++) { /* lse has rows elsewhere */
-                const int64_t row = after[r].shape[2] * a.head_dim;
-                for (int64_t i = 0; i < a.sq * row; i++) {
-                    const bool other = i / row < from || i / row >= to;
-                    cr_assert(!other || nd_get(after[r], i) == nd_get(before[r], i),
-                              "%s: %s of row %lld sees another document", backend->name,
-                              nd_attend_names[r], (long long)(i / row));
-                }
-            }
-            memcpy(before, after, sizeof before);
-        }
-        nd_case_free();
-    }
-}
-
 /* A window has the bits of the first keys that it means; first keys of 0 have those of none. */
 TEST_EACH_BACKEND(attention_masks, a_window_is_a_first_key)
 {
@@ -163,13 +126,8 @@ Test(attention_masks, same_bits_with_any_number_of_threads)
                                          {3, 90, 90, 4, 4, 8, 0, 0.35f, 20}};
     static const int64_t begins[] = {5, 64, 65, 80, 129, 400, 640};
     for (int c = 0; c < 3 * 2; c++) {
-        nd_tensor in[ND_ATTEND_INPUTS];
-        char what[32];
-        snprintf(what, sizeof what, "case %d", c);
-        nd_attend_draw(&cases[c / 2], c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, in);
-        in[ND_ATTEND_FIRST_KEY] = documents(&cases[c / 2], begins, 7);
-        nd_attend_with_all_threads(what, &cases[c / 2], in);
-        nd_case_free();
+        nd_attend_with_all_threads(&cases[c / 2], c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32,
+                                   documents(&cases[c / 2], begins, 7));
     }
 }
 

@@ -19,10 +19,12 @@
 #include "tests/ops/conformance.h"
 #include "tests/support/skip.h"
 
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+
 enum { N = 509, C = 331, POSITIONS = 64, HEADS = 5, D = 34 };
 
 /* All results of one pass through the ops. */
-enum { RESULTS = 14 };
+enum { TENSORS = 14, RESULTS = 16 };
 
 typedef struct inputs {
     nd_tensor a, b, weight, rows, labels, ids, table, heads, positions, vector;
@@ -47,92 +49,71 @@ static inputs make_inputs(nd_dtype dtype)
                     .rope = {cosines, sines, POSITIONS}};
 }
 
-static void run_norm_and_swiglu(const nd_ops *ops, nd_stream *stream, const inputs *in,
-                                nd_tensor *r)
+static void run_norm_and_swiglu(const nd_side *side, const inputs *in, nd_tensor *r)
 {
     r[0] = nd_clone(in->a);
     r[1] = nd_clone(in->b);
     r[2] = nd_clone(in->rows);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, rmsnorm_fwd, .y = r[0], .sum = r[1], .rstd = r[2],
-                          .x = in->a, .delta = in->b, .weight = in->weight, .eps = 1e-5f));
+    ND_RUN(side, rmsnorm_fwd, .y = r[0], .sum = r[1], .rstd = r[2], .x = in->a, .delta = in->b,
+           .weight = in->weight, .eps = 1e-5f);
     r[3] = nd_clone(in->a);
     r[4] = nd_random_1d(ND_DTYPE_F32, C, 0.0f);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, rmsnorm_bwd, .dx = r[3], .dweight = r[4], .dy = in->b,
-                          .x = r[1], .weight = in->weight, .rstd = r[2]));
+    ND_RUN(side, rmsnorm_bwd, .dx = r[3], .dweight = r[4], .dy = in->b, .x = r[1],
+           .weight = in->weight, .rstd = r[2]);
     r[5] = nd_clone(in->a);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, swiglu_fwd, .out = r[5], .gate = in->a, .up = in->b));
+    ND_RUN(side, swiglu_fwd, .out = r[5], .gate = in->a, .up = in->b);
     r[6] = nd_clone(in->a);
     r[7] = nd_clone(in->b);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, swiglu_bwd, .dgate = r[6], .dup = r[7], .dout = in->b,
-                          .gate = in->a, .up = in->b));
+    ND_RUN(side, swiglu_bwd, .dgate = r[6], .dup = r[7], .dout = in->b, .gate = in->a, .up = in->b);
 }
 
-static void run_rest(const nd_ops *ops, nd_stream *stream, const inputs *in, nd_tensor *r,
-                     double *sums)
+static void run_rest(const nd_side *side, const inputs *in, nd_tensor *r)
 {
+    double *sums[2];
+    for (int i = 0; i < 2; i++) {
+        r[TENSORS + i] = nd_blank_2d(ND_DTYPE_U8, 1, sizeof(double), 0);
+        sums[i] = r[TENSORS + i].data;
+        *sums[i] = 0.0;
+    }
     nd_tensor max = nd_clone(in->rows), sum = nd_clone(in->rows), target = nd_clone(in->rows);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_stats, .row_max = max, .row_sum = sum, .target = target,
-                          .logits = in->a, .labels = in->labels, .first = 0, .valid = C - 2));
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_loss, .loss_sum = &sums[0], .max = max, .sum = sum,
-                          .target = target, .labels = in->labels));
+    ND_RUN(side, ce_stats, .row_max = max, .row_sum = sum, .target = target, .logits = in->a,
+           .labels = in->labels, .first = 0, .valid = C - 2);
+    ND_RUN(side, ce_loss, .loss_sum = sums[0], .max = max, .sum = sum, .target = target,
+           .labels = in->labels);
     r[8] = nd_clone(in->a);
     int64_t count = 10;
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_bwd, .logits = r[8], .max = max, .sum = sum,
-                          .labels = in->labels, .first = 0, .valid = C - 2, .count = &count));
+    ND_RUN(side, ce_bwd, .logits = r[8], .max = max, .sum = sum, .labels = in->labels, .first = 0,
+           .valid = C - 2, .count = &count);
     r[9] = nd_clone(in->table);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, embedding_bwd, .dtable = r[9], .ids = in->ids, .dout = in->b,
-                          .first = 3));
+    ND_RUN(side, embedding_bwd, .dtable = r[9], .ids = in->ids, .dout = in->b, .first = 3);
     r[10] = nd_clone(in->heads);
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, rope, .out = r[10], .x = in->heads,
-                          .positions = in->positions, .table = in->rope));
-    ND_OK_OR_FAIL(
-        ND_CALL(ops, stream, sum_squares, .out = &sums[1], .x = in->vector.data, .count = N * C));
+    ND_RUN(side, rope, .out = r[10], .x = in->heads, .positions = in->positions, .table = in->rope);
+    ND_RUN(side, sum_squares, .out = sums[1], .x = in->vector.data, .count = N * C);
     const nd_adamw o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
     const nd_flat_range ranges[] = {{0, 777, true}, {777, N * C, false}};
     for (int i = 11; i < 14; i++) {
         r[i] = nd_random_1d(ND_DTYPE_F32, N * C, 0.0f);
     }
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, adamw, .hyper = o, .p = r[11].data, .m = r[12].data,
-                          .v = r[13].data, .grad = in->vector.data, .ranges = ranges,
-                          .range_count = 2));
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, accumulate, .acc = r[11], .x = in->vector));
-    ND_OK_OR_FAIL(ND_CALL(ops, stream, cast, .out = r[1], .x = in->a));
+    ND_RUN(side, adamw, .hyper = o, .p = r[11].data, .m = r[12].data, .v = r[13].data,
+           .grad = in->vector.data, .ranges = ranges, .range_count = 2);
+    ND_RUN(side, accumulate, .acc = r[11], .x = in->vector);
+    ND_RUN(side, cast, .out = r[1], .x = in->a);
 }
 
-static void run(const inputs *in, int threads, nd_tensor results[RESULTS], double sums[2])
+static int run(const nd_side *side, const void *in, nd_tensor *results)
 {
-    nd_side side;
-    nd_side_open_cpu(&side, threads);
-    sums[0] = sums[1] = 0.0;
-    run_norm_and_swiglu(side.ops, &side.stream, in, results);
-    run_rest(side.ops, &side.stream, in, results, sums);
-    nd_side_close(&side);
-}
-
-static void check(nd_dtype dtype)
-{
-    static const int counts[] = {2, 3, 5, 7};
-    inputs in = make_inputs(dtype);
-    nd_tensor one[RESULTS], many[RESULTS];
-    double one_sums[2], sums[2];
-    run(&in, 1, one, one_sums);
-    for (int i = 0; i < 4; i++) {
-        run(&in, counts[i], many, sums);
-        for (int r = 0; r < RESULTS; r++) {
-            char what[64];
-            snprintf(what, sizeof what, "result %d with %d threads", r, counts[i]);
-            nd_expect_same("cpu", what, many[r], one[r]);
-        }
-        cr_assert(sums[0] == one_sums[0] && sums[1] == one_sums[1], "sums with %d threads",
-                  counts[i]);
-    }
-    nd_case_free();
+    run_norm_and_swiglu(side, in, results);
+    run_rest(side, in, results);
+    return RESULTS;
 }
 
 Test(threads, same_bits_whatever_their_number)
 {
-    check(ND_DTYPE_F32);
-    check(ND_DTYPE_BF16);
+    for (int d = 0; d < 2; d++) {
+        const inputs in = make_inputs(dtypes[d]);
+        nd_with_all_threads("the ops of a step", run, &in);
+        nd_case_free();
+    }
 }
 
 /* More elements than there are partial sums for; all but two are in the system's page of zeros. */
@@ -155,83 +136,38 @@ Test(threads, squares_beyond_the_room_for_partial_sums)
     munmap(x, bytes);
 }
 
-/* Several blocks of k, so that sums pass through memory; results of more than one part per axis. */
-enum { ROWS = 334, COLUMNS = 331, DEPTH = 2054 };
-
-static void multiply(int threads, nd_dtype out, bool a_transposed, nd_tensor a, nd_tensor b,
-                     nd_tensor *c)
-{
-    nd_side side;
-    nd_side_open_cpu(&side, threads);
-    if (!((nd_cpu_context *)side.device->native)->gemm) {
-        nd_side_close(&side);
-        skip_test("products are oneDNN's on this CPU");
-    }
-    *c = nd_random_2d(out, ROWS, COLUMNS, 0, 0.0f);
-    ND_RUN(&side, product, .c = *c, .a = nd_rows(a), .a_transposed = a_transposed, .b = nd_rows(b));
-    nd_side_close(&side);
-}
-
-Test(threads, same_bits_of_our_own_products)
-{
-    static const int counts[] = {2, 3, 4, 5, 7};
-    for (int form = 0; form < 4; form++) {
-        bool at = form & 1;
-        nd_dtype out = form & 2 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
-        nd_tensor a = nd_random_2d(ND_DTYPE_BF16, at ? DEPTH : ROWS, at ? ROWS : DEPTH, 0, 1.0f);
-        nd_tensor b = nd_random_2d(ND_DTYPE_BF16, DEPTH, COLUMNS, 0, 1.0f), one, many;
-        multiply(1, out, at, a, b, &one);
-        for (int i = 0; i < 5; i++) {
-            char what[64];
-            snprintf(what, sizeof what, "form %d with %d threads", form, counts[i]);
-            multiply(counts[i], out, at, a, b, &many);
-            nd_expect_same("cpu", what, many, one);
-        }
-        nd_case_free();
-    }
-}
-
 /* One token that follows on many, as when a model continues a text: more spans of keys than
  * threads, and outputs to merge for every thread. */
 enum { ONE_HEADS = 60, ONE_KV_HEADS = 2, ONE_D = 128, ONE_TOKENS = 11003 };
 
-static void attend_one(int threads, nd_tensor qkv, nd_tensor cache, nd_tensor *out)
+static int attend_one(const nd_side *side, const void *arg, nd_tensor *out)
 {
-    const nd_attention a = {.sq = 1,
-                            .sk = ONE_TOKENS,
-                            .heads = ONE_HEADS,
-                            .kv_heads = ONE_KV_HEADS,
-                            .head_dim = ONE_D,
-                            .scale = 0.1f};
+    static const nd_attention a = {.sq = 1,
+                                   .sk = ONE_TOKENS,
+                                   .heads = ONE_HEADS,
+                                   .kv_heads = ONE_KV_HEADS,
+                                   .head_dim = ONE_D,
+                                   .scale = 0.1f};
     const nd_kv_segment one = {.slot = 0, .length = ONE_TOKENS - 1, .rows = 1};
-    nd_side side;
-    nd_side_open_cpu(&side, threads);
-    const size_t bytes = side.ops->attention_cached_scratch(side.device, &a, qkv.dtype);
+    const nd_tensor *in = arg; /* qkv and the cache */
+    const size_t bytes = side->ops->attention_cached_scratch(side->device, &a, in[0].dtype);
     void *scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
     cr_assert_not_null(scratch);
-    *out = nd_random_2d(qkv.dtype, 1, ONE_HEADS * ONE_D, 0, 0.0f);
-    ND_RUN(&side, attention_cached, .attention = a, .out = *out, .qkv = qkv, .cache = cache,
+    *out = nd_random_2d(in[0].dtype, 1, ONE_HEADS * ONE_D, 0, 0.0f);
+    ND_RUN(side, attention_cached, .attention = a, .out = *out, .qkv = in[0], .cache = in[1],
            .segments = &one, .count = 1, .scratch = scratch);
     free(scratch);
-    nd_side_close(&side);
+    return 1;
 }
 
 Test(threads, same_bits_of_the_attention_of_one_token)
 {
-    static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
-    static const int counts[] = {2, 3, 5, 7};
     const int64_t width = 2 * ONE_KV_HEADS * ONE_D;
     for (int d = 0; d < 2; d++) {
-        nd_tensor qkv = nd_random_2d(dtypes[d], 1, ONE_HEADS * ONE_D + width, 0, 1.0f);
-        nd_tensor cache = nd_random(dtypes[d], 3, (int64_t[]){1, ONE_TOKENS, width}, 0, 1.0f);
-        nd_tensor one, many;
-        attend_one(1, qkv, cache, &one);
-        for (int i = 0; i < 4; i++) {
-            char what[64];
-            snprintf(what, sizeof what, "attention with %d threads", counts[i]);
-            attend_one(counts[i], qkv, cache, &many);
-            nd_expect_same("cpu", what, many, one);
-        }
+        const nd_tensor in[] = {
+            nd_random_2d(dtypes[d], 1, ONE_HEADS * ONE_D + width, 0, 1.0f),
+            nd_random(dtypes[d], 3, (int64_t[]){1, ONE_TOKENS, width}, 0, 1.0f)};
+        nd_with_all_threads("attention", attend_one, in);
         nd_case_free();
     }
 }
@@ -248,14 +184,8 @@ enum { ATTENDED = sizeof attended / sizeof *attended };
 
 Test(threads, same_bits_of_attention_forward_and_backward)
 {
-    static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
     for (int c = 0; c < 2 * ATTENDED; c++) {
-        nd_tensor in[ND_ATTEND_INPUTS];
-        char what[32];
-        snprintf(what, sizeof what, "case %d", c / 2);
-        nd_attend_draw(&attended[c / 2], dtypes[c % 2], in);
-        nd_attend_with_all_threads(what, &attended[c / 2], in);
-        nd_case_free();
+        nd_attend_with_all_threads(&attended[c / 2], dtypes[c % 2], (nd_tensor){0});
     }
 }
 
