@@ -23,6 +23,10 @@ static const int64_t shapes[][4] = {
     {1, 7, 9, 3},
     {1, 1, 5, 2},
     {33, 20, 67, 4},
+    /* beyond the tiles in which older instruction sets multiply BF16: rows, columns, k */
+    {520, 3, 5, 0},
+    {3, 520, 5, 0},
+    {3, 5, 1030, 0},
     /* beyond the blocks of our own BF16 product: rows, packed rows, k, columns */
     {1060, 20, 34, 0},
     {490, 12, 1030, 2},
@@ -30,7 +34,12 @@ static const int64_t shapes[][4] = {
     {7, 300, 1100, 0},
     /* gaps, k odd (so never our own): more rows than are copied at a time */
     {1040, 6, 35, 3},
-    {6, 10, 1037, 4}};
+    {6, 10, 1037, 4},
+    {6, 10, 1037, -4},
+    /* beyond two of our blocks at once */
+    {1060, 130, 4, 0},
+    {1060, 2, 1030, 0},
+    {490, 530, 4, 0}};
 
 typedef struct types {
     nd_dtype in, out;
@@ -80,15 +89,22 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
     nd_case_free();
 }
 
-enum { SMALL_SHAPES = 12 };
+enum { SMALL_SHAPES = 15, SHAPES = sizeof shapes / sizeof *shapes };
+
+/* With all transposes, types and beta. */
+static void check_shapes(const nd_side *ref, const nd_backend *backend, const int64_t (*of)[4],
+                         int count, int more_flags)
+{
+    for (int i = 0; i < count * 8; i++) {
+        for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
+            matmul_once(ref, backend, pairs[pair], of[i / 8], i % 8 | more_flags);
+        }
+    }
+}
 
 static void check_small(const nd_side *ref, const nd_backend *backend)
 {
-    for (int i = 0; i < SMALL_SHAPES * 8; i++) {
-        for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
-            matmul_once(ref, backend, pairs[pair], shapes[i / 8], i % 8);
-        }
-    }
+    check_shapes(ref, backend, shapes, SMALL_SHAPES, 0);
 }
 
 Test(matmul, small_shapes_at_each_instruction_set)
@@ -103,36 +119,9 @@ Test(matmul, small_shapes_by_onednn)
     unsetenv("ND_CPU_PRODUCTS");
 }
 
-TEST_BEST_BACKEND(matmul, shapes_transposes_and_types)
+TEST_BEST_BACKEND(matmul, large_shapes)
 {
-    for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
-        for (int flags = 0; flags < 8; flags++) {
-            for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
-                matmul_once(ref, backend, pairs[pair], shapes[shape], flags);
-            }
-        }
-    }
-}
-
-/* Beyond two blocks of our own BF16 product at once; more summed rows than are copied at a time. */
-static const int64_t large[][4] = {
-    {1060, 130, 4, 0}, {1060, 2, 1030, 0}, {490, 530, 4, 0}, {6, 10, 1037, -4}};
-
-TEST_BEST_BACKEND(matmul, several_blocks_at_once)
-{
-    for (int i = 0; i < 4 * 8; i++) {
-        matmul_once(ref, backend, pairs[1 + i % 2], large[i / 8], i / 2 % 4);
-    }
-}
-
-/* Beyond the tiles in which older instruction sets multiply BF16: rows, columns, k. */
-static const int64_t tiles[][4] = {{520, 3, 5, 0}, {3, 520, 5, 0}, {3, 5, 1030, 0}};
-
-TEST_EACH_BACKEND(matmul, several_tiles_at_each_instruction_set)
-{
-    for (int i = 0; i < 3 * 16; i++) {
-        matmul_once(ref, backend, pairs[1 + i % 2], tiles[i / 16], i / 2 % 8);
-    }
+    check_shapes(ref, backend, shapes + SMALL_SHAPES, SHAPES - SMALL_SHAPES, 0);
 }
 
 /* Around the rows, columns and lanes that the products of few rows take at a time. */
@@ -141,13 +130,7 @@ static const int64_t few[][4] = {{1, 1, 1, 0},    {1, 67, 33, 0}, {2, 5, 300, 3}
 
 TEST_EACH_BACKEND(matmul, few_rows_at_each_instruction_set)
 {
-    for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
-        for (int flags = 8; flags < 16; flags++) {
-            for (size_t pair = 0; pair < sizeof pairs / sizeof *pairs; pair++) {
-                matmul_once(ref, backend, pairs[pair], few[i], flags);
-            }
-        }
-    }
+    check_shapes(ref, backend, few, sizeof few / sizeof *few, 8);
 }
 
 /* A text has the same bits beside one other and beside seven. */
