@@ -26,12 +26,14 @@ static const nd_attention cases[] = {
     {4, 3, 3, 8, 1, 2, 0, 0.7f},
 };
 
-/* Sizes of heads that are whole tiles of AMX, and that leave a part; keys that do so too. */
+/* Sizes of heads that are whole tiles of AMX, and that leave a part; keys that do so too. Windows
+ * of one key, that cross tiles, larger than a block of keys, and with rows that see nothing. */
 static const nd_attention sizes[] = {
-    {1, 66, 99, 2, 1, 34, 33, 0.17f},
-    {1, 37, 81, 1, 1, 80, 81, 0.11f},
-    {1, 64, 128, 2, 1, 128, 64, 0.09f},
-    {1, 18, 47, 1, 1, 256, 29, 0.06f},
+    {1, 66, 99, 2, 1, 34, 33, 0.17f},          {1, 37, 81, 1, 1, 80, 81, 0.11f},
+    {1, 64, 128, 2, 1, 128, 64, 0.09f},        {1, 18, 47, 1, 1, 256, 29, 0.06f},
+    {1, 70, 70, 2, 1, 16, 0, 0.25f, 1},        {1, 600, 600, 1, 1, 2, 0, 0.7f, 520},
+    {1, 130, 300, 2, 1, 64, 170, 0.125f, 100}, {1, 40, 30, 4, 1, 16, -10, 0.25f, 7},
+    {2, 1, 600, 4, 2, 20, 599, 0.22f, 70},
 };
 
 enum { CASES = sizeof cases / sizeof cases[0], SIZES = sizeof sizes / sizeof sizes[0] };
@@ -140,35 +142,16 @@ TEST_EACH_BACKEND(attention, one_query_at_each_instruction_set)
     }
 }
 
-/* The one key that counts is in the second span, far above all scores of the first one. */
-TEST_EACH_BACKEND(attention, one_query_whose_largest_score_is_in_a_later_span)
-{
-    enum { KEYS = 700, LARGEST = 600, D = 2 };
-    static const nd_attention a = {1, 1, KEYS, 1, 1, D, KEYS - 1, 1.0f};
-    nd_tensor q = queries(&a, ND_DTYPE_F32, 0), k = keys(&a, ND_DTYPE_F32, 0);
-    nd_tensor v = keys(&a, ND_DTYPE_F32, 0), out = queries(&a, ND_DTYPE_F32, 0), lse = rows(&a);
-    void *scratch = scratch_of(&backend->side, &a, ND_DTYPE_F32, false);
-    memcpy(q.data, (float[D]){10.0f, 0.0f}, D * sizeof(float));
-    memset(k.data, 0, nd_tensor_bytes(k));
-    ((float *)k.data)[LARGEST * D] = 20.0f;
-    ND_RUN(&backend->side, attention_fwd, .attention = a, .out = out, .lse = lse, .q = q, .k = k,
-           .v = v, .scratch = scratch, .few_rows = true);
-    free(scratch);
-    cr_expect_eq(memcmp(out.data, (float *)v.data + LARGEST * D, D * sizeof(float)), 0, "%s",
-                 backend->name);
-    cr_expect_float_eq(*(float *)lse.data, 200.0, 200.0 * 4 * nd_eps_f32, "%s", backend->name);
-    nd_case_free();
-}
-
 /* Score j of query i is j or -j steps: the maximum of the even queries grows by `step`, in units of
  * log2, with each key, and that of the odd ones never. */
-static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, float step)
+static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, float step,
+                         int64_t queried)
 {
-    enum { KEYS = 600, QUERIES = 70, D = 4 };
-    const nd_attention a = {1, QUERIES, KEYS, 1, 1, D, KEYS, step * (float)M_LN2};
+    enum { KEYS = 600, D = 4 };
+    const nd_attention a = {1, queried, KEYS, 1, 1, D, KEYS, step * (float)M_LN2};
     nd_tensor q = queries(&a, dtype, 0), k = keys(&a, dtype, 0), v = keys(&a, dtype, 0);
     nd_tensor o[2] = {queries(&a, dtype, 0), queries(&a, dtype, 0)}, l[2] = {rows(&a), rows(&a)};
-    for (int64_t i = 0; i < QUERIES * D; i++) {
+    for (int64_t i = 0; i < queried * D; i++) {
         nd_put(q, i, i % D != 0 ? 0.0f : i / D % 2 == 0 ? 1.0f : -1.0f);
     }
     for (int64_t j = 0; j < KEYS; j++) {
@@ -178,7 +161,7 @@ static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         const nd_side *side = s ? &backend->side : ref;
         void *scratch = scratch_of(side, &a, dtype, false);
         ND_RUN(side, attention_fwd, .attention = a, .out = o[s], .lse = l[s], .q = q, .k = k,
-               .v = v, .scratch = scratch);
+               .v = v, .scratch = scratch, .few_rows = queried == 1);
         free(scratch);
     }
     /* A score is rounded to eps of itself, which moves p by that factor. */
@@ -198,7 +181,8 @@ TEST_EACH_BACKEND(attention, forward_whose_maxima_grow)
     static const float steps[] = {0.0125f, 0.1f, 0.4f};
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < 3; i++) {
-            growing_once(ref, backend, dtypes[d], steps[i]);
+            growing_once(ref, backend, dtypes[d], steps[i], 70);
+            growing_once(ref, backend, dtypes[d], steps[i], 1); /* in spans */
         }
     }
 }
@@ -417,24 +401,6 @@ static bounds draw_bounds(nd_draw *d, const nd_attention *a)
         }
     }
     return s;
-}
-
-/* A window of one key, one that crosses tiles, one larger than a block of keys; with keys before
- * the first query, and with rows that see nothing. */
-TEST_EACH_BACKEND(attention, windows)
-{
-    static const nd_attention windows[] = {
-        {1, 70, 70, 2, 1, 16, 0, 0.25f, 1},    {2, 130, 130, 4, 2, 8, 0, 0.35f, 65},
-        {1, 600, 600, 1, 1, 2, 0, 0.7f, 520},  {1, 130, 300, 2, 1, 64, 170, 0.125f, 100},
-        {1, 320, 320, 2, 1, 16, 0, 0.25f, 40}, /* 8 windows */
-        {1, 40, 30, 4, 1, 16, -10, 0.25f, 7},  {1, 20, 52, 2, 2, 32, 52, 0.18f, 30},
-        {2, 1, 600, 4, 2, 20, 599, 0.22f, 70}};
-    for (int d = 0; d < 2; d++) {
-        for (size_t c = 0; c < sizeof windows / sizeof *windows; c++) {
-            forward_masked(ref, backend, &windows[c], (bounds){0}, dtypes[d], 8, c % 2 == 0);
-            backward_masked(ref, backend, &windows[c], (bounds){0}, dtypes[d], (int)c % 5, true);
-        }
-    }
 }
 
 TEST_EACH_DRAW(attention, drawn_masks)

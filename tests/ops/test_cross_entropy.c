@@ -87,21 +87,10 @@ static void check_case(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(cross_entropy, every_op)
-{
-    for (int d = 0; d < 2; d++) {
-        for (int c = 0; c < CASES; c++) {
-            check_case(ref, backend, dtypes[d], &cases[c]);
-        }
-    }
-}
-
 /* Two slices with their statistics combined give the loss and gradients of the whole row. */
 TEST_EACH_BACKEND(cross_entropy, slices_combine)
 {
     enum { N = 5, V = 60, CUT = 23 };
-    const nd_ops *ops = backend->side.ops;
-    nd_stream stream = backend->side.stream;
     nd_tensor logits = nd_random_2d(ND_DTYPE_F32, N, V, 0, 3.0f), labels = nd_random_ids(N, 0, V);
     nd_tensor v[2][3], whole[3], global = nd_random_1d(ND_DTYPE_F32, N, 1.0f);
     for (int i = 0; i < 3; i++) {
@@ -111,24 +100,21 @@ TEST_EACH_BACKEND(cross_entropy, slices_combine)
     }
     nd_tensor slice[2] = {nd_tensor_columns(logits, 0, CUT),
                           nd_tensor_columns(logits, CUT, V - CUT)};
-    nd_expect_ok(ND_CALL(ops, &stream, ce_stats, .row_max = whole[0], .row_sum = whole[1],
-                         .target = whole[2], .logits = logits, .labels = labels, .first = 0,
-                         .valid = V),
-                 "whole");
+    ND_RUN(&backend->side, ce_stats, .row_max = whole[0], .row_sum = whole[1], .target = whole[2],
+           .logits = logits, .labels = labels, .first = 0, .valid = V);
     for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, ce_stats, .row_max = v[s][0], .row_sum = v[s][1],
-                              .target = v[s][2], .logits = slice[s], .labels = labels,
-                              .first = s * CUT, .valid = slice[s].shape[1]));
+        ND_RUN(&backend->side, ce_stats, .row_max = v[s][0], .row_sum = v[s][1], .target = v[s][2],
+               .logits = slice[s], .labels = labels, .first = s * CUT, .valid = slice[s].shape[1]);
     }
     for (int64_t i = 0; i < N; i++) {
         nd_put(global, i, fmaxf(nd_get(v[0][0], i), nd_get(v[1][0], i)));
     }
     for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, ce_rescale, .row_sum = v[s][1], .row_max = v[s][0],
-                              .global_max = global));
+        ND_RUN(&backend->side, ce_rescale, .row_sum = v[s][1], .row_max = v[s][0],
+               .global_max = global);
     }
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, accumulate, .acc = v[0][1], .x = v[1][1]));
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, accumulate, .acc = v[0][2], .x = v[1][2]));
+    ND_RUN(&backend->side, accumulate, .acc = v[0][1], .x = v[1][1]);
+    ND_RUN(&backend->side, accumulate, .acc = v[0][2], .x = v[1][2]);
     nd_expect_same(backend->name, "max of slices", global, whole[0]);
     nd_expect_same(backend->name, "target of slices", v[0][2], whole[2]);
     nd_expect_close(backend->name, "sum of slices", v[0][1], whole[1],
@@ -184,19 +170,6 @@ TEST_EACH_BACKEND(cross_entropy, tiles_merge)
     }
 }
 
-/* Not a number in one tile stays in the sum, whichever the tile. */
-TEST_EACH_BACKEND(cross_entropy, a_nan_of_a_tile_reaches_the_sum)
-{
-    for (int64_t at = 0; at < 50; at += 7) {
-        nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
-                  labels = nd_random_ids(1, 0, 50);
-        nd_put(logits, at, NAN);
-        ce_result got = merged(&backend->side, logits, labels, 10, 50);
-        cr_assert(isnan(nd_get(got.sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
-        nd_case_free();
-    }
-}
-
 /* Rows in whose tile t of 10 columns every logit is -inf where bit t of the row's number is set. */
 static nd_tensor rows_with_masked_tiles(nd_dtype dtype)
 {
@@ -223,7 +196,7 @@ static void check_masked_tiles(const nd_side *side, const char *name, const ce_r
     }
 }
 
-TEST_EACH_BACKEND(cross_entropy, tiles_of_minus_infinity_add_nothing)
+TEST_EACH_BACKEND(cross_entropy, tiles_of_minus_infinity_add_nothing_and_a_nan_stays)
 {
     for (int d = 0; d < 2; d++) {
         nd_tensor logits = rows_with_masked_tiles(dtypes[d]), labels = random_labels(32, 50);
@@ -234,7 +207,7 @@ TEST_EACH_BACKEND(cross_entropy, tiles_of_minus_infinity_add_nothing)
         check_masked_tiles(ref, "ref", &whole, logits, labels);
         check_masked_tiles(&backend->side, backend->name, &whole, logits, labels);
         for (int64_t i = 0; i < 32; i++) {
-            nd_put(logits, i * 50 + 23, NAN);
+            nd_put(logits, i * 50 + (7 * i + 23) % 50, NAN);
         }
         for (int64_t columns = 10; columns <= 50; columns += 40) {
             ce_result got = merged(&backend->side, logits, labels, columns, 50);
@@ -279,21 +252,6 @@ TEST_EACH_BACKEND(cross_entropy, slices_of_minus_infinity_rescale)
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(cross_entropy, a_nan_reaches_the_sum)
-{
-    for (int64_t at = 0; at < 50; at += 7) {
-        nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
-                  labels = nd_random_ids(1, 0, 50);
-        nd_tensor max = nd_random_1d(ND_DTYPE_F32, 1, 1.0f), sum = nd_clone(max),
-                  target = nd_clone(max);
-        nd_put(logits, at, NAN);
-        ND_RUN(&backend->side, ce_stats, .row_max = max, .row_sum = sum, .target = target,
-               .logits = logits, .labels = labels, .first = 0, .valid = 50);
-        cr_assert(isnan(nd_get(sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
-        nd_case_free();
-    }
-}
-
 /*
  * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it
  * is within 2 ulp of the correctly rounded value, as CUDA documents its own, so within 2.5 of the
@@ -327,5 +285,8 @@ TEST_EACH_DRAW(cross_entropy, drawn)
     const int64_t V = draw_extent(d, 1100);
     const ce_case drawn = {draw_range(d, 0, 40), V, draw_range(d, 0, V), draw_range(d, 0, 20),
                            (float)draw_range(d, 1, 30)};
-    check_case(ref, backend, dtypes[draw_range(d, 0, 1)], &drawn);
+    for (int t = 0; t < 2; t++) {
+        check_case(ref, backend, dtypes[t], &cases[d->seed % CASES]);
+        check_case(ref, backend, dtypes[t], &drawn);
+    }
 }

@@ -44,18 +44,6 @@ static void add_once(const nd_side *ref, const nd_backend *backend, int types, l
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(elementwise, accumulate_and_cast)
-{
-    for (int types = 0; types < 4; types++) {
-        for (int how = 0; how < LAYOUTS; how++) {
-            add_once(ref, backend, types, (layout)how, 3, 14);
-            add_once(ref, backend, types, (layout)how, 65, 520);
-        }
-        add_once(ref, backend, types, FLAT, 1, 1);
-        add_once(ref, backend, types, FLAT, 0, 8);
-    }
-}
-
 /* Gaps between rows, without a second tensor, in place of either. */
 static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int what,
                        int64_t C)
@@ -75,16 +63,6 @@ static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype d
     nd_expect_close(backend->name, "axpy", out[1], out[0],
                     (nd_tolerance){.absolute = 4 * nd_eps_f32});
     nd_case_free();
-}
-
-TEST_EACH_BACKEND(elementwise, axpy)
-{
-    for (int d = 0; d < 2; d++) {
-        for (int what = 0; what < 5; what++) {
-            scale_once(ref, backend, dtypes[d], what, 5);
-            scale_once(ref, backend, dtypes[d], what, 520);
-        }
-    }
 }
 
 /* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent,
@@ -126,14 +104,6 @@ static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t 
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(elementwise, sum_squares)
-{
-    static const int64_t counts[] = {0, 1, 15, 16, 17, 16384, 16385, 100003};
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-        squares_once(ref, backend, counts[c]);
-    }
-}
-
 /* A copy, and a sum of n terms each of whose roundings is one of the running sum: Higham's
  * (n - 1) u sum |x|. */
 static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
@@ -164,16 +134,6 @@ static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(elementwise, bias)
-{
-    for (int type = 0; type < 2; type++) {
-        bias_once(ref, backend, dtypes[type], 1, 1);
-        bias_once(ref, backend, dtypes[type], 3, 14);
-        bias_once(ref, backend, dtypes[type], 70, 257);
-        bias_once(ref, backend, dtypes[type], 33, 600);
-    }
-}
-
 /* Sums of integers are exact in any order. */
 static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t count)
 {
@@ -195,14 +155,6 @@ static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(elementwise, digest)
-{
-    static const int64_t counts[] = {0, 1, 15, 255, 257, 100003};
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-        digest_once(ref, backend, counts[c]);
-    }
-}
-
 static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t count,
                         uint64_t first)
 {
@@ -218,15 +170,6 @@ static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t c
                  "%s: other bits than the reference in %lld values from %llu on", backend->name,
                  (long long)count, (unsigned long long)first);
     nd_case_free();
-}
-
-TEST_EACH_BACKEND(elementwise, random_normal)
-{
-    static const int64_t counts[] = {0, 1, 15, 16, 33, 100003};
-    static const uint64_t firsts[] = {0, 0xfffffff9u, 1ull << 40};
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0] * 3; c++) {
-        normal_once(ref, backend, counts[c / 3], firsts[c % 3]);
-    }
 }
 
 static const nd_adamw settings = {.lr = 1e-2f,
@@ -349,19 +292,29 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(optimizer, adamw_and_sgd)
+/* More than one thread's share of a range now and then. */
+TEST_EACH_DRAW(optimizer, drawn)
 {
-    optimizers_once(ref, backend, 8);
-    optimizers_once(ref, backend, 1001);
-    optimizers_once(ref, backend, 200003); /* more than one thread for a range */
+    optimizers_once(ref, backend, draw_once_in(d, 6) ? 200003 : draw_range(d, 8, 5000));
+}
+
+/* Around the packs and blocks of an op, more than one thread's share, or any number. */
+static int64_t draw_count(nd_draw *d)
+{
+    return DRAW(d, 0, 1, 15, 16, 17, 255, 257, 16384, 16385, 100003, draw_extent(d, 2000),
+                draw_extent(d, 40000));
 }
 
 TEST_EACH_DRAW(elementwise, drawn)
 {
-    add_once(ref, backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
-             draw_range(d, 0, 40), 2 * draw_extent(d, 200));
-    squares_once(ref, backend, draw_extent(d, 40000));
-    digest_once(ref, backend, draw_extent(d, 2000));
-    normal_once(ref, backend, draw_extent(d, 2000), (uint64_t)draw_range(d, 0, 1 << 20));
-    optimizers_once(ref, backend, draw_range(d, 8, 5000));
+    const int64_t first = DRAW(d, 0, 0xfffffff9, 1ll << 40, draw_range(d, 0, 1 << 20));
+    for (int t = 0; t < 2; t++) {
+        add_once(ref, backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
+                 draw_range(d, 0, 70), 2 * draw_extent(d, 270));
+        scale_once(ref, backend, dtypes[t], (int)draw_range(d, 0, 4), draw_extent(d, 530));
+        bias_once(ref, backend, dtypes[t], draw_range(d, 1, 70), draw_extent(d, 600));
+        squares_once(ref, backend, draw_count(d));
+        digest_once(ref, backend, draw_count(d));
+        normal_once(ref, backend, draw_count(d), (uint64_t)first);
+    }
 }

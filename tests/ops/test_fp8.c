@@ -12,10 +12,13 @@ static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
 static const nd_granularity granularities[] = {ND_PER_TENSOR, ND_PER_ROW, ND_PER_COLUMN};
 
-static const struct {
+typedef struct shape {
     int64_t rows, columns, gap;
-} shapes[] = {{1, 1, 0},   {3, 5, 0},     {1, 700, 0}, {70, 3, 4},    {64, 64, 0},  {65, 130, 16},
-              {33, 17, 3}, {5, 1000, 24}, {300, 1, 0}, {129, 257, 0}, {2, 20000, 8}};
+} shape;
+
+static const shape shapes[] = {{1, 1, 0},   {3, 5, 0},     {1, 700, 0},  {70, 3, 4},
+                               {64, 64, 0}, {65, 130, 16}, {33, 17, 3},  {5, 1000, 24},
+                               {300, 1, 0}, {129, 257, 0}, {2, 20000, 8}};
 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -74,46 +77,26 @@ static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
     expect_same_numbers(backend->name, "amax", result[1], result[0]);
 }
 
-TEST_EACH_BACKEND(fp8, amax)
-{
-    for (int flags = 0; flags < 8 * SHAPES; flags++) {
-        int64_t rows = shapes[flags / 8].rows, columns = shapes[flags / 8].columns;
-        int64_t gap = shapes[flags / 8].gap;
-        nd_dtype dtype = dtypes[flags & 1];
-        nd_tensor x = values(dtype, rows, columns, gap, flags & 2);
-        for (int g = 0; g < 3; g++) {
-            amax_once(ref, backend, x, granularities[g], flags & 4);
-        }
-        nd_tensor flat = nd_random_1d(dtype, rows * columns, 1.0f);
-        amax_once(ref, backend, flat, ND_PER_TENSOR, flags & 4);
-        nd_case_free();
-    }
-}
-
 /* A NaN is the amax wherever it lies, and the amax of nothing is 0. */
 TEST_EACH_BACKEND(fp8, amax_of_not_a_number_and_of_nothing)
 {
-    nd_stream stream = backend->side.stream;
-    const nd_ops *ops = backend->side.ops;
     float amax = 7.0f;
     for (int64_t at = 0; at < 301; at += 20) {
         nd_tensor x = nd_random_1d(ND_DTYPE_BF16, 301, 1.0f);
         nd_put(x, at, NAN);
-        ND_OK_OR_FAIL(
-            ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
+        ND_RUN(&backend->side, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR);
         cr_assert(isnan(amax));
         nd_put(x, at, -INFINITY);
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = x,
-                              .granularity = ND_PER_TENSOR, .merge = true));
+        ND_RUN(&backend->side, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR,
+               .merge = true);
         cr_assert(isnan(amax), "a NaN that was there is kept");
-        ND_OK_OR_FAIL(
-            ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
+        ND_RUN(&backend->side, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR);
         cr_assert(isinf(amax) && amax > 0);
     }
     nd_tensor nothing = nd_tensor_1d(NULL, ND_DTYPE_F32, 0);
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = nothing, .merge = true));
+    ND_RUN(&backend->side, amax, .amax = &amax, .x = nothing, .merge = true);
     cr_assert(isinf(amax));
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = nothing));
+    ND_RUN(&backend->side, amax, .amax = &amax, .x = nothing);
     cr_assert(amax == 0.0f);
     nd_case_free();
 }
@@ -142,11 +125,6 @@ static void scales_once(const nd_side *ref, const nd_backend *backend, int64_t c
         nd_expect_same(backend->name, "inverse", inverse[1], inverse[0]);
     }
     nd_case_free();
-}
-
-TEST_BEST_BACKEND(fp8, scales)
-{
-    scales_once(ref, backend, 400);
 }
 
 typedef struct delayed {
@@ -200,15 +178,6 @@ static void delayed_once(const nd_side *ref, const nd_backend *backend, int64_t 
     nd_case_free();
 }
 
-TEST_BEST_BACKEND(fp8, delayed_scales)
-{
-    static const int64_t lengths[] = {1, 2, 3, 5, 40}, counts[] = {1, 15, 16, 17, 50};
-    for (int i = 0; i < 25; i++) {
-        delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MAX);
-        delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MOST_RECENT);
-    }
-}
-
 /* codes */
 
 typedef struct form {
@@ -221,11 +190,12 @@ static const form forms[] = {{true, false, false},
                              {true, false, true},
                              {true, true, true}};
 
-/* Casts x on both sides and compares all that is written. */
+/* Casts x, rows or a flat shard, on both sides and compares all that is written. */
 static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
                       nd_granularity g, form f, float deviation)
 {
-    int64_t rows = x.shape[0], columns = x.shape[1];
+    const bool flat = x.axes == 1;
+    const int64_t rows = flat ? 1 : x.shape[0], columns = x.shape[flat ? 0 : 1];
     if (f.transposed && !reads_transposed(backend->side.ops, backend->side.device)) {
         return;
     }
@@ -243,6 +213,9 @@ static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
         result[s][2] = nd_clone(amax);
         nd_matrix out = {.scale = scale.data, .granularity = g};
         out.stored = f.codes ? result[s][0] : (nd_tensor){0};
+        if (flat) {
+            out.stored = nd_tensor_1d(result[s][0].data, format, columns);
+        }
         ND_RUN(side, make_form, .out = out,
                .transposed = f.transposed ? result[s][1] : (nd_tensor){0},
                .amax = f.amax ? result[s][2].data : NULL, .x = x);
@@ -308,52 +281,6 @@ TEST_EACH_BACKEND(fp8, codes_of_every_bf16_number_and_of_ties)
     }
 }
 
-/* One NaN among numbers, at every place of a vector. */
-TEST_EACH_BACKEND(fp8, casts_of_a_nan_among_numbers)
-{
-    for (int64_t at = 0; at < 2 * 67; at++) {
-        nd_tensor x = nd_random_2d(dtypes[at / 67], 1, 67, 0, 1.0f);
-        nd_put(x, at % 67, NAN);
-        for (int f = 0; f < 2; f++) {
-            cast_once(ref, backend, x, formats[f], ND_PER_TENSOR, forms[0], 1.0f);
-        }
-        nd_case_free();
-    }
-}
-
-TEST_EACH_BACKEND(fp8, casts_of_all_shapes_forms_and_granularities)
-{
-    for (int c = 0; c < SHAPES * 12; c++) {
-        int shape = c / 12;
-        nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
-                             shapes[shape].gap, c & 2);
-        for (int how = 0; how < 5; how++) {
-            cast_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3], forms[how],
-                      50.0f);
-        }
-        nd_case_free();
-    }
-}
-
-TEST_BEST_BACKEND(fp8, casts_of_flat_shards)
-{
-    static const int64_t counts[] = {0, 1, 15, 16, 33, 40000};
-    for (int i = 0; i < 12; i++) {
-        int64_t count = counts[i / 2];
-        nd_tensor x = nd_random_1d(dtypes[i & 1], count, 2.0f), codes[2];
-        float scale = 17.5f;
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            codes[s] = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, count, 0);
-            nd_matrix out = {.stored = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
-                             .scale = &scale};
-            ND_RUN(side, make_form, .out = out, .x = x);
-        }
-        nd_expect_same(backend->name, "codes", codes[1], codes[0]);
-        nd_case_free();
-    }
-}
-
 static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_t rows,
                            int64_t columns, int64_t gap)
 {
@@ -375,13 +302,6 @@ static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_
     nd_case_free();
 }
 
-TEST_EACH_BACKEND(fp8, transposes)
-{
-    for (int shape = 0; shape < SHAPES; shape++) {
-        transpose_once(ref, backend, shapes[shape].rows, shapes[shape].columns, shapes[shape].gap);
-    }
-}
-
 static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
                        nd_granularity g)
 {
@@ -398,28 +318,30 @@ static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor 
     }
 }
 
-TEST_EACH_BACKEND(fp8, counts_of_underflow_and_saturation)
+static void every_op_once(nd_draw *d, const nd_side *ref, const nd_backend *backend, shape of)
 {
-    for (int c = 0; c < SHAPES * 12; c++) {
-        int shape = c / 12;
-        nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
-                             shapes[shape].gap, c & 2);
-        count_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3]);
-        nd_case_free();
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)], format = formats[draw_range(d, 0, 1)];
+    nd_tensor x = values(dtype, of.rows, of.columns, of.gap, draw_once_in(d, 2));
+    for (int g = 0; g < 3; g++) {
+        amax_once(ref, backend, x, granularities[g], draw_once_in(d, 2));
+        count_once(ref, backend, x, format, granularities[g]);
+        cast_once(ref, backend, x, format, granularities[g], forms[draw_range(d, 0, 4)], 50.0f);
     }
+    const nd_tensor flat = nd_random_1d(dtype, of.rows * of.columns - 1, 1.0f);
+    amax_once(ref, backend, flat, ND_PER_TENSOR, draw_once_in(d, 2));
+    cast_once(ref, backend, flat, format, ND_PER_TENSOR, forms[0], 17.5f);
+    transpose_once(ref, backend, of.rows, of.columns, of.gap);
 }
 
 TEST_EACH_DRAW(fp8, drawn)
 {
-    const int64_t rows = draw_extent(d, 80), columns = draw_extent(d, 300);
-    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)], format = formats[draw_range(d, 0, 1)];
-    const nd_granularity g = granularities[draw_range(d, 0, 2)];
-    nd_tensor x = values(dtype, rows, columns, draw_range(d, 0, 20), draw_once_in(d, 2));
-    amax_once(ref, backend, x, g, draw_once_in(d, 2));
-    cast_once(ref, backend, x, format, g, forms[draw_range(d, 0, 4)], 50.0f);
-    count_once(ref, backend, x, format, g);
-    transpose_once(ref, backend, rows, columns, draw_range(d, 0, 20));
-    scales_once(ref, backend, draw_extent(d, 100));
-    delayed_once(ref, backend, draw_range(d, 1, 6), draw_extent(d, 60),
-                 draw_once_in(d, 2) ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT);
+    every_op_once(d, ref, backend, shapes[d->seed % SHAPES]);
+    every_op_once(d, ref, backend,
+                  (shape){draw_extent(d, 80), draw_extent(d, 300), draw_range(d, 0, 20)});
+    scales_once(ref, backend, draw_extent(d, 400));
+    for (int algorithm = 0; algorithm < 2; algorithm++) {
+        delayed_once(ref, backend, DRAW(d, 1, 2, 3, 5, 40),
+                     DRAW(d, 1, 15, 16, 17, draw_extent(d, 60)),
+                     algorithm ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT);
+    }
 }
