@@ -476,31 +476,6 @@ Test(gemm, blocks_and_threads_change_no_bit)
     for_each_table(check_blocks);
 }
 
-/* A part of a product, whose other extents are smaller, has the bits of the whole. */
-static void check_part(const table *t)
-{
-    for (int flags = 0; flags < FLAGS; flags++) {
-        problem q;
-        make(&q, (shape){70, 90, 1600, flags, flags % FACTORS, 0});
-        const matrix whole = multiply(&q, t, 2);
-        q.p.m = 33;
-        q.p.n = 41;
-        const matrix part = multiply(&q, t, 1);
-        for (int64_t i = 0; i < q.p.m; i++) {
-            for (int64_t j = 0; j < q.p.n; j++) {
-                cr_assert_eq(get(&part, i, j), get(&whole, i, j), "%s, flags %d, (%d, %d)", t->name,
-                             flags, (int)i, (int)j);
-            }
-        }
-        free_memory();
-    }
-}
-
-Test(gemm, other_extents_change_no_bit)
-{
-    for_each_table(check_part);
-}
-
 /* Kernels that count the panels of B which they pack. */
 static struct {
     const nd_gemm_kernels *real;

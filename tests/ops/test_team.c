@@ -391,24 +391,6 @@ Test(team, of_which_only_some_can_start_ends_those)
     nd_team_destroy(team);
 }
 
-/* Room for a stack stands for every limit. */
-Test(team, that_cannot_start_is_an_error_and_works_alone)
-{
-    nd_team *team = NULL;
-    tally t = {0};
-    cr_assert_eq(nd_team_create(3, &team), ND_OK);
-    cr_assert_eq(nd_team_start(team, (size_t)1 << 46), ND_ERR_RESOURCE);
-    cr_expect(strstr(nd_error_last()->message, "a worker of 3 threads cannot start more than 1 "),
-              "%s", nd_error_last()->message);
-    nd_error_clear();
-    nd_team_run(team, 5, count_piece, &t);
-    for (int p = 0; p < 5; p++) {
-        cr_expect_eq(t.done[p], 1);
-    }
-    nd_team_destroy(team);
-    nd_team_destroy(NULL);
-}
-
 /* What a team without threads writes to the log in two regions. */
 static void log_of_a_team_that_cannot_start(char *text, size_t room)
 {
