@@ -229,7 +229,8 @@ nd_status nd_fs_parent(const char *path, char **out);
 
 /* snprintf into fresh memory. Owned by the caller. */
 nd_status nd_fs_format(char **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same without an allocation. ND_ERR_DATA: no file can have so long a path. */
+/* The same without an allocation. ND_ERR_DATA: no file can have so long a path; also where one is
+ * to be written. */
 nd_status nd_fs_path(char out[PATH_MAX], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

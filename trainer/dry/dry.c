@@ -163,8 +163,8 @@ static nd_ops idle_ops(const nd_ops *real)
 }
 
 /* Calls whose time is measured go into the nd_calls that stream->native points to. The ops that are
- * skipped take the same time whatever the linears' precision, or nearly so: a norm
- * or SwiGLU that measures or casts its results takes no longer for it. */
+ * skipped take the same time whatever the linears' precision, or nearly so: a norm or SwiGLU that
+ * measures or casts its results takes no longer for it. */
 static nd_ops listing_ops(const nd_ops *real)
 {
     nd_ops ops = idle_ops(real);

@@ -309,6 +309,7 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
         nd_fs_beat();
     }
     e->left -= count;
+    ND_ASSERT(e->left >= 0); /* else an element was written twice, and another may be missing */
     return ND_OK;
 }
 

@@ -96,8 +96,8 @@ nd_status nd_hf_files_write(const char *folder, const nd_hf_writer_options *opti
 /* Bytes of those files of the folder that a model which is trained further gets. */
 nd_status nd_hf_side_files_bytes(const char *folder, uint64_t *bytes);
 /* SHA256SUMS, as the program sha256sum reads and writes it. ND_ERR_DATA names the first file that
- * differs or is missing. *files: how many are listed and
- * match; 0 when the folder has no list. Reads all of them. */
+ * differs or is missing. *files: how many are listed and match; 0 when the folder has no list.
+ * Reads all of them. */
 nd_status nd_checksums_verify(const char *folder, int *files);
 
 /* org/name -> newest snapshot folder in the local cache (HF_HUB_CACHE, HF_HOME,

@@ -127,13 +127,15 @@ static nd_status read_inherited(nd_config *config, int fd)
     const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read, if it read one */
     const bool named = name && name[0];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (nd_fs_read(path, MOST, ND_ERR_INTERNAL, &text, &size) != ND_OK || size == 0) {
+    nd_status status = nd_fs_read(path, MOST, ND_ERR_INTERNAL, &text, &size);
+    if (status != ND_OK || size == 0) {
         free(text);
-        return nd_fail(ND_ERR_INTERNAL,
-                       "the inherited configuration (descriptor %d) cannot be read", fd);
+        return status == ND_ERR_RESOURCE
+                   ? status
+                   : nd_fail(ND_ERR_INTERNAL,
+                             "the inherited configuration (descriptor %d) cannot be read", fd);
     }
-    nd_status status =
-        nd_config_read_text(config, text, size, named ? name : "configuration from ndlaunch");
+    status = nd_config_read_text(config, text, size, named ? name : "configuration from ndlaunch");
     free(text);
     if (status == ND_OK && !named) {
         config->source[0] = '\0'; /* ndlaunch read flags only */
