@@ -11,9 +11,10 @@
       --sample N        only N of the faults, chosen at random by --seed (default: 1)
 
 A rule of rules.txt is a name behind "==", then the lines to search for, which must occur exactly once, each behind "-", and their
-replacement, each line behind "+". The lines "file" and "suites" above say for all rules up to the next such line what is changed
-and who should notice. A suite may be followed by a filter of
-Criterion: trainer_model:head/*. The parts of a suite, as events_1, are named together: events. The suites are tried in their order until one fails. The last line is the share noticed.
+replacement, each line behind "+". A line "file PATH suites NAME..." above says for all rules up to the next such line what is
+changed and who should notice; a line "suites NAME..." names others for the same file. A suite may be followed by a filter of
+Criterion: trainer_model:head/*. The parts of a suite, as events_1, are named together: events. The suites are tried in their
+order until one fails. The last line is the share noticed.
 """
 import argparse
 import json
@@ -60,7 +61,8 @@ def read_rules():
         if kind == "==":
             rules.append(Rule(rest, file, suites))
         elif kind == "file":
-            file, suites = rest, []
+            file, _, rest = rest.partition(" suites ")
+            suites = rest.split()
         elif kind == "suites":
             suites = rest.split()
         elif line[0] == "-":
