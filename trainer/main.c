@@ -186,9 +186,8 @@ static int finish(nd_status status)
 }
 
 static nd_status run_command(const nd_command *command, nd_command_call *call, const nd_cli *cli,
-                             int count, char **words)
+                             int count, char **words, nd_command_flags *line)
 {
-    nd_command_flags line = {0};
     if (cli->help && command != &nd_command_train && !cli->help_topic[0]) {
         nd_command_print_help(command->id);
         return ND_OK;
@@ -201,9 +200,9 @@ static nd_status run_command(const nd_command *command, nd_command_call *call, c
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
-    call->line = &line;
-    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, &line) : ND_OK);
-    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(&line) : ND_OK);
+    call->line = line;
+    ND_TRY(call->use ? nd_command_flags_read(call->use->id, count, words, line) : ND_OK);
+    ND_TRY(call->use && call->use->check_flags ? call->use->check_flags(line) : ND_OK);
     ND_TRY(command == &nd_command_plan ? ND_OK : nd_config_check_meeting(call->config));
     return command->run(call);
 }
@@ -213,6 +212,7 @@ int main(int argc, char **argv)
     nd_worker worker = {.gate = ND_GATE_INIT};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
+    nd_command_flags line = {0}; /* as long as the call, which points to it */
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **words = argv + 1;
@@ -260,7 +260,7 @@ int main(int argc, char **argv)
     }
     status =
         status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, count, words) : status;
-    status = status == ND_OK ? run_command(command, &call, &cli, count, words) : status;
+    status = status == ND_OK ? run_command(command, &call, &cli, count, words, &line) : status;
     if (status != ND_OK) {
         fflush(stdout); /* what is printed stands before the error */
     }
