@@ -43,6 +43,11 @@ def has_the_same_text_from_wherever_a_model_is_kept(t):
         check(t.run(f"{GENERATE} --model {model} {ask}") == text, model)
     (t.folder / "run/model").rename(t.folder / "kept")
     check(t.run(f"{GENERATE} --model run {ask}") == text, "the checkpoint of a run without a model")
+    shard = next((t.folder / "run/checkpoint-8").glob("shard-*"))
+    content = bytearray(shard.read_bytes())
+    content[-9] ^= 1
+    shard.write_bytes(content)
+    t.run(f"{GENERATE} --model run {ask}", 65, "is damaged: bytes ")
     for prompt in "ab cd\n", "ab cd\r\n":
         t.write("prompt", prompt)
         check(t.run(f"{GENERATE} --model kept --prompt-file prompt --max-new-tokens=40") == text, prompt)

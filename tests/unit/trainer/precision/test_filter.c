@@ -90,6 +90,30 @@ Test(filter, thresholds_of_torchao)
     nd_filter_fini(&f);
 }
 
+/* gate_proj, (ffn, hidden), at both sides of each limit. */
+Test(filter, limits_of_torchao_are_inclusive)
+{
+    static const struct {
+        nd_fp8_recipe recipe;
+        int64_t ffn, hidden;
+        bool converts;
+    } cases[] = {
+        {ND_FP8_TENSORWISE, 1024, 4096, false}, {ND_FP8_TENSORWISE, 1040, 4096, true},
+        {ND_FP8_TENSORWISE, 1024, 4112, true},  {ND_FP8_ROWWISE, 2048, 8192, false},
+        {ND_FP8_ROWWISE, 2064, 8192, true},     {ND_FP8_ROWWISE, 8192, 1024, false},
+        {ND_FP8_ROWWISE, 8192, 1040, true},     {ND_FP8_ROWWISE, 4096, 2048, false},
+        {ND_FP8_ROWWISE, 4112, 2048, true},     {ND_FP8_ROWWISE, 4096, 2064, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_shape shape = eight_b();
+        shape.ffn = cases[i].ffn;
+        shape.hidden = cases[i].hidden;
+        nd_filter f = filter_of("auto", cases[i].recipe, &shape);
+        cr_expect_eq(nd_filter_converts(&f, 1, GATE), cases[i].converts, "case %zu", i);
+        nd_filter_fini(&f);
+    }
+}
+
 Test(filter, patterns)
 {
     nd_shape shape = eight_b();

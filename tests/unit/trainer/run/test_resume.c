@@ -284,6 +284,27 @@ static nd_status check(const char *tokenizer, const char *allow)
     return nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, false);
 }
 
+static void set(const char *key, const char *value)
+{
+    char text[80];
+    const int used = snprintf(text, sizeof text, "%.*s: {%s: %s}", (int)strcspn(key, "."), key,
+                              strchr(key, '.') + 1, value);
+    assert_ok(nd_config_read_text(&config, text, (size_t)used, "a test"));
+}
+
+/* A run with another value needs the key in --resume-allow; with the old one it needs nothing. */
+static void expect_setting(const char *key, const char *old, const char *other)
+{
+    char words[128];
+    snprintf(words, sizeof words, "made with %s %s, and this run has %s; use the same value", key,
+             old, other);
+    set(key, other);
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG, words);
+    assert_ok(check(NULL, key));
+    set(key, old);
+    assert_ok(check(NULL, ""));
+}
+
 /* The samples of a step, and data that differ where few samples of their content do not see it. */
 Test(resume, another_batch_and_other_data_need_a_word)
 {
@@ -323,6 +344,11 @@ Test(resume, another_batch_and_other_data_need_a_word)
     assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
                  "made with other training data (digest ");
     assert_ok(check(NULL, "data.path"));
+    read_text("text");
+    expect_setting("data.positions", "restart", "running");
+    expect_setting("data.long_rows", "cut", "drop");
+    expect_setting("data.end_of_text", "-1", "3");
+    expect_setting("optimizer.name", "adamw", "sgd");
     end_comparison();
 }
 
