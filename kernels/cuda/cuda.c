@@ -18,12 +18,16 @@
                     (cudaError_t)nd_cuda_##op_(nd_cuda_stream(stream_), (args_),                   \
                                                nd_cuda_context_of((stream_)->device)->scratch))
 
-/* Nothing to check. */
-#define UNCHECKED_OP(op)                                                                           \
+/* Such an op, which checks its arguments x first. */
+#define OP(op, check)                                                                              \
     static nd_status op(nd_stream *s, const nd_##op##_args *x)                                     \
     {                                                                                              \
+        ND_ASSERT(check);                                                                          \
         return LAUNCH(s, op, x);                                                                   \
     }
+
+/* There is nothing to check. */
+#define UNCHECKED_OP(op) OP(op, x)
 
 static nd_lt *lt_of(const nd_stream *stream)
 {
@@ -34,13 +38,6 @@ static nd_status product(nd_stream *s, const nd_product_args *x)
 {
     ND_TRY(nd_lt_product(lt_of(s), s, x, false));
     return nd_cuda_op_done(s, "product", cudaSuccess);
-}
-
-static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)
-{
-    ND_ASSERT(nd_is_vector(x->ids, ND_DTYPE_I32, x->out.shape[0]));
-    ND_ASSERT(x->out.dtype == x->table.dtype);
-    return LAUNCH(s, embedding_fwd, x);
 }
 
 /* The kernel sorts as many tokens as its scratch holds; more go one part after the other, in
@@ -57,56 +54,6 @@ static nd_status embedding_bwd(nd_stream *s, const nd_embedding_bwd_args *x)
         ND_TRY(LAUNCH(s, embedding_bwd, &part));
     }
     return ND_OK;
-}
-
-static nd_status rmsnorm_fwd(nd_stream *s, const nd_rmsnorm_fwd_args *x)
-{
-    int64_t n = x->x.shape[0], C = x->x.shape[1];
-    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->y, x->x.dtype, n, C));
-    ND_ASSERT(nd_is_vector(x->weight, x->x.dtype, C) && nd_is_vector(x->rstd, ND_DTYPE_F32, n));
-    ND_ASSERT(nd_is_fuse_of(&x->fuse, x->y, n, C));
-    return LAUNCH(s, rmsnorm_fwd, x);
-}
-
-static nd_status rmsnorm_bwd(nd_stream *s, const nd_rmsnorm_bwd_args *x)
-{
-    int64_t n = x->x.shape[0], C = x->x.shape[1];
-    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->dx, x->x.dtype, n, C));
-    ND_ASSERT(nd_is_vector(x->dweight, ND_DTYPE_F32, C));
-    return LAUNCH(s, rmsnorm_bwd, x);
-}
-
-static nd_status row_dots(nd_stream *s, const nd_row_dots_args *x)
-{
-    const int64_t n = x->x.shape[0], C = x->x.shape[1];
-    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->y, x->x.dtype, n, C));
-    ND_ASSERT(nd_is_vector(x->out, ND_DTYPE_F32, n));
-    ND_ASSERT(!x->weight.data || nd_is_vector(x->weight, x->x.dtype, C));
-    return LAUNCH(s, row_dots, x);
-}
-
-static nd_status rope(nd_stream *s, const nd_rope_args *x)
-{
-    ND_ASSERT(x->out.axes == 3 && x->x.axes == 3 && x->out.dtype == x->x.dtype);
-    ND_ASSERT(x->x.shape[2] % 2 == 0);
-    ND_ASSERT(nd_is_vector(x->positions, ND_DTYPE_I32, x->x.shape[0]));
-    return LAUNCH(s, rope, x);
-}
-
-static nd_status swiglu_fwd(nd_stream *s, const nd_swiglu_fwd_args *x)
-{
-    ND_ASSERT(x->out.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype && nd_is_act(x->out));
-    ND_ASSERT(nd_is_fuse_of(&x->fuse, x->out, x->gate.shape[0], x->gate.shape[1]));
-    return LAUNCH(s, swiglu_fwd, x);
-}
-
-static nd_status swiglu_bwd(nd_stream *s, const nd_swiglu_bwd_args *x)
-{
-    int64_t n = x->gate.shape[0], F = x->gate.shape[1];
-    ND_ASSERT(x->dout.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype);
-    ND_ASSERT(nd_is_act(x->dout) && nd_is_fuse_of(&x->fuse[0], x->dgate, n, F));
-    ND_ASSERT(nd_is_fuse_of(&x->fuse[1], x->dup, n, F));
-    return LAUNCH(s, swiglu_bwd, x);
 }
 
 static void check_attention(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v)
@@ -145,45 +92,45 @@ static nd_status attention_cached(nd_stream *s, const nd_attention_cached_args *
     return LAUNCH(s, attention_cached, x);
 }
 
-static nd_status ce_stats(nd_stream *s, const nd_ce_stats_args *x)
+/* Whether t has the dtype and the two extents of `of`. */
+static bool is_like(nd_tensor t, nd_tensor of)
 {
-    ND_ASSERT(nd_is_act(x->logits) && x->valid <= x->logits.shape[1]);
-    return LAUNCH(s, ce_stats, x);
+    return nd_is_2d_of(t, of.dtype, of.shape[0], of.shape[1]);
 }
 
-static nd_status accumulate(nd_stream *s, const nd_accumulate_args *x)
+/* Whether t has an element of this dtype for each row of `of`, or for each of its columns. */
+static bool is_per(int axis, nd_tensor of, nd_tensor t, nd_dtype dtype)
 {
-    ND_ASSERT(x->acc.dtype == ND_DTYPE_F32 && nd_is_act(x->x));
-    return LAUNCH(s, accumulate, x);
+    return nd_is_vector(t, dtype, of.shape[axis]);
 }
 
-static nd_status cast(nd_stream *s, const nd_cast_args *x)
-{
-    ND_ASSERT(nd_is_act(x->out) && nd_is_act(x->x));
-    return LAUNCH(s, cast, x);
-}
+enum { ROW = 0, COLUMN = 1 };
 
-static nd_status axpy(nd_stream *s, const nd_axpy_args *x)
-{
-    const nd_tensor out = x->out;
-    ND_ASSERT(nd_is_act(out) && nd_is_2d_of(x->x, out.dtype, out.shape[0], out.shape[1]));
-    return LAUNCH(s, axpy, x);
-}
-
-static nd_status bias_fwd(nd_stream *s, const nd_bias_fwd_args *x)
-{
-    ND_ASSERT(nd_is_act(x->out) && nd_is_2d(x->out, x->out.shape[0], x->out.shape[1]));
-    ND_ASSERT(nd_is_vector(x->bias, x->out.dtype, x->out.shape[1]));
-    return LAUNCH(s, bias_fwd, x);
-}
-
-static nd_status bias_bwd(nd_stream *s, const nd_bias_bwd_args *x)
-{
-    ND_ASSERT(nd_is_act(x->dout) && nd_is_2d(x->dout, x->dout.shape[0], x->dout.shape[1]));
-    ND_ASSERT(nd_is_vector(x->dbias, ND_DTYPE_F32, x->dout.shape[1]));
-    return LAUNCH(s, bias_bwd, x);
-}
-
+OP(embedding_fwd, is_per(ROW, x->out, x->ids, ND_DTYPE_I32) && x->out.dtype == x->table.dtype)
+OP(rmsnorm_fwd, nd_is_act(x->x) && is_like(x->y, x->x) &&
+                    is_per(COLUMN, x->x, x->weight, x->x.dtype) &&
+                    is_per(ROW, x->x, x->rstd, ND_DTYPE_F32) &&
+                    nd_is_fuse_of(&x->fuse, x->y, x->x.shape[0], x->x.shape[1]))
+OP(rmsnorm_bwd,
+   nd_is_act(x->x) && is_like(x->dx, x->x) && is_per(COLUMN, x->x, x->dweight, ND_DTYPE_F32))
+OP(row_dots, nd_is_act(x->x) && is_like(x->y, x->x) && is_per(ROW, x->x, x->out, ND_DTYPE_F32) &&
+                 (!x->weight.data || is_per(COLUMN, x->x, x->weight, x->x.dtype)))
+OP(rope, x->out.axes == 3 && x->x.axes == 3 && x->out.dtype == x->x.dtype &&
+             x->x.shape[2] % 2 == 0 && is_per(ROW, x->x, x->positions, ND_DTYPE_I32))
+OP(swiglu_fwd, x->out.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype && nd_is_act(x->out) &&
+                   nd_is_fuse_of(&x->fuse, x->out, x->gate.shape[0], x->gate.shape[1]))
+OP(swiglu_bwd, x->dout.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype &&
+                   nd_is_act(x->dout) &&
+                   nd_is_fuse_of(&x->fuse[0], x->dgate, x->gate.shape[0], x->gate.shape[1]) &&
+                   nd_is_fuse_of(&x->fuse[1], x->dup, x->gate.shape[0], x->gate.shape[1]))
+OP(bias_fwd,
+   nd_is_act(x->out) && is_like(x->out, x->out) && is_per(COLUMN, x->out, x->bias, x->out.dtype))
+OP(bias_bwd, nd_is_act(x->dout) && is_like(x->dout, x->dout) &&
+                 is_per(COLUMN, x->dout, x->dbias, ND_DTYPE_F32))
+OP(ce_stats, nd_is_act(x->logits) && x->valid <= x->logits.shape[1])
+OP(accumulate, x->acc.dtype == ND_DTYPE_F32 && nd_is_act(x->x))
+OP(cast, nd_is_act(x->out) && nd_is_act(x->x))
+OP(axpy, nd_is_act(x->out) && is_like(x->x, x->out))
 UNCHECKED_OP(attention_delta)
 UNCHECKED_OP(lse_merge)
 UNCHECKED_OP(ce_rescale)
@@ -219,18 +166,6 @@ static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args
 
 static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};
 
-/* The planner's queries, but for the scratch of attention, of which a GPU's plans know more. */
-static nd_ops make_table(bool deterministic)
-{
-    nd_ops ops = nd_ops_cuda_planner(deterministic);
-    ops.prepare = &prepare_ops;
-    ops.attention_scratch = nd_cuda_sdpa_scratch;
-#define SET_OP(op, unused) ops.op = op;
-    ND_EACH_OP(SET_OP, )
-#undef SET_OP
-    return ops;
-}
-
 static void context_destroy(void *native)
 {
     nd_cuda_context *context = native;
@@ -249,7 +184,12 @@ static nd_status context_create(nd_device *device, bool deterministic)
     nd_status status = ND_OK;
     ND_TRY(nd_cuda_info_of(device, &info));
     ND_TRY(ND_ALLOC(1, &context));
-    context->ops = make_table(deterministic);
+    context->ops = nd_ops_cuda_planner(deterministic);
+    context->ops.prepare = &prepare_ops;
+    context->ops.attention_scratch = nd_cuda_sdpa_scratch; /* a GPU's plans know more of it */
+#define SET_OP(op, unused) context->ops.op = op;
+    ND_EACH_OP(SET_OP, )
+#undef SET_OP
     context->device = device;
     context->capability = info.major * 10 + info.minor;
     context->deterministic = deterministic;
