@@ -33,19 +33,31 @@ static void note_scratch(nd_cuda_context *context, size_t bytes)
     }
 }
 
-static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args,
-                           const int32_t *owners)
+/* The plain kernels compute a call, or those of its rows that have no owner in `owners`. */
+static nd_status run_plain(nd_stream *stream, const nd_sdpa_call *c, const int32_t *owners)
 {
-    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args, owners);
-    return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
+    const nd_attention_bwd_args *x = &c->x;
+    const nd_attention_fwd_args forward = {.attention = x->attention,
+                                           .out = x->out,
+                                           .lse = x->lse,
+                                           .q = x->q,
+                                           .k = x->k,
+                                           .v = x->v,
+                                           .first_key = x->first_key,
+                                           .end_key = x->end_key};
+    nd_cuda_queue queue = nd_cuda_stream(stream);
+    int launched = c->backward ? nd_cuda_attention_plain_bwd(queue, x, owners)
+                               : nd_cuda_attention_plain_fwd(queue, &forward, owners);
+    return nd_cuda_op_done(stream, c->backward ? "attention_plain_bwd" : "attention_plain_fwd",
+                           (cudaError_t)launched);
 }
 
 /* Assigns the scratch. */
-static nd_status place(nd_sdpa_call *c, void *scratch)
+static nd_status place(nd_sdpa_call *c)
 {
     const nd_sdpa_layout *l = &c->layout;
     ND_TRY(nd_sdpa_check_scratch(c, l->end));
-    c->scratch = scratch;
+    c->scratch = c->x.scratch;
     if (c->through_q) {
         c->to_q.data = c->scratch + l->dq;
     }
@@ -140,11 +152,14 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
     return move_stats(stream, c, p);
 }
 
-static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args,
-                           const int32_t *owners)
+static nd_status forward_pieces(nd_stream *stream, const nd_sdpa_call *c)
 {
-    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args, owners);
-    return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
+    nd_sdpa_walk walk = {0};
+    nd_sdpa_piece p;
+    while (nd_sdpa_next(&c->cut, &walk, &p)) {
+        ND_TRY(forward_piece(stream, c, &p));
+    }
+    return ND_OK;
 }
 
 /* Adds up the gradient of some rows over their keys: the first piece of these rows begins the sum,
@@ -222,15 +237,6 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
         ND_TRY(store(stream, c->x.dv, c->sum_v, false));
     }
     return ND_OK;
-}
-
-static nd_status check_delta(const nd_sdpa_call *c)
-{
-    return c->x.delta.data || cudnn_takes(c)
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL,
-                         "attention's backward without delta needs tensors at multiples of 16 "
-                         "bytes, with strides of multiples of 8 elements, and no first_key");
 }
 
 /*
@@ -357,19 +363,18 @@ static nd_status compute(check *c, int side, bool *taken)
                                             .add_kv = true};
     nd_sdpa_call calls[] = {nd_sdpa_forward_call(c->context, &forward),
                             {.context = c->context, .backward = true, .x = backward}};
-    nd_cuda_queue queue = nd_cuda_stream(&c->stream);
-    const int32_t *owners = NULL;
-    int launched = 0;
-    for (int i = 0; i < 2 && *taken && !launched; i++) {
+    for (int i = 0; i < 2 && *taken; i++) {
+        const int32_t *owners = NULL;
         *taken = side == 1 || nd_documents_take(&calls[i]);
         if (*taken && side == 0) {
             ND_TRY(nd_documents_run(&c->stream, &calls[i], c->memory + c->used, &owners));
         }
-        launched = i == 0 ? nd_cuda_attention_plain_fwd(queue, &forward, owners)
-                          : nd_cuda_attention_plain_bwd(queue, &backward, owners);
-        launched = launched || i == 1 ? launched : nd_cuda_attention_delta(queue, &delta, NULL);
+        ND_TRY(run_plain(&c->stream, &calls[i], owners));
+        if (i == 0) {
+            int launched = nd_cuda_attention_delta(nd_cuda_stream(&c->stream), &delta, NULL);
+            ND_TRY(nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched));
+        }
     }
-    ND_TRY(nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched));
     return nd_stream_sync(&c->stream);
 }
 
@@ -463,22 +468,19 @@ static bool documents_are_right(nd_cuda_context *context, const nd_attention *of
     return right;
 }
 
-/* Whether documents stay cuDNN's. */
-static bool keeps_documents(nd_cuda_context *context, const nd_attention *a)
-{
-    const int bit = 1 << (2 * (int)a->documents + (a->window > 0));
-    if (!(context->documents_checked & bit)) {
-        context->documents_checked |= bit;
-        context->no_documents |= !documents_are_right(context, a);
-    }
-    return !context->no_documents;
-}
-
-/* A call that cuDNN takes, or one of the plain kernels, which need nothing. */
+/* Plans a call that cuDNN takes. The plain kernels need nothing for the others. cuDNN takes calls
+ * of separate documents only after it was found to compute such calls rightly. */
 static nd_status prepare_call(nd_sdpa_call *c)
 {
     nd_cuda_context *context = c->context;
-    if (nd_documents_take(c) && keeps_documents(context, &c->x.attention)) {
+    const nd_attention *a = &c->x.attention;
+    const int bit = 1 << (2 * (int)a->documents + (a->window > 0));
+    bool documents = nd_documents_take(c);
+    if (documents && !(context->documents_checked & bit)) {
+        context->documents_checked |= bit;
+        context->no_documents |= !documents_are_right(context, a);
+    }
+    if (documents && !context->no_documents) {
         note_scratch(context, c->documents.end);
     } else if (cudnn_takes(c)) {
         ND_TRY(nd_sdpa_plan(c));
@@ -487,65 +489,56 @@ static nd_status prepare_call(nd_sdpa_call *c)
         context->plain_documents |= c->x.first_key.data != NULL;
         nd_sdpa_call open = *c;
         open.x.attention.window = 0;
-        context->plain_windows |= c->x.attention.window > 0 && cudnn_takes(&open);
+        context->plain_windows |= a->window > 0 && cudnn_takes(&open);
         return ND_OK;
     }
     context->attention_prepared = true;
     return ND_OK;
 }
 
+/* Rows without a key, which cuDNN does not take. */
+static nd_status run_blind(nd_stream *stream, const nd_sdpa_call *c)
+{
+    nd_sdpa_call blind = *c;
+    blind.x.attention.sq = c->cut.blind;
+    blind.x.dk = blind.x.delta = (nd_tensor){0};
+    blind.x.lse.shape[2] = c->cut.blind;
+    blind.x.add_kv = false;
+    return c->cut.blind > 0 ? run_plain(stream, &blind, NULL) : ND_OK;
+}
+
+static nd_status run_or_prepare(nd_stream *stream, nd_sdpa_call *c, bool prepare)
+{
+    const int32_t *owners = NULL;
+    if (prepare) {
+        return prepare_call(c);
+    }
+    const bool documents = nd_documents_take(c);
+    if (documents || !cudnn_takes(c)) {
+        ND_TRY(documents ? nd_documents_run(stream, c, c->x.scratch, &owners) : ND_OK);
+        return run_plain(stream, c, owners);
+    }
+    ND_TRY(nd_sdpa_plan(c));
+    ND_TRY(place(c));
+    ND_TRY(run_blind(stream, c));
+    return c->backward ? backward_pieces(stream, c) : forward_pieces(stream, c);
+}
+
 nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args, bool prepare)
 {
     nd_sdpa_call c = nd_sdpa_forward_call(nd_cuda_context_of(stream->device), args);
-    nd_sdpa_walk walk = {0};
-    nd_sdpa_piece p;
-    if (prepare) {
-        return prepare_call(&c);
-    }
-    const bool documents = nd_documents_take(&c);
-    const int32_t *owners = NULL;
-    if (documents || !cudnn_takes(&c)) {
-        ND_TRY(documents ? nd_documents_run(stream, &c, args->scratch, &owners) : ND_OK);
-        return plain_fwd(stream, args, owners);
-    }
-    ND_TRY(nd_sdpa_plan(&c));
-    ND_TRY(place(&c, args->scratch));
-    if (c.cut.blind > 0) {
-        nd_attention_fwd_args blind = *args;
-        blind.attention.sq = c.cut.blind;
-        blind.lse.shape[2] = c.cut.blind;
-        ND_TRY(plain_fwd(stream, &blind, NULL));
-    }
-    while (nd_sdpa_next(&c.cut, &walk, &p)) {
-        ND_TRY(forward_piece(stream, &c, &p));
-    }
-    return ND_OK;
+    return run_or_prepare(stream, &c, prepare);
 }
 
 nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args, bool prepare)
 {
     nd_sdpa_call c = {.context = nd_cuda_context_of(stream->device), .backward = true, .x = *args};
-    ND_TRY(check_delta(&c));
-    if (prepare) {
-        return prepare_call(&c);
+    if (!c.x.delta.data && !cudnn_takes(&c)) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "attention's backward without delta needs tensors at multiples of 16 "
+                       "bytes, with strides of multiples of 8 elements, and no first_key");
     }
-    const bool documents = nd_documents_take(&c);
-    const int32_t *owners = NULL;
-    if (documents || !cudnn_takes(&c)) {
-        ND_TRY(documents ? nd_documents_run(stream, &c, args->scratch, &owners) : ND_OK);
-        return plain_bwd(stream, args, owners);
-    }
-    ND_TRY(nd_sdpa_plan(&c));
-    ND_TRY(place(&c, args->scratch));
-    if (c.cut.blind > 0) {
-        nd_attention_bwd_args blind = *args;
-        blind.attention.sq = c.cut.blind;
-        blind.dk = blind.delta = (nd_tensor){0};
-        blind.lse.shape[2] = c.cut.blind;
-        blind.add_kv = false;
-        ND_TRY(plain_bwd(stream, &blind, NULL));
-    }
-    return backward_pieces(stream, &c);
+    return run_or_prepare(stream, &c, prepare);
 }
 
 /* Scratch of a block of contiguous tensors, by its plans; 0 when they cannot be made: the call

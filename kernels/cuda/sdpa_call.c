@@ -13,7 +13,8 @@ nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_f
                                 .out = x->out,
                                 .lse = x->lse,
                                 .first_key = x->first_key,
-                                .end_key = x->end_key}};
+                                .end_key = x->end_key,
+                                .scratch = x->scratch}};
 }
 
 bool nd_sdpa_is_aligned(nd_tensor t)
