@@ -137,18 +137,6 @@ static const char *key_format(const nd_lt_key *key, char *buffer, size_t size)
     return buffer;
 }
 
-/* The library fills only the entries whose state is success. */
-static int keep_valid(cublasLtMatmulHeuristicResult_t *results, int count)
-{
-    int valid = 0;
-    for (int i = 0; i < count; i++) {
-        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
-            results[valid++] = results[i];
-        }
-    }
-    return valid;
-}
-
 /* Makes the descriptor, the layouts and up to `wanted` algorithms, best first, for a plan of the
  * table. *found is at least 1 on success. Until a product sets its scales, their pointers lead into
  * the workspace. */
@@ -157,13 +145,18 @@ static nd_status init_plan(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *pla
 {
     const nd_lt_library *l = &lt->library;
     cublasLtMatmulPreferenceOpaque_t preference;
+    int filled = 0;
     memset(plan, 0, sizeof *plan);
     ND_TRY(describe(l, &key, lt->workspace, plan));
     ND_TRY(prefer(l, &key, &preference));
-    *found = 0;
     cublasStatus_t status = l->heuristic(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
-                                         &plan->d, &preference, wanted, results, found);
-    *found = status == CUBLAS_STATUS_SUCCESS ? keep_valid(results, *found) : 0;
+                                         &plan->d, &preference, wanted, results, &filled);
+    *found = 0;
+    for (int i = 0; i < filled && status == CUBLAS_STATUS_SUCCESS; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) { /* only these entries are filled */
+            results[(*found)++] = results[i];
+        }
+    }
     if (*found == 0) {
         char form[256];
         return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
@@ -203,20 +196,15 @@ static nd_status restore_plan(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan 
     return ND_OK;
 }
 
-static uint32_t hash_of(const nd_lt_key *key)
-{
-    const unsigned char *bytes = (const unsigned char *)key;
-    uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < sizeof *key; i++) {
-        hash = (hash ^ bytes[i]) * 16777619u;
-    }
-    return hash;
-}
-
 /* The place of a form in the table: its plan, or a free one. */
 static nd_lt_plan *slot_of(nd_lt *lt, const nd_lt_key *key)
 {
-    uint32_t at = hash_of(key) % ND_LT_PLANS;
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t i = 0; i < sizeof *key; i++) {
+        hash = (hash ^ bytes[i]) * 16777619u;
+    }
+    uint32_t at = hash % ND_LT_PLANS;
     while (lt->plans[at].used && memcmp(&lt->plans[at].record.key, key, sizeof *key) != 0) {
         at = (at + 1) % ND_LT_PLANS;
     }

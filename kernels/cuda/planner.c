@@ -158,17 +158,6 @@ bool nd_sdpa_fits(const nd_attention *a, int64_t ordered)
            (c.blind == 0 && c.band_count == 1 && c.bands[0].causal && c.bands[0].whole);
 }
 
-/* True where nd_sdpa_fits is, however a deterministic backward cuts the block. */
-static bool always_fits(const nd_attention *a)
-{
-    const nd_sdpa_cut c = nd_sdpa_cut_block(a, 0, false);
-    bool one_row = false;
-    for (int i = 0; i < c.band_count; i++) {
-        one_row |= leaves_one_row(&c.bands[i], TILE);
-    }
-    return a->window == 0 && !one_row;
-}
-
 static void find_keys(const nd_sdpa_band *b, int64_t row_tile, int64_t key_tile, nd_sdpa_piece *p)
 {
     int64_t before = prefix_tiles(b), square = key_tile - before;
@@ -277,20 +266,15 @@ static int64_t bytes_of_kv_head(const nd_attention *a)
     return a->batch * (a->heads / a->kv_heads) * (a->sq * row + a->sk * key);
 }
 
-static int64_t kv_heads_of_call(const nd_attention *a)
-{
-    const int64_t most = nd_max(ND_DOCUMENTS_BYTES / nd_max(bytes_of_kv_head(a), 1), 1);
-    int64_t kvs = nd_min(most, a->kv_heads);
-    while (a->kv_heads % kvs != 0) {
-        kvs--;
-    }
-    return kvs;
-}
-
 nd_documents nd_documents_of(const nd_attention *a, size_t workspace, bool backward)
 {
     const int64_t all = a->sq + a->sk, tokens = a->batch * a->sq;
-    nd_documents d = {.batch = a->batch, .rows = a->sq, .keys = a->sk, .kvs = kv_heads_of_call(a)};
+    nd_documents d = {.batch = a->batch, .rows = a->sq, .keys = a->sk};
+    d.kvs = nd_max(ND_DOCUMENTS_BYTES / nd_max(bytes_of_kv_head(a), 1), 1);
+    d.kvs = nd_min(d.kvs, a->kv_heads);
+    while (a->kv_heads % d.kvs != 0) { /* all calls have as many KV heads */
+        d.kvs--;
+    }
     const int64_t heads = d.kvs * (a->heads / a->kv_heads);
     const int64_t keys = backward ? a->batch * a->sk * d.kvs * a->head_dim : 0;
     size_t at = nd_round_up_bytes(workspace, 256);
@@ -390,11 +374,16 @@ static size_t attention_cached_scratch(const nd_device *device, const nd_attenti
     return 0;
 }
 
-/* The plain kernels read delta, and may compute a backward, which depends on the window and the
- * rows. */
+/* The plain kernels read delta. They compute a backward that nd_sdpa_fits refuses, for its window
+ * or for a single row, which depends on how a deterministic backward cuts the block. */
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
-    return !nd_cuda_sdpa_is_cudnn(a, act) || !always_fits(a);
+    const nd_sdpa_cut c = nd_sdpa_cut_block(a, 0, false);
+    bool plain = !nd_cuda_sdpa_is_cudnn(a, act) || a->window > 0;
+    for (int i = 0; i < c.band_count; i++) {
+        plain |= leaves_one_row(&c.bands[i], TILE);
+    }
+    return plain;
 }
 
 /* Of an FP8 product. */
