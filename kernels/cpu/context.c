@@ -32,20 +32,10 @@ static bool shows_amx_bf16(void)
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1);
 }
 
-/* Leaf 0x1d: EAX is the last palette of tiles. A virtual machine may show AMX without any, and its
- * tile instructions then end a process. The kernel must grant the 8 KiB tile state as well. */
-static bool may_use_amx_bf16(void)
+nd_cpu_isa nd_cpu_isa_detect(void)
 {
     const long arch_request_permission = 0x1023, tile_data = 18;
     unsigned a, b, c, d;
-    if (!shows_amx_bf16() || !__get_cpuid_count(0x1d, 0, &a, &b, &c, &d) || a < 1) {
-        return false;
-    }
-    return syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
-}
-
-nd_cpu_isa nd_cpu_isa_detect(void)
-{
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
         return ND_CPU_ISA_BASELINE;
@@ -57,7 +47,11 @@ nd_cpu_isa nd_cpu_isa_detect(void)
     if (!__builtin_cpu_supports("avx512bf16")) {
         return ND_CPU_ISA_AVX512;
     }
-    return may_use_amx_bf16() ? ND_CPU_ISA_AMX : ND_CPU_ISA_AVX512_BF16;
+    /* Leaf 0x1d: EAX is the last palette of tiles. A virtual machine may show AMX without any, and
+     * its tile instructions then end a process. The kernel must grant the 8 KiB tile state too. */
+    const bool amx = shows_amx_bf16() && __get_cpuid_count(0x1d, 0, &a, &b, &c, &d) && a >= 1 &&
+                     syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
+    return amx ? ND_CPU_ISA_AMX : ND_CPU_ISA_AVX512_BF16;
 }
 
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
@@ -196,13 +190,13 @@ static void describe_products(nd_cpu_context *context)
     if (context->gemm) {
         snprintf(context->products, most, "BF16 and FP8 products by ndtrain's %s, F32 by oneDNN %s",
                  own[context->isa], version);
-    } else if (context->vectors >= ND_CPU_ISA_AVX512_BF16) {
-        snprintf(context->products, most, "BF16 and F32 products by oneDNN %s, FP8 widened to F32",
-                 version);
-    } else {
-        snprintf(context->products, most, "F32 products by oneDNN %s, BF16 and FP8 widened to F32",
-                 version);
+        return;
     }
+    snprintf(context->products, most,
+             context->vectors >= ND_CPU_ISA_AVX512_BF16
+                 ? "BF16 and F32 products by oneDNN %s, FP8 widened to F32"
+                 : "F32 products by oneDNN %s, BF16 and FP8 widened to F32",
+             version);
 }
 
 static bool is_set(const char *variable)

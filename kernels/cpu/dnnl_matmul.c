@@ -222,16 +222,6 @@ static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
 
 /* columns with gaps */
 
-/*
- * oneDNN 3.7 takes c of one column, or op(a) of one row that is stored as a column, for dense: it
- * reads and writes adjacent elements where the stride is larger. Every F32 and BF16 product of its
- * AVX-512 kernels is affected.
- */
-static bool has_column_with_gaps(const nd_dnnl_product *p)
-{
-    return (p->n == 1 && p->ldc > 1) || (p->m == 1 && p->a_transposed && p->lda > 1);
-}
-
 static float element(const nd_dnnl_product *p, const void *x, int64_t row, int64_t column,
                      int64_t ld, bool transposed)
 {
@@ -240,7 +230,12 @@ static float element(const nd_dnnl_product *p, const void *x, int64_t row, int64
                                  : nd_bf16_to_f32(((const nd_bf16 *)x)[at]);
 }
 
-/* Such a product by plain loops. It is one row or column, at an edge of larger ones. */
+/*
+ * Computes a product of a column with gaps by plain loops. oneDNN 3.7 takes c of one column, or
+ * op(a) of one row that is stored as a column, for dense: it reads and writes adjacent elements
+ * where the stride is larger. Every F32 and BF16 product of its AVX-512 kernels is affected. It is
+ * one row or column, at an edge of larger ones.
+ */
 static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, const void *b)
 {
     for (int64_t i = 0; i < p->m * p->n; i++) {
@@ -343,7 +338,8 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
                          const void *b)
 {
     call it = {dnnl, product, c, a, b, ND_OK};
-    if (has_column_with_gaps(product)) {
+    if ((product->n == 1 && product->ldc > 1) ||
+        (product->m == 1 && product->a_transposed && product->lda > 1)) {
         multiply_plainly(product, c, a, b);
         return ND_OK;
     }

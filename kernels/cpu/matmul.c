@@ -321,14 +321,6 @@ nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
                                       : product_plain(stream, args, &p);
 }
 
-/* A form costs as much memory as the weight in BF16. */
-static bool keeps_packed(const nd_cpu_context *context, int64_t m)
-{
-    return context->gemm && context->packing != ND_CPU_PACKING_ANEW &&
-           (context->packing == ND_CPU_PACKING_KEPT ||
-            m <= nd_gemm_most_packed_rows(context->gemm));
-}
-
 static nd_form_rule form_of(const nd_cpu_context *context, const nd_form_need *need)
 {
     const bool codes = nd_dtype_is_fp8(need->stored), fp8 = nd_dtype_is_fp8(need->format);
@@ -337,8 +329,11 @@ static nd_form_rule form_of(const nd_cpu_context *context, const nd_form_need *n
     if (fp8 && !codes && (!context->gemm || need->measured)) {
         return (nd_form_rule){ND_FORM_BY_OP, (size_t)(need->rows * need->columns)};
     }
-    if (is_b && need->uses > 1 && keeps_packed(context, need->others) &&
-        (need->stored == ND_DTYPE_BF16 || codes)) {
+    /* A packed form costs as much memory as the weight in BF16. */
+    const bool keeps = context->gemm && context->packing != ND_CPU_PACKING_ANEW &&
+                       (context->packing == ND_CPU_PACKING_KEPT ||
+                        need->others <= nd_gemm_most_packed_rows(context->gemm));
+    if (is_b && need->uses > 1 && keeps && (need->stored == ND_DTYPE_BF16 || codes)) {
         const bool transposed = need->role == ND_W_OF_Y;
         return (nd_form_rule){ND_FORM_BY_PRODUCT,
                               nd_gemm_packed_bytes(context->gemm,

@@ -72,15 +72,6 @@ static void backward_blocks(const nd_row_ops *rows, const void *arg, int64_t beg
     }
 }
 
-/* As many blocks as the partial sums have room for, at most 32 and none without a row: a matter of
- * shape alone. */
-static int64_t block_count(int64_t n, int64_t C)
-{
-    const int64_t room = ND_CPU_NORM_COLUMNS / C;
-    ND_ASSERT(room > 0); /* nd_op_limits.hidden */
-    return nd_min(nd_min(n, 32), room);
-}
-
 nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
 {
     const nd_tensor dy = args->dy, dres = args->dres;
@@ -93,7 +84,11 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     ND_ASSERT(nd_is_vector(args->weight, dy.dtype, C) && nd_is_vector(args->rstd, ND_DTYPE_F32, n));
     ND_ASSERT(!args->dots.data || nd_is_vector(args->dots, ND_DTYPE_F32, n));
     _Atomic uint32_t most = args->amax ? nd_size_bits(*args->amax) : 0;
-    const backward w = {args, block_count(n, C), (float *)context->partials, &most};
+    /* As many blocks as the partial sums have room for, at most 32 and none without a row: their
+     * number follows from the shape alone. */
+    const int64_t room = ND_CPU_NORM_COLUMNS / C;
+    const backward w = {args, nd_min(nd_min(n, 32), room), (float *)context->partials, &most};
+    ND_ASSERT(room > 0); /* nd_op_limits.hidden */
     if (n > 0) {
         nd_cpu_each(stream, w.blocks, n / w.blocks * C, backward_blocks, &w);
     }

@@ -74,16 +74,6 @@ static uint32_t bit_of(uint32_t value)
     return (uint32_t)1 << value % 32;
 }
 
-static void sleep_while(_Atomic uint32_t *word, uint32_t value, uint32_t bits)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, value, NULL, NULL, bits);
-}
-
-static void wake(_Atomic uint32_t *word, int count, uint32_t bits)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, count, NULL, NULL, bits);
-}
-
 static void pause_briefly(void)
 {
 #if defined __x86_64__ || defined __i386__
@@ -104,7 +94,8 @@ static inline void wait_until(const nd_team *team, nd_team_count *count, uint32_
     }
     atomic_fetch_add(&count->sleepers, 1);
     for (uint32_t now; ((now = atomic_load(&count->value)) == value) != equal;) {
-        sleep_while(&count->value, now, equal ? bit_of(value) : FUTEX_BITSET_MATCH_ANY);
+        syscall(SYS_futex, &count->value, FUTEX_WAIT_BITSET_PRIVATE, now, NULL, NULL,
+                equal ? bit_of(value) : FUTEX_BITSET_MATCH_ANY);
     }
     atomic_fetch_sub(&count->sleepers, 1);
 }
@@ -118,7 +109,8 @@ void nd_team_wait(const nd_team *team, nd_team_count *count, uint32_t value)
 static void wake_sleepers(nd_team_count *count, uint32_t value, int threads)
 {
     if (atomic_load(&count->sleepers) > 0) {
-        wake(&count->value, threads, bit_of(value));
+        syscall(SYS_futex, &count->value, FUTEX_WAKE_BITSET_PRIVATE, threads, NULL, NULL,
+                bit_of(value));
     }
 }
 
@@ -145,14 +137,6 @@ static bool take(nd_team *team, int r, int64_t *piece)
     return true;
 }
 
-static void finish(nd_team *team)
-{
-    const uint32_t pieces = (uint32_t)team->pieces;
-    if (atomic_fetch_add(&team->finished.value, 1) + 1 == pieces) {
-        wake_sleepers(&team->finished, pieces, 1);
-    }
-}
-
 /* Does the pieces of its own range first, then those that are left in other ranges. */
 static void work(nd_team *team, int index)
 {
@@ -161,7 +145,10 @@ static void work(nd_team *team, int index)
         const int r = (index + i) % width;
         for (int64_t piece; take(team, r, &piece);) {
             team->body(team->arg, piece);
-            finish(team);
+            const uint32_t pieces = (uint32_t)team->pieces;
+            if (atomic_fetch_add(&team->finished.value, 1) + 1 == pieces) {
+                wake_sleepers(&team->finished, pieces, 1);
+            }
         }
     }
 }
@@ -271,25 +258,18 @@ void nd_team_destroy(nd_team *team)
     free(team);
 }
 
-/* Faults stay open: the kernel sends one to the thread that caused it, and ends the process without
- * calling the handler where that thread blocks it. */
-static sigset_t all_but_faults(void)
-{
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-    sigset_t set;
-    sigfillset(&set);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        sigdelset(&set, faults[i]);
-    }
-    return set;
-}
-
-/* Starts as many as possible; the result is 0, or what pthread_create returned in the end. */
+/* Starts as many as possible; the result is 0, or what pthread_create returned in the end. The
+ * threads block all signals but faults: the kernel sends a fault to the thread that caused it, and
+ * ends the process without calling the handler where that thread blocks it. */
 static int start_members(nd_team *team, const pthread_attr_t *attributes)
 {
-    const sigset_t blocked = all_but_faults();
-    sigset_t before;
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigset_t blocked, before;
     int code = 0;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        sigdelset(&blocked, faults[i]);
+    }
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (code == 0 && team->started < team->threads - 1) {
         member *next = &team->members[team->started + 1];
