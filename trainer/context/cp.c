@@ -34,14 +34,6 @@ static nd_dims dims_of_heads(const nd_rank *rank, const nd_dims *tokens)
     return d;
 }
 
-static const nd_cp_method *method_of(const nd_rank *rank)
-{
-    const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-    return size == 1       ? &nd_cp_method_local
-           : gathers(rank) ? &nd_cp_method_gather
-                           : &nd_cp_method_ring;
-}
-
 static void plan_ulysses(nd_cp *cp, nd_memplan *plan)
 {
     nd_cp_ulysses *u = &cp->ulysses;
@@ -68,7 +60,9 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *tokens, bool separate, 
 {
     *cp = (nd_cp){.rank = rank, .tokens = *tokens, .separate = separate};
     cp->dims = dims_of_heads(rank, tokens);
-    cp->method = method_of(rank);
+    cp->method = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1 ? &nd_cp_method_local
+                 : gathers(rank)                                   ? &nd_cp_method_gather
+                                                                   : &nd_cp_method_ring;
     plan_ulysses(cp, plan);
     nd_cp_plan_method(cp, plan);
 }

@@ -195,18 +195,6 @@ static nd_status block_forward(nd_cp *cp, const nd_attention_block *block, nd_te
     return ND_OK;
 }
 
-/* All blocks of an exchange in one step. */
-static nd_status blocks_forward(nd_cp *cp, nd_tensor qkv, const kv_source *kv, nd_tensor o,
-                                const float *lse)
-{
-    nd_attention_block blocks[ND_CP_BLOCKS];
-    const int count = blocks_of(cp, 0, kv->rows, blocks);
-    for (int i = 0; i < count; i++) {
-        ND_TRY(block_forward(cp, &blocks[i], qkv, kv, o, lse));
-    }
-    return ND_OK;
-}
-
 /* k and v columns of qkv, packed to rows of 2 K D. */
 static nd_status pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
 {
@@ -475,35 +463,71 @@ static nd_status gather_finish(nd_cp *cp)
     return ND_OK;
 }
 
-static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+/* gather and local, where all keys are there at once */
+
+/* Keys and values, or their gradients, among the columns of a projection. */
+static kv_source local_source(const nd_cp *cp, nd_tensor qkv)
 {
-    kv_source kv;
-    ND_TRY(gather_kv(cp, qkv, &kv));
-    return blocks_forward(cp, qkv, &kv, o, lse);
+    const nd_dims *d = &cp->dims;
+    const int64_t k = d->H * d->D, v = k + d->K * d->D;
+    return (kv_source){qkv.data, qkv.dtype, d->s, qkv.stride[0], k, v, cp->sight.first_keys};
 }
 
-static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
+/* All keys that the queries see: in the projection, or gathered. */
+static nd_status find_keys(nd_cp *cp, nd_tensor qkv, kv_source *out)
 {
-    const nd_tensor sums = gradients_of(cp).global;
+    if (!cp->method->in_place) {
+        return gather_kv(cp, qkv, out);
+    }
+    *out = local_source(cp, qkv);
+    return ND_OK;
+}
+
+static nd_status forward_at_once(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+{
+    nd_attention_block blocks[ND_CP_BLOCKS];
     kv_source kv;
+    ND_TRY(find_keys(cp, qkv, &kv));
+    const int count = blocks_of(cp, 0, kv.rows, blocks);
+    for (int i = 0; i < count; i++) {
+        ND_TRY(block_forward(cp, &blocks[i], qkv, &kv, o, lse));
+    }
+    return ND_OK;
+}
+
+/* The gradients of gathered keys are sums over the blocks, which then go to the keys' ranks. */
+static nd_status backward_at_once(nd_cp *cp, const nd_cp_backward *b)
+{
+    const nd_dims *d = &cp->dims;
+    const bool sums = !cp->method->in_place;
+    const size_t bytes = (size_t)(d->B * d->S * 2 * d->K * d->D) * sizeof *cp->dkv_global;
     const block_gradients to = {
         .dq = b->dqkv,
-        .dkv = buffer_source(cp, sums.data, ND_DTYPE_F32, cp->dims.S),
-        .add_kv = true,
+        .dkv = sums ? buffer_source(cp, cp->dkv_global, ND_DTYPE_F32, d->S)
+                    : local_source(cp, b->dqkv),
+        .add_kv = sums,
     };
+    kv_source kv;
     ND_TRY(make_delta(cp, b->o, b->dout));
-    ND_TRY(gather_kv(cp, b->qkv, &kv));
-    ND_TRY(nd_zero(&cp->rank->stream, sums.data, nd_tensor_bytes(sums)));
+    ND_TRY(find_keys(cp, b->qkv, &kv));
+    ND_TRY(sums ? nd_zero(&cp->rank->stream, cp->dkv_global, bytes) : ND_OK);
     ND_TRY(blocks_backward(cp, 0, b, &kv, &to));
-    return return_gradients(cp);
+    return sums ? return_gradients(cp) : ND_OK;
 }
 
 const nd_cp_method nd_cp_method_gather = {
     .plan = gather_plan,
     .blocks = nd_cp_blocks_gathered,
-    .forward = gather_forward,
-    .backward = gather_backward,
+    .forward = forward_at_once,
+    .backward = backward_at_once,
     .finish = gather_finish,
+};
+
+const nd_cp_method nd_cp_method_local = {
+    .blocks = nd_cp_blocks_ring,
+    .in_place = true,
+    .forward = forward_at_once,
+    .backward = backward_at_once,
 };
 
 /* ring */
@@ -527,24 +551,29 @@ static void ring_plan(nd_cp *cp, nd_memplan *plan)
     nd_memplan_also(plan, lse, rows, &cp->part_lse);
 }
 
-/* Begins one hop of the ring: `from` goes to the next rank, `to` arrives from the one before. */
-static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_event *done)
+/* Begins one hop of the ring behind a step: what the step has in one of two buffers goes to the
+ * next rank, and the other buffer is filled by the rank before. */
+static nd_status hop(nd_cp *cp, int step, void *const buffers[2], nd_dtype dtype, nd_event *done)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     int next = (comm->index + 1) % comm->size, before = (comm->index + comm->size - 1) % comm->size;
-    ND_COMM(r, comm, exchange, done, .send = from, .recv = to, .count = d->T * 2 * d->K * d->D,
-            .dtype = dtype, .to = next, .from = before);
+    ND_COMM(r, comm, exchange, done, .send = buffers[step % 2], .recv = buffers[(step + 1) % 2],
+            .count = d->T * 2 * d->K * d->D, .dtype = dtype, .to = next, .from = before);
     return ND_OK;
 }
 
-static kv_source visiting_kv(const nd_cp *cp, int step)
+/* kv: the keys that visit in this step. Those of the next one are there when they have arrived. */
+static nd_status begin_step(nd_cp *cp, int step, kv_source *kv, nd_event *arrived)
 {
     const nd_dims *d = &cp->dims;
-    kv_source kv = buffer_source(cp, cp->visiting[step % 2], d->act, d->s);
-    kv.bounds = kv.bounds ? kv.bounds + step * ND_CP_BOUNDS * d->T : NULL;
-    return kv;
+    *arrived = (nd_event){0};
+    *kv = buffer_source(cp, cp->visiting[step % 2], d->act, d->s);
+    kv->bounds = kv->bounds ? kv->bounds + step * ND_CP_BOUNDS * d->T : NULL;
+    return step + 1 < cp->rank->groups.by_kind[ND_GROUP_CP]->size
+               ? hop(cp, step, cp->visiting, d->act, arrived)
+               : ND_OK;
 }
 
 static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
@@ -556,12 +585,10 @@ static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
     nd_tensor part = nd_tensor_2d(cp->part, d->act, d->T, d->H * d->D);
     ND_TRY(pack_kv(cp, qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
-        nd_event arrived = {0};
+        nd_event arrived;
         nd_attention_block blocks[ND_CP_BLOCKS];
-        if (step + 1 < comm->size) {
-            ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
-        }
-        kv_source kv = visiting_kv(cp, step);
+        kv_source kv;
+        ND_TRY(begin_step(cp, step, &kv, &arrived));
         const int count = blocks_of(cp, step, d->s, blocks);
         for (int b = 0; b < count; b++) {
             const nd_attention_block *block = &blocks[b];
@@ -588,17 +615,16 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     nd_tensor dq = nd_tensor_2d(cp->dq, ND_DTYPE_F32, d->T, d->H * d->D);
+    void *const dkv[] = {cp->dkv[0], cp->dkv[1]};
     size_t dkv_bytes = (size_t)(d->T * 2 * d->K * d->D) * 4;
     ND_TRY(make_delta(cp, b->o, b->dout));
     ND_TRY(nd_zero(&r->stream, dq.data, nd_tensor_bytes(dq)));
     ND_TRY(nd_zero(&r->stream, cp->dkv[0], dkv_bytes));
     ND_TRY(pack_kv(cp, b->qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
-        nd_event arrived = {0};
-        if (step + 1 < comm->size) {
-            ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
-        }
-        kv_source kv = visiting_kv(cp, step);
+        nd_event arrived;
+        kv_source kv;
+        ND_TRY(begin_step(cp, step, &kv, &arrived));
         const block_gradients to = {
             .dq = dq,
             .dkv = buffer_source(cp, cp->dkv[step % 2], ND_DTYPE_F32, d->s),
@@ -608,8 +634,7 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
         ND_TRY(blocks_backward(cp, step, b, &kv, &to));
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
         /* dK and dV follow their keys; the last hop brings this rank's own back. */
-        ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32,
-                   step + 1 < comm->size ? NULL : &cp->arriving.done));
+        ND_TRY(hop(cp, step, dkv, ND_DTYPE_F32, step + 1 < comm->size ? NULL : &cp->arriving.done));
     }
     ND_OP(r, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(b->dqkv, 0, d->H * d->D), .x = dq);
     cp->arrived = cp->dkv[comm->size % 2];
@@ -622,33 +647,4 @@ const nd_cp_method nd_cp_method_ring = {
     .steps = true,
     .forward = ring_forward,
     .backward = ring_backward,
-};
-
-/* Keys and values, or their gradients, among the columns of a projection. */
-static kv_source local_source(const nd_cp *cp, nd_tensor qkv)
-{
-    const nd_dims *d = &cp->dims;
-    const int64_t k = d->H * d->D, v = k + d->K * d->D;
-    return (kv_source){qkv.data, qkv.dtype, d->s, qkv.stride[0], k, v, cp->sight.first_keys};
-}
-
-static nd_status local_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
-{
-    const kv_source kv = local_source(cp, qkv);
-    return blocks_forward(cp, qkv, &kv, o, lse);
-}
-
-static nd_status local_backward(nd_cp *cp, const nd_cp_backward *b)
-{
-    const kv_source kv = local_source(cp, b->qkv);
-    const block_gradients to = {.dq = b->dqkv, .dkv = local_source(cp, b->dqkv)};
-    ND_TRY(make_delta(cp, b->o, b->dout));
-    return blocks_backward(cp, 0, b, &kv, &to);
-}
-
-const nd_cp_method nd_cp_method_local = {
-    .blocks = nd_cp_blocks_ring,
-    .in_place = true,
-    .forward = local_forward,
-    .backward = local_backward,
 };
