@@ -118,7 +118,7 @@ nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *param, int64_t begin, i
                           const float *values);
 /* Without master weights: this rank's shard of a unit's segment, as it is gathered. */
 void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind);
-/* Bytes of an element of a segment, as it is gathered: act, or codes. */
+/* The dtype of a segment as it is gathered: act, or codes. */
 nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind);
 
 /*

@@ -1,6 +1,113 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gathered weights: which slot holds which unit, its all-gathers, views into it. */
+/* Gathered weights: their memory, which slot holds which unit, its all-gathers, views into it. */
 #include "trainer/parallel/fsdp.h"
+
+#include "runtime/base/math.h"
+
+nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind)
+{
+    return kind == ND_SEGMENT_FP8 ? ND_DTYPE_U8 : fsdp->act;
+}
+
+/* Elements of a segment in a slot: those of its unit or, where blocks share slots, of the largest
+ * block, since a filter may leave a linear of one block in BF16. */
+static int64_t slot_count(const nd_fsdp *fsdp, nd_segment_kind kind, int slot)
+{
+    const bool shared = fsdp->blocks_share && slot < ND_FSDP_BLOCK_SLOTS;
+    int64_t most = 0;
+    for (int i = 0; i < fsdp->layout->unit_count; i++) {
+        const nd_unit *u = &fsdp->layout->units[i];
+        if (fsdp->slot_of_unit[i] == slot || (shared && u->kind == ND_UNIT_BLOCK)) {
+            most = nd_max(most, u->segments[kind].count);
+        }
+    }
+    return most;
+}
+
+/* Slots [first, end) are parts of one buffer for a segment. */
+static void plan_slots(nd_fsdp *fsdp, nd_segment_kind kind, const char *name, int first, int end,
+                       nd_memplan *plan)
+{
+    const size_t width = fsdp->aliased ? 0 : nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+    int64_t all = 0, before = 0;
+    for (int s = first; s < end; s++) {
+        all += slot_count(fsdp, kind, s);
+    }
+    int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, (size_t)all * width, NULL);
+    for (int s = first; s < end; s++) {
+        nd_memplan_also(plan, want, (size_t)before * width, &fsdp->slots[s].data[kind]);
+        before += slot_count(fsdp, kind, s);
+    }
+}
+
+size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < fsdp->layout->unit_count && !fsdp->aliased; u++) {
+        const nd_segment *segments = fsdp->layout->units[u].segments;
+        bytes += (size_t)segments[ND_SEGMENT_HP].count * nd_dtype_size(fsdp->act) +
+                 (size_t)segments[ND_SEGMENT_FP8].count;
+    }
+    return bytes;
+}
+
+/* What a model without master weights has in their place. */
+static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
+{
+    static const char *const names[] = {"decoder blocks, shards",
+                                        "decoder blocks, shards of codes"};
+    const nd_layout *layout = fsdp->layout;
+    int64_t landing = 0;
+    bool codes = false;
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        int64_t blocks = 0;
+        for (int u = 0; u < layout->unit_count; u++) {
+            const nd_segment *segment = &layout->units[u].segments[kind];
+            landing = nd_max(landing, segment->shard_count);
+            codes |= kind == ND_SEGMENT_FP8 && segment->count > 0;
+            blocks += layout->units[u].kind == ND_UNIT_BLOCK ? segment->shard_count : 0;
+        }
+        size_t width = nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+        nd_memplan_want(plan, ND_MEM_WEIGHTS, names[kind],
+                        fsdp->converts && fsdp->blocks_share ? (size_t)blocks * width : 0,
+                        &fsdp->kept[kind]);
+    }
+    fsdp->landing_count = fsdp->converts ? nd_min(landing, ND_FSDP_PIECE) : 0;
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read",
+                    (size_t)fsdp->landing_count * sizeof *fsdp->landing, &fsdp->landing);
+    const bool rounds = fsdp->converts && codes && fsdp->scales->from_bf16;
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read, in bf16",
+                    rounds ? (size_t)fsdp->landing_count * sizeof *fsdp->rounded : 0,
+                    &fsdp->rounded);
+}
+
+nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan)
+{
+    const nd_layout *layout = fsdp->layout;
+    fsdp->resident =
+        (layout->shards == 1 && !shares) || !fsdp->rank->config->parallel.reshard_after_forward;
+    const bool shared = !fsdp->resident && layout->block_count > ND_FSDP_BLOCK_SLOTS;
+    const int slots = shared ? ND_FSDP_BLOCK_SLOTS : layout->block_count;
+    int blocks = 0;
+    fsdp->slot_count = slots + 2; /* head, embedding */
+    fsdp->blocks_share = shared;
+    ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
+    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
+    for (int u = 0; u < layout->unit_count; u++) {
+        nd_unit_kind kind = layout->units[u].kind;
+        fsdp->slot_of_unit[u] = kind == ND_UNIT_BLOCK  ? blocks++ % slots
+                                : kind == ND_UNIT_HEAD ? slots
+                                                       : slots + 1;
+    }
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: replicated gradients",
+                    (size_t)fsdp->packed_count * 4, &fsdp->packed);
+    plan_slots(fsdp, ND_SEGMENT_HP, "decoder blocks", 0, slots, plan);
+    plan_slots(fsdp, ND_SEGMENT_FP8, "decoder blocks, fp8 codes", 0, slots, plan);
+    plan_slots(fsdp, ND_SEGMENT_HP, "embedding", slots + 1, slots + 2, plan);
+    plan_slots(fsdp, ND_SEGMENT_HP, "norm and head", slots, slots + 1, plan);
+    plan_kept(fsdp, plan);
+    return ND_OK;
+}
 
 void nd_fsdp_weights_changed(nd_fsdp *fsdp)
 {
@@ -61,12 +168,7 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
     return ND_OK;
 }
 
-nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind)
-{
-    return kind == ND_SEGMENT_FP8 ? ND_DTYPE_U8 : fsdp->act;
-}
-
-/* `elements` elements behind `base`, of what is gathered. */
+/* The place that lies `elements` elements of what is gathered behind `base`. */
 static void *behind(const nd_fsdp *fsdp, nd_segment_kind kind, void *base, int64_t elements)
 {
     return (char *)base + (size_t)elements * nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
@@ -111,13 +213,6 @@ static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, bool co
     return ND_OK;
 }
 
-/* Where element `begin` of the flat state arrays is kept. */
-static void *kept_at(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
-{
-    return behind(fsdp, p->segment, nd_fsdp_kept(fsdp, p->unit, p->segment),
-                  begin - p->unit->segments[p->segment].shard_offset);
-}
-
 /* Which element of a parameter's local block element `begin` of the flat state arrays is. */
 static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
 {
@@ -153,10 +248,12 @@ nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t c
         return nd_stream_sync(&r->stream);
     }
     ND_TRY(land(fsdp, count, values, codes, &x));
-    nd_tensor kept = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count);
+    void *shard = nd_fsdp_kept(fsdp, p->unit, p->segment);
+    const int64_t at = begin - p->unit->segments[p->segment].shard_offset;
+    const nd_tensor kept = nd_tensor_1d(behind(fsdp, p->segment, shard, at), fsdp->act, count);
     if (codes) {
-        const nd_scale_ref at = nd_scales_of_elements(s, p, local_element(fsdp, p, begin), &x);
-        nd_matrix out = nd_matrix_with(at, &s->recipe.rules[ND_W_OF_Y], x);
+        const nd_scale_ref scale = nd_scales_of_elements(s, p, local_element(fsdp, p, begin), &x);
+        nd_matrix out = nd_matrix_with(scale, &s->recipe.rules[ND_W_OF_Y], x);
         out.stored.data = kept.data;
         out.stored.dtype = out.format;
         ND_OP(r, ND_TRACE_CAST, make_form, .out = out, .x = x);
