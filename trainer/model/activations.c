@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/model/linear.h"
+#include "trainer/model/model.h"
 
 #include <stddef.h>
 

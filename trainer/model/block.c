@@ -303,8 +303,8 @@ static nd_status norm_backward(nd_block_call c, bool second)
     }
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dx,
           .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh, .dres = dres,
-          .x = second ? a->x_mid : a->x_in, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .plus = m->dims.norm_plus, .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
+          .x = second ? a->x_mid : a->x_in, .weight = norm_weight(c, id), .plus = m->dims.norm_plus,
+          .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
     return nd_block_show(c, second ? ND_DUMP_D_MIDDLE : ND_DUMP_D_INPUT, 1, 0, dx);
 }
 
@@ -323,8 +323,8 @@ static nd_status branch_gradient(nd_block_call c, nd_input input, nd_operand *ou
     ND_TRY(nd_gradient_prepare(c, input, &amax));
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = out->stored,
           .dweight = nd_block_vector_gradient(c, id, id), .dy = second ? a->dout : a->dmid,
-          .x = second ? a->out2 : a->out1, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .plus = m->dims.norm_plus, .rstd = second ? a->out2_rstd : a->out1_rstd, .amax = amax);
+          .x = second ? a->out2 : a->out1, .weight = norm_weight(c, id), .plus = m->dims.norm_plus,
+          .rstd = second ? a->out2_rstd : a->out1_rstd, .amax = amax);
     return ND_OK;
 }
 

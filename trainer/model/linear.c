@@ -61,12 +61,16 @@ static void tensor_plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_F
     }
 }
 
-static nd_status tensor_settle_gradients(nd_block_call c, const nd_linear_group *g, nd_operand *dy)
+static nd_status tensor_settle(nd_block_call c, const nd_linear_group *g, nd_role role,
+                               nd_operand *dy)
 {
     nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.rules[ND_DY_OF_DX];
     const nd_scale_ref all = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
+    if (role != ND_DY_OF_DX) {
+        return ND_OK;
+    }
     if (rule->scaling == ND_SCALING_CURRENT) {
         for (int i = 0; i < g->dx_part_count; i++) {
             if (g->dx_parts[i].fp8 && dy->known != ND_KNOWN_AMAX) {
@@ -86,8 +90,7 @@ static nd_status tensor_settle_gradients(nd_block_call c, const nd_linear_group 
     return g->travels ? nd_operand_encode(c, ND_DY_OF_DX, dy) : ND_OK;
 }
 
-const nd_linear_method nd_linear_fp8_tensor = {.plan = tensor_plan,
-                                               .settle_gradients = tensor_settle_gradients};
+const nd_linear_method nd_linear_fp8_tensor = {.plan = tensor_plan, .settle = tensor_settle};
 
 /* The method of scales of rows and columns: inputs and gradients are gathered, and kept, in BF16.
  * What tp splits of the scales is settled by one reduction for each input: before y of a
@@ -125,14 +128,19 @@ static void rows_plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_FP8
 }
 
 /* x (T, K), or dy (T, N) of all outputs. */
-static nd_status rows_settle(nd_block_call c, const nd_linear_group *g, nd_tensor all)
+static nd_status rows_settle(nd_block_call c, const nd_linear_group *g, nd_role role,
+                             nd_operand *operand)
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.rules[split_role(g)],
                        *weight = &s->recipe.rules[split_weight(g)];
+    const nd_tensor all = operand->stored;
     const int64_t rows = all.shape[0], C = m->dims.C;
     int64_t count = 0;
+    if (role != split_role(g)) {
+        return ND_OK;
+    }
     for (int i = 0; i < g->dx_part_count; i++) {
         const nd_linear_part *p = &g->dx_parts[i];
         const int64_t at = p->joint[split_role(g)], weight_at = p->joint[split_weight(g)];
@@ -153,22 +161,19 @@ static nd_status rows_settle(nd_block_call c, const nd_linear_group *g, nd_tenso
     return nd_scales_settle(s, nd_scales_joint(s, 0, count), count, rule->format, true);
 }
 
-static nd_status rows_settle_gradients(nd_block_call c, const nd_linear_group *g, nd_operand *dy)
-{
-    return g->column ? rows_settle(c, g, dy->stored) : ND_OK;
-}
-
-const nd_linear_method nd_linear_fp8_rows = {
-    .plan = rows_plan, .settle_input = rows_settle, .settle_gradients = rows_settle_gradients};
+const nd_linear_method nd_linear_fp8_rows = {.plan = rows_plan, .settle = rows_settle};
 
 /* Products. */
+
+static nd_status settle(nd_block_call c, const nd_linear_group *g, nd_role role, nd_operand *x)
+{
+    return g->method->settle ? g->method->settle(c, g, role, x) : ND_OK;
+}
 
 nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
-    if (!g->column && g->method->settle_input) {
-        ND_TRY(g->method->settle_input(c, g, x->stored));
-    }
+    ND_TRY(settle(c, g, ND_X_OF_Y, x));
     if (g->beta != 0.0f) { /* the products are added to the biases */
         const nd_tensor bias = nd_fsdp_weight(&m->fsdp, g->first_bias, g->last_bias, c.layer);
         ND_OP(m->rank, ELEMENTWISE, bias_fwd, .out = y, .bias = bias);
@@ -209,13 +214,6 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);
 }
 
-static nd_status settle_gradient(nd_linear_rest *rest)
-{
-    const nd_linear_group *g = rest->group;
-    return g->method->settle_gradients ? g->method->settle_gradients(rest->call, g, &rest->dy)
-                                       : ND_OK;
-}
-
 nd_status nd_linear_begin_gradient(nd_linear_rest *rest)
 {
     const nd_block_call c = rest->call;
@@ -225,7 +223,7 @@ nd_status nd_linear_begin_gradient(nd_linear_rest *rest)
               .dbias = nd_block_vector_gradient(c, g->first_bias, g->last_bias),
               .dout = rest->dy.stored);
     }
-    return settle_gradient(rest);
+    return settle(c, g, ND_DY_OF_DX, &rest->dy);
 }
 
 nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx)
@@ -305,7 +303,7 @@ nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor 
     if (g->column) { /* the scales of dy are settled */
         ND_TRY(nd_tp_gather(m->rank, rest.x.stored, m->work.full_a, NULL, &rest.x.stored));
     } else {
-        ND_TRY(settle_gradient(&rest));
+        ND_TRY(settle(c, g, ND_DY_OF_DX, &rest.dy));
         ND_TRY(nd_tp_gather(m->rank, rest.dy.stored, m->work.full_a, NULL, &rest.dy.stored));
     }
     return nd_linear_weight_gradient(&rest);

@@ -101,11 +101,10 @@ typedef struct nd_linear_method {
     /* Decides what else of the group follows from the recipe, and raises the bytes of the buffers
      * of products to what it needs. */
     void (*plan)(const nd_model *, nd_linear_group *, size_t bytes[ND_FP8_BUFFERS]);
-    /* Before y of a row-parallel group: settles what is found of its input x (T, K) together. */
-    nd_status (*settle_input)(nd_block_call, const nd_linear_group *, nd_tensor x);
-    /* Before the gradients dy (T, N), or (Tl, C) of a row-parallel group, are gathered: settles
-     * their scales with one reduction, and encodes them where codes travel. */
-    nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, nd_operand *dy);
+    /* Settles with one reduction the scales of an operand that are found before its products: of
+     * the input x (T, K) before y (ND_X_OF_Y), and of the gradients dy (T, N), or (Tl, C) of a
+     * row-parallel group, before they are gathered (ND_DY_OF_DX). Encodes dy where codes travel. */
+    nd_status (*settle)(nd_block_call, const nd_linear_group *, nd_role, nd_operand *);
 } nd_linear_method;
 
 extern const nd_linear_method nd_linear_fp8_tensor, nd_linear_fp8_rows;
@@ -124,12 +123,6 @@ static inline nd_linear_group *nd_linear_groups(const nd_model *model, int table
 static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_input input)
 {
     return nd_linear_groups(call.model, call.pass == ND_PASS_EVAL, call.layer) + input;
-}
-
-/* Whether the MLP is computed in several pieces of tokens. */
-static inline bool nd_mlp_has_pieces(const nd_model *model)
-{
-    return model->dims.piece < model->dims.T;
 }
 
 /* operands.c */

@@ -219,6 +219,12 @@ nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logi
  * Needs train.sample_prompt, with which the buffers are planned. Collective, as a forward is. */
 nd_status nd_model_sample(nd_model *model, nd_activation_set *set, int64_t row, float *logits);
 
+/* Whether the MLP is computed in several pieces of tokens. */
+static inline bool nd_mlp_has_pieces(const nd_model *model)
+{
+    return model->dims.piece < model->dims.T;
+}
+
 /* The functions of a stage. */
 
 /* The residual stream (Tl, C) is x + delta; delta may be absent. */

@@ -200,12 +200,6 @@ static bool may_fuse(const nd_model *m)
     return nd_recipe_is_per_tensor(&m->scales.recipe) && !m->scales.counting && !m->dump;
 }
 
-/* Whether attention makes the input, or a copy of the residual stream: these do nothing more. */
-static bool leaves_rows(const nd_model *m, nd_input input)
-{
-    return input == ND_INPUT_O || (!m->dims.pre_norm && input != ND_INPUT_DOWN);
-}
-
 nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)
 {
     const nd_model *m = c.model;
@@ -218,7 +212,9 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
                       .scale = acts.scale,
                       .known = again ? ND_KNOWN_SCALE : ND_KNOWN_NOTHING};
     *fuse = (nd_fuse){0};
-    if (!may_fuse(m) || !g->fp8 || leaves_rows(m, input)) {
+    /* Attention, and a copy of the residual stream, leave rows. */
+    const bool fuses = input == ND_INPUT_DOWN || (input != ND_INPUT_O && m->dims.pre_norm);
+    if (!may_fuse(m) || !g->fp8 || !fuses) {
         return ND_OK;
     }
     if ((again || delayed) && g->keeps) {
