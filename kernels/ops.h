@@ -93,7 +93,7 @@ typedef struct nd_adamw {
 typedef struct nd_flat_range {
     int64_t begin, end;
     bool decay;
-    /* For optimizers, on the device. */
+    /* Optimizers use these; they lie on the device. */
     nd_bf16 *copy; /* NULL, or a BF16 copy, copy[i] of element begin + i */
     float *amax;   /* NULL, or F32 (1): merged with the largest |p| afterwards, as by `amax`; only
                       where nd_ops.optimizer_measures */
@@ -121,11 +121,11 @@ typedef struct nd_kept_form {
 } nd_kept_form;
 
 /*
- * What a product reads of an operand, a view that owns nothing. BF16 or F32 as they are; or FP8:
- * value(i, j) = code(i, j) inverse[g], g = 0, i or j. Where FP8 is stored as act or F32, the codes
- * are not made yet: the product casts to them while it reads (nd_ops.form). Its scales are then
- * those of current scaling for its own amax: none is infinite, and |x| scale exceeds FMAX by a
- * rounding at most, or is NaN. The bits of the product are those with the codes that make_form
+ * A product reads this of an operand: a view that owns nothing. BF16 or F32 are read as they are;
+ * FP8 has value(i, j) = code(i, j) inverse[g], g = 0, i or j. Where FP8 is stored as act or F32,
+ * the codes are not made yet: the product casts to them while it reads (nd_ops.form). Its scales
+ * are then those of current scaling for its own amax: none is infinite, and |x| scale exceeds FMAX
+ * by a rounding at most, or is NaN. The bits of the product are those with the codes that make_form
  * makes.
  */
 typedef struct nd_matrix {
@@ -197,9 +197,9 @@ typedef struct nd_form_rule {
 } nd_form_rule;
 
 /*
- * What an op does with a result in addition to storing it, without reading it again (all zero:
- * nothing). The values are those that are stored, rounded to act. A result with codes
- * need not be stored: its tensor's data may be NULL, its shape and dtype count.
+ * This says what an op does with a result in addition to storing it, without reading it again (all
+ * zero: nothing). The values are those that are stored, rounded to act. A result with codes need
+ * not be stored: its tensor's data may be NULL, its shape and dtype count.
  */
 typedef struct nd_fuse {
     float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
@@ -208,7 +208,8 @@ typedef struct nd_fuse {
     const float *scale; /* F32 (1), on the device, with codes */
 } nd_fuse;
 
-/* Which of its past amaxes a delayed scale follows: the last one, or the largest of the history. */
+/* This says which of its past amaxes a delayed scale follows: the last one, or the largest of the
+ * history. */
 typedef enum nd_amax_algorithm { ND_AMAX_MOST_RECENT = 0, ND_AMAX_MAX } nd_amax_algorithm;
 
 /* Delayed scaling of `count` tensors; F32, on the device. At the start amax is 0, scale and inverse
@@ -677,9 +678,9 @@ size_t nd_ops_cpu_workspace(const nd_device *device);
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);
 
-/* What the CPU backend runs on: the instruction set in use ("avx512_bf16"); what multiplies
- * ("BF16 and FP8 products by ndtrain's AVX512_BF16 kernels, F32 by oneDNN 2.6.3"), which lives as
- * long as the device's ops; oneDNN's version. */
+/* These texts say what the CPU backend runs on: the instruction set in use ("avx512_bf16"); what
+ * multiplies ("BF16 and FP8 products by ndtrain's AVX512_BF16 kernels, F32 by oneDNN 2.6.3"), which
+ * lives as long as the device's ops; oneDNN's version. */
 const char *nd_ops_machine(const nd_device *device);
 const char *nd_ops_products(const nd_device *device);
 const char *nd_ops_library_version(void);

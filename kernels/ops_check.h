@@ -17,7 +17,7 @@ static inline bool nd_is_2d(nd_tensor t, int64_t n0, int64_t n1)
     return t.axes == 2 && t.shape[0] == n0 && t.shape[1] == n1 && (n1 <= 1 || t.stride[1] == 1);
 }
 
-/* What `fuse` asks of a result (n0, n1) fits it, and the result goes somewhere. */
+/* True if what `fuse` asks of a result (n0, n1) fits it, and the result goes somewhere. */
 static inline bool nd_is_fuse_of(const nd_fuse *fuse, nd_tensor result, int64_t n0, int64_t n1)
 {
     bool codes = fuse->codes.data;

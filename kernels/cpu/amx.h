@@ -52,13 +52,13 @@ void nd_amx_zero(int tile);
 void nd_amx_load(int tile, const void *from, int64_t stride);
 void nd_amx_store(int tile, void *to, int64_t stride);
 void nd_amx_multiply(int c, int a, int b);
-/* Whether this thread has tiles, for tests. */
+/* True where this thread has tiles. Tests read it. */
 bool nd_amx_emulated_is_configured(void);
 
 #elif !defined(ND_AMX_STAND_IN) /* a benchmark defines its own (tests/bench/stand_in_loops.h) */
 
-/* As statements of the assembler, since the compiler's intrinsics do not say that they read and
- * write memory. */
+/* They are statements of the assembler, since the compiler's intrinsics do not say that they read
+ * and write memory. */
 #define ND_AMX_TEXT_(x) #x
 #define ND_AMX_TMM(x)   "%%tmm" ND_AMX_TEXT_(x)
 

@@ -44,7 +44,7 @@ typedef struct nd_seen_keys {
     int32_t begin, all, all_end, end;
 } nd_seen_keys;
 
-/* Which keys a call's queries see. */
+/* This says which keys a call's queries see. */
 typedef struct nd_sight {
     const nd_attention *a;
     nd_tensor first_key, end_key;

@@ -429,8 +429,8 @@ size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, 
     return a->sq == 1 ? nd_max_bytes(tiles, one_scratch(device->threads, a)) : tiles;
 }
 
-/* What is enough for any segment: no extent of one is larger, but a shorter one may be cut into
- * other tasks. */
+/* Returns the bytes that are enough for any segment. No segment has a larger extent, but a shorter
+ * one may be cut into other tasks. */
 size_t nd_cpu_attention_cached_scratch(const nd_device *device, const nd_attention *most,
                                        nd_dtype act)
 {

@@ -177,7 +177,7 @@ static nd_status make_products(nd_cpu_context *context)
     return ND_ALLOC(WIDENED, &context->widened);
 }
 
-/* As nd_cpu_product chooses. */
+/* Describes the products as nd_cpu_product chooses them. */
 static void describe_products(nd_cpu_context *context)
 {
     static const char *const own[ND_CPU_ISA_COUNT] = {

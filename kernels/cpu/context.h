@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_CONTEXT_H
 #define ND_CPU_CONTEXT_H
-/* What the CPU ops keep for one device: the chosen instruction set, the team of threads, the engine
+/* The CPU ops keep this for one device: the chosen instruction set, the team of threads, the engine
  * of oneDNN with the primitives made so far, our own products, and the tables of tile and row
  * kernels. nd_ops_cpu creates it in nd_device.native, and closing the device destroys it. Only the
  * host thread that drives the device uses it. */
@@ -21,8 +21,9 @@ enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
  * without AVX512_BF16. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 
-/* Whether packed weights are kept (nd_kept_form): where that saves enough, unless the environment
- * variable ND_CPU_PACKED forbids it (anew) or asks for it everywhere (kept). */
+/* This says whether packed weights are kept (nd_kept_form). They are where that saves enough,
+ * unless the environment variable ND_CPU_PACKED forbids it (anew) or asks for it everywhere
+ * (kept). */
 typedef enum nd_cpu_packing {
     ND_CPU_PACKING_BY_ROWS = 0,
     ND_CPU_PACKING_ANEW,

@@ -33,7 +33,7 @@ typedef struct nd_gemm_block {
     int64_t row, rows, column, columns, k, depth;
 } nd_gemm_block;
 
-/* Whether A is packed to the kernels' panels; else it is read as it lies. */
+/* True where A is packed to the kernels' panels; elsewhere it is read as it lies. */
 static inline bool nd_gemm_packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
     return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
@@ -67,23 +67,23 @@ static inline int64_t nd_gemm_most_rows(const nd_gemm_kernels *kernels, const nd
     return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
 }
 
-/* Whether the sums of a block of k wait in c for the next block; else they wait in scratch, so that
- * factors are applied once and a BF16 result is rounded once. */
+/* True where the sums of a block of k wait in c for the next block. Elsewhere they wait in scratch,
+ * so that factors are applied once and a BF16 result is rounded once. */
 static inline bool nd_gemm_sums_wait_in_c(const nd_gemm_product *p)
 {
     return !p->c_bf16 && !p->factors;
 }
 
-/* In what order a part of a result is done: some columns of `span` rows with all of k before the
- * next ones, and these in blocks of `rows`. For further columns A is packed again, for further rows
- * B. */
+/* The order in which a part of a result is done: some columns of `span` rows come with all of k
+ * before the next ones, and these rows come in blocks of `rows`. For further columns A is packed
+ * again, for further rows B. */
 typedef struct nd_gemm_order {
     int64_t rows, span, columns;
 } nd_gemm_order;
 
-/* Where sums wait in scratch for the next block of k, or where no packed B is shared, a block of
- * rows is done with all of k before the next one, and so are as many of its columns as keep their
- * sums in the caches. */
+/* A block of rows is done with all of k before the next one where sums wait in scratch for the next
+ * block of k, or where no packed B is shared. So are as many of its columns as keep their sums in
+ * the caches. */
 static inline nd_gemm_order nd_gemm_order_of(const nd_gemm_kernels *kernels,
                                              const nd_gemm_product *p, int64_t rows,
                                              int64_t columns)
@@ -119,8 +119,8 @@ static inline int64_t nd_gemm_offset_of_b(const nd_gemm_kernels *kernels, int64_
     return column * nd_gemm_words(kernels, k) + l / 2 * kernels->columns;
 }
 
-/* How a product is cut into pieces for the threads, and who packs its operands: what takes the
- * least time by the costs of the kernels. */
+/* This part chooses how a product is cut into pieces for the threads, and who packs its operands.
+ * It takes what needs the least time by the costs of the kernels. */
 
 int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
 {
@@ -153,7 +153,7 @@ static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
     const int64_t a_time =
         nd_gemm_packs_a(kernels, p) ? kernels->a_time + cast_time_of(kernels, &p->a) : 0;
     const int64_t b_time = p->b_packed ? kernels->b_read_time : time_of_b(kernels, p);
-    /* What a product packs itself, it packs again for further columns or rows. */
+    /* A product packs an operand again for further columns or rows, unless it was packed before. */
     const int64_t of_a = rows * nd_ceil_div(columns, order.columns);
     const int64_t of_b = columns * (p->b_packed ? 1 : nd_ceil_div(rows, order.span));
     return rows * columns + a_time * of_a + b_time * of_b;
@@ -187,8 +187,8 @@ nd_gemm_cut nd_gemm_choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_pro
     return whole;
 }
 
-/* How many columns of B all threads pack together before they multiply; 0: it is faster that each
- * piece packs its own, or too few have room. */
+/* Returns how many columns of B all threads pack together before they multiply; 0: it is faster
+ * that each piece packs its own, or too few have room. */
 static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
 {
     const nd_gemm_kernels *kernels = gemm->kernels;
@@ -262,14 +262,15 @@ static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w,
     return b;
 }
 
-/* From row to row. Not a multiple of 4 KiB, of which rows would share few lines of the first cache.
- */
+/* The distance of rows is not a multiple of 4 KiB, because such rows would share few lines of the
+ * first cache. */
 static int64_t partial_stride(const nd_gemm_kernels *kernels)
 {
     return kernels->partial_columns + CACHE_LINE / (int64_t)sizeof(float);
 }
 
-/* Where the sums of a block begin and where they go. `first`: the first column of `partial`. */
+/* Says where the sums of a block begin and where they go. `first`: the first column of
+ * `partial`. */
 static nd_gemm_tile destination(const call *c, workspace *w, const nd_gemm_block *x, int64_t first)
 {
     const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;

@@ -37,8 +37,8 @@
 
 typedef uint32_t nd_gemm_word;
 
-/* What is packed next, as it is stored: `rows` rows (0: nothing) of `bytes` bytes, `stride` bytes
- * apart. */
+/* This is packed next, and lies as it is stored: `rows` rows (0: nothing) of `bytes` bytes,
+ * `stride` bytes apart. */
 typedef struct nd_gemm_ahead {
     const char *data;
     int64_t stride;
@@ -64,7 +64,7 @@ typedef struct nd_gemm_tile {
     nd_gemm_ahead ahead; /* may be fetched into the caches meanwhile */
 } nd_gemm_tile;
 
-/* What the sums of row i are multiplied by. */
+/* The sums of row i are multiplied by this. */
 static inline float nd_gemm_row_factor(const nd_gemm_tile *t, int64_t i)
 {
     return t->row_factors ? t->factor * t->row_factors[i] : t->factor;
@@ -113,7 +113,7 @@ typedef struct nd_gemm_kernels {
      * packed before are read, beside the products; and what is added where packing casts. */
     int a_time, b_time, b_read_time, cast_time;
 
-    /* Before and after the products of a thread's part; may be NULL. */
+    /* These are called before and after the products of a thread's part; they may be NULL. */
     void (*begin)(void);
     void (*end)(void);
     void (*multiply)(const nd_gemm_tile *tile);
@@ -132,10 +132,10 @@ typedef struct nd_gemm nd_gemm;
 /* The products run on the team's threads. */
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
-/* What the products hold beside their operands, for all threads. */
+/* Returns the bytes that the products hold beside their operands, for all threads. */
 size_t nd_gemm_bytes(const nd_gemm *gemm);
 
-/* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
+/* Sum (i, j) is multiplied by all rows[i] columns[j]; NULL counts as 1. */
 typedef struct nd_gemm_factors {
     float all;
     const float *rows, *columns;

@@ -111,8 +111,8 @@ static void copy_edge(float edge[ROWS][COLUMNS], const float *from, int64_t stri
     }
 }
 
-/* What the next group of rows needs of c: after its first run what its sums begin with, in its last
- * one where they go. */
+/* Returns what the next group of rows needs of c. After its first run that is what its sums begin
+ * with, in its last run it is where they go. */
 static wanted next_rows(const nd_gemm_tile *t, const stretch *s, int steps)
 {
     const int64_t row = s->row + ROWS, size = t->bf16 ? 2 : 4;

@@ -69,7 +69,7 @@ INLINE void store(const nd_gemm_tile *t, int64_t i, int j, __m512 sum)
     }
 }
 
-/* Whether c takes whole vectors of sums as they are, or after those of earlier k are added. */
+/* True where c takes whole vectors of sums as they are, or after those of earlier k are added. */
 INLINE bool is_plain(const nd_gemm_tile *t)
 {
     return t->columns == COLUMNS && t->factor == 1.0f && !t->row_factors && !t->column_factors &&
@@ -137,7 +137,7 @@ INLINE void prefetch_c(const int mr, const int nv, const nd_gemm_tile *t, int64_
     }
 }
 
-/* What is left of nd_gemm_tile.ahead. */
+/* This is left of nd_gemm_tile.ahead. */
 typedef struct ahead {
     const char *row;
     int64_t stride;

@@ -33,13 +33,13 @@ typedef enum nd_cpu_isa {
 
 const char *nd_cpu_isa_name(nd_cpu_isa isa);
 
-/* What the CPU has. */
+/* Returns what the CPU has. */
 nd_cpu_isa nd_cpu_isa_detect(void);
 
 /* The level to use: the CPU's own one, or the one that ND_CPU_ISA names. */
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out);
 
-/* Whether products of BF16 and FP8 are our own at this level. */
+/* Says in *own whether products of BF16 and FP8 are our own at this level. */
 nd_status nd_cpu_products_choose(nd_cpu_isa isa, bool *own);
 
 /* The level of the kernels without tiles when a process uses `isa`: avx512_bf16 at most. */

@@ -224,8 +224,8 @@ typedef struct operand {
     bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
 } operand;
 
-/* For the scales of an operand in parts, line by line: what its numbers are multiplied by, and what
- * the sums are. */
+/* The scratch holds the scales of an operand in parts line by line: the factors of its numbers, and
+ * those of the sums. */
 size_t nd_cpu_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
                               nd_dtype act)
 {

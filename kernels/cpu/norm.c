@@ -4,7 +4,7 @@
 #include "kernels/cpu/fuse.h"
 #include "runtime/base/math.h"
 
-/* With the first piece of a row its sum and rstd. */
+/* The first piece of a row also brings its sum and rstd. */
 static void forward(const nd_row_ops *rows, const void *args, void *const y[], int64_t i, int64_t c,
                     int64_t n)
 {
@@ -84,8 +84,8 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     ND_ASSERT(nd_is_vector(args->weight, dy.dtype, C) && nd_is_vector(args->rstd, ND_DTYPE_F32, n));
     ND_ASSERT(!args->dots.data || nd_is_vector(args->dots, ND_DTYPE_F32, n));
     _Atomic uint32_t most = args->amax ? nd_size_bits(*args->amax) : 0;
-    /* As many blocks as the partial sums have room for, at most 32 and none without a row: their
-     * number follows from the shape alone. */
+    /* There are as many blocks as the partial sums have room for, at most 32 and none without a
+     * row. So their number follows from the shape alone. */
     const int64_t room = ND_CPU_NORM_COLUMNS / C;
     const backward w = {args, nd_min(nd_min(n, 32), room), (float *)context->partials, &most};
     ND_ASSERT(room > 0); /* nd_op_limits.hidden */

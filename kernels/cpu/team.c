@@ -49,7 +49,8 @@ struct nd_team {
     void *arg;
     int64_t pieces;
     _Atomic int width; /* ranges in use */
-    /* On lines of their own, since some threads spin on one while others write the other. */
+    /* They stand on cache lines of their own, since some threads spin on one while others write the
+     * other. */
     _Alignas(CACHE_LINE) nd_team_count regions;  /* so far; threads wait for the next */
     _Alignas(CACHE_LINE) nd_team_count finished; /* pieces; the caller waits for all */
 };
@@ -385,8 +386,8 @@ static void *wait_for(void *gate)
     return NULL;
 }
 
-/* As many threads at once as the ops will have, with the stacks that libgomp will give its own.
- * sets: 1, ours, or 2, libgomp's too; each beside the calling thread. */
+/* Starts as many threads at once as the ops will have, with the stacks that libgomp will give its
+ * own. sets: 1, ours, or 2, libgomp's too; each beside the calling thread. */
 static nd_status try_threads(int wanted, int sets, pthread_t *threads)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;

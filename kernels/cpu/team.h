@@ -38,10 +38,10 @@ int nd_team_threads(const nd_team *team);
  * they run. ND_ERR_RESOURCE: a limit forbids one, and none runs; the message names it. */
 nd_status nd_team_start(nd_team *team, size_t stack_bytes);
 
-/* How many turns a thread of the team spins before it sleeps: what GOMP_SPINCOUNT gives, or without
- * it OMP_WAIT_POLICY. Both are read as libgomp reads them, so one setting covers its threads and
- * ours. Without a value that libgomp would take there are 2,000 turns, about what sleeping and
- * waking cost. */
+/* Returns how many turns a thread of the team spins before it sleeps. GOMP_SPINCOUNT gives the
+ * number, or without it OMP_WAIT_POLICY. Both are read as libgomp reads them, so one setting covers
+ * its threads and ours. Without a value that libgomp would take there are 2,000 turns, about what
+ * sleeping and waking cost. */
 int64_t nd_cpu_spin_turns(void);
 
 /* Starts the threads with the stacks that libgomp gives its own, after as many threads were tried

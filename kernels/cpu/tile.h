@@ -92,7 +92,7 @@ typedef struct nd_tile_ops {
     void (*pack_a_transposed)(nd_word *a, int64_t lda, const void *x, nd_dtype dtype,
                               int64_t stride, int rows, int columns, nd_word *temporary);
 
-    /* Whether some alpha is not 1. */
+    /* True if some alpha is not 1. */
     bool (*softmax)(const nd_softmax_step *step);
     void (*dscore)(const nd_dscore_step *step);
 

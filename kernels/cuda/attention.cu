@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What attention needs besides its library: delta, and the merge of partial results. LANES threads
- * of a warp share one head of one token. */
+/* Attention needs two things besides its library: delta, and the merge of partial results. LANES
+ * threads of a warp share one head of one token. */
 #include "kernels/cuda/map.cuh"
 
 using namespace nd;

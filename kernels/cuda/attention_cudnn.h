@@ -89,7 +89,7 @@ typedef struct nd_sdpa_tensors {
  */
 nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
                           nd_cudnn **out);
-/* Whether this program was built with cudnn-frontend. */
+/* True if this program was built with cudnn-frontend. */
 bool nd_cudnn_is_built(void);
 void nd_cudnn_destroy(nd_cudnn *cudnn); /* NULL is legal */
 /* 91900: 9.19.0. */

@@ -117,13 +117,13 @@ __global__ void __launch_bounds__(THREADS)
     lse[s.stat(b, h, i)] = first < end ? most + logf(total) : -INFINITY;
 }
 
-/* What the backward reads. */
+/* The backward reads this. */
 template <class T> struct operands {
     view<const T> q, k, v, dout;
     const float *lse, *delta;
 };
 
-/* What the backward of one pair of query and key needs. */
+/* The backward of one pair of query and key needs this. */
 template <class T> struct pair {
     float p, ds; /* probability, gradient of the score */
 
@@ -175,8 +175,8 @@ __global__ void __launch_bounds__(THREADS)
     if (!add && s.leaves(b, j)) { /* rows and keys are the same tokens */
         return;
     }
-    /* Of rows in their order the first that sees the key, and the first that is too far behind it
-     * for the window. */
+    /* Of the rows in their order these are the first that sees the key, and the first that is too
+     * far behind it for the window. */
     bool ordered = !s.end_key;
     int64_t begin = ordered && j > s.diag ? j - s.diag : 0, beyond = j - s.diag + s.window;
     int64_t end = ordered && s.window > 0 && beyond < s.sq ? beyond : s.sq;

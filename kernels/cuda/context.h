@@ -2,7 +2,7 @@
 #ifndef ND_CUDA_CONTEXT_H
 #define ND_CUDA_CONTEXT_H
 /*
- * What the CUDA ops keep for one GPU: their table, cuBLASLt with its plans, the attention plans,
+ * The CUDA ops keep this for one GPU: their table, cuBLASLt with its plans, the attention plans,
  * and the memory that a call borrows. nd_ops_cuda creates it in nd_device.native, and closing the
  * device destroys it.
  *

@@ -92,13 +92,13 @@ static nd_status attention_cached(nd_stream *s, const nd_attention_cached_args *
     return LAUNCH(s, attention_cached, x);
 }
 
-/* Whether t has the dtype and the two extents of `of`. */
+/* True if t has the dtype and the two extents of `of`. */
 static bool is_like(nd_tensor t, nd_tensor of)
 {
     return nd_is_2d_of(t, of.dtype, of.shape[0], of.shape[1]);
 }
 
-/* Whether t has an element of this dtype for each row of `of`, or for each of its columns. */
+/* True if t has an element of this dtype for each row of `of`, or for each of its columns. */
 static bool is_per(int axis, nd_tensor of, nd_tensor t, nd_dtype dtype)
 {
     return nd_is_vector(t, dtype, of.shape[axis]);

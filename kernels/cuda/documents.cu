@@ -66,7 +66,7 @@ __device__ inline sample sample_of(const nd_documents_find_args &f, int64_t b)
     return {f.first_key + b * S, f.end_key + b * S, S, f.form != ND_SEGMENTS_FLAT};
 }
 
-/* That of the calls that compute a segment; -1: the plain kernels do. */
+/* Returns which of the calls computes a segment; -1: the plain kernels do. */
 __device__ inline int tier_of(const nd_documents_find_args &f, const segment &s)
 {
     const int64_t rows = s.end - s.begin, keys = s.last - s.first;

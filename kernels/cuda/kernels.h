@@ -61,7 +61,7 @@ int nd_cuda_attention_plain_bwd(nd_cuda_queue, const nd_attention_bwd_args *,
                                 const int32_t *owners);
 
 /*
- * What a library leaves of an FP8 product that multiplies codes only: c (m, n) = product (m, n;
+ * A library that multiplies codes only leaves this of an FP8 product: c (m, n) = product (m, n;
  * F32) a[i] b[j] + beta c. a: F32 (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns.
  * product may be c.
  */

@@ -2,9 +2,9 @@
 #ifndef ND_CUDA_LT_CHOICE_H
 #define ND_CUDA_LT_CHOICE_H
 /*
- * Which algorithm of cuBLASLt makes a form of product, as autotune finds, records and replays it,
- * and how much memory products borrow. The header has no types of CUDA, so any build can read and
- * write records and plan memory.
+ * This says which algorithm of cuBLASLt makes a form of product, as autotune finds, records and
+ * replays it, and how much memory products borrow. The header has no types of CUDA, so any build
+ * can read and write records and plan memory.
  */
 #include <stddef.h>
 #include <stdint.h>

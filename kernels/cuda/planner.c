@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a plan of a job on GPUs needs to know of the CUDA backend: how attention is cut into calls
- * of cuDNN, and sizes, by formula. Pure arithmetic without headers of CUDA, so that every build can
- * plan such a job.
+ * A plan of a job on GPUs needs this of the CUDA backend: how attention is cut into calls of cuDNN,
+ * and sizes, by formula. Pure arithmetic without headers of CUDA, so that every build can plan such
+ * a job.
  */
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/documents.h"
@@ -238,10 +238,10 @@ nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, si
     return l;
 }
 
-/* What cuDNN 9.19 takes on Hopper, with B the batch, H the query heads of the piece, D the head
- * size, Sq its rows and Sk its keys: backward B H (4 Sq D + 4 Sk D + 4 Sq) bytes (dq in F32, dk and
- * dv in BF16 for each query head, one statistic) and 1 MiB; where it is ordered B H Sq Sk 2 more
- * (all scores in BF16). Forward 256 bytes. */
+/* The workspace that cuDNN 9.19 takes on Hopper. B is the batch, H the query heads of the piece, D
+ * the head size, Sq its rows and Sk its keys. The backward takes B H (4 Sq D + 4 Sk D + 4 Sq) bytes
+ * (dq in F32, dk and dv in BF16 for each query head, one statistic) and 1 MiB; where it is ordered,
+ * it takes B H Sq Sk 2 more (all scores in BF16). The forward takes 256 bytes. */
 static size_t workspace_by_formula(const nd_attention *a, const nd_sdpa_piece *p, bool backward,
                                    bool ordered)
 {
@@ -386,7 +386,7 @@ static bool attention_uses_delta(const nd_device *device, const nd_attention *a,
     return plain;
 }
 
-/* Of an FP8 product. */
+/* Returns the bytes that an FP8 product borrows. */
 static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
                               nd_dtype act)
 {

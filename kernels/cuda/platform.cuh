@@ -2,9 +2,9 @@
 #ifndef ND_CUDA_PLATFORM_CUH
 #define ND_CUDA_PLATFORM_CUH
 /*
- * What the kernels take from CUDA. Under nvcc this is the CUDA runtime; when the same files are
- * compiled for the host, a header given on the command line (tests/hostcuda/hostcuda.h) has defined
- * the same names before.
+ * The kernels take what follows from CUDA. Under nvcc this is the CUDA runtime; when the same files
+ * are compiled for the host, a header given on the command line (tests/hostcuda/hostcuda.h) has
+ * defined the same names before.
  *
  *   ND_LAUNCH(kernel, grid, block, queue, arguments...)   a kernel whose threads do not meet
  *   ND_LAUNCH_MEETING(...)                                the same for kernels with barriers,

@@ -222,7 +222,7 @@ template <class T, int N>
 int launch_backward(nd_cuda_queue queue, const backward_args &a, int *blocks)
 {
     int K, threads = threads_for(nd_ceil_div(a.columns, N), &K);
-    /* As many blocks as fit at once: 512 threads of 128 registers a processor. */
+    /* There are as many blocks as fit at once: 512 threads of 128 registers a processor. */
     int64_t most = (int64_t)ND_CUDA_SCRATCH / 4 / a.columns;
     int64_t wanted = (int64_t)processors() * (NORM_THREADS / threads);
     int64_t count = wanted < most ? wanted : most;

@@ -240,11 +240,11 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
 }
 
 /*
- * Whether this GPU's cuDNN computes separate documents as the plain kernels do: a few short ones,
- * of two tiers and none, before the first step. Where they are not whole, every second tile of TILE
- * tokens is this rank's, and the others are those whose keys visit. Versions of cuDNN have made NaN
- * or zeros of ragged tensors (NVIDIA/TransformerEngine issue 2186, NVIDIA/cudnn-frontend issues 462
- * and 1083).
+ * Finds out before the first step whether this GPU's cuDNN computes separate documents as the plain
+ * kernels do. It computes a few short ones, of two tiers and none. Where they are not whole, every
+ * second tile of TILE tokens is this rank's, and the others are those whose keys visit. Versions of
+ * cuDNN have made NaN or zeros of ragged tensors (NVIDIA/TransformerEngine issue 2186,
+ * NVIDIA/cudnn-frontend issues 462 and 1083).
  */
 
 enum { TOKENS = 600, TILE = 100, RESULTS = 5, WINDOW = 70 };
@@ -274,7 +274,7 @@ static nd_tensor of_heads(check *c, nd_dtype dtype, int64_t rows, int64_t heads)
     return take(c, nd_tensor_4d(NULL, dtype, 1, rows, heads, c->a.head_dim));
 }
 
-/* How many keys are before a token. */
+/* Returns how many keys are before a token. */
 static int32_t keys_before(const check *c, int token)
 {
     const int tile = token / (2 * TILE) * TILE, in_tile = token % (2 * TILE);
@@ -333,7 +333,8 @@ static nd_status make_operands(check *c)
     return nd_stream_sync(&c->stream); /* the bounds are on the stack of this function */
 }
 
-/* By cuDNN (side 0) or the plain kernels alone. False in *taken where cuDNN has no plan. */
+/* Computes by cuDNN (side 0) or the plain kernels alone. *taken becomes false where cuDNN has no
+ * plan. */
 static nd_status compute(check *c, int side, bool *taken)
 {
     const nd_tensor *r = c->results[side];

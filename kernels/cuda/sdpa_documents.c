@@ -10,7 +10,7 @@
  * (NVIDIA/TransformerEngine, issue 2186). */
 enum { OLDEST = 91800 };
 
-/* Whether the tokens of all sequences lie at equal distances. */
+/* True if the tokens of all sequences lie at equal distances. */
 static bool is_even(const nd_attention *a, nd_tensor t)
 {
     return nd_sdpa_is_aligned(t) && (a->batch == 1 || t.stride[0] == t.shape[1] * t.stride[1]);
@@ -150,7 +150,7 @@ static nd_tensor lse_of(const nd_sdpa_call *c, int64_t head)
     return lse;
 }
 
-/* As cuDNN's backward reads them. */
+/* Packs the statistics as cuDNN's backward reads them. */
 static nd_status pack_stats(nd_stream *stream, const nd_sdpa_call *c, nd_tensor lse)
 {
     nd_cast_args copy = {.out = nd_tensor_4d(at(c, c->documents.stats), ND_DTYPE_F32, lse.shape[0],

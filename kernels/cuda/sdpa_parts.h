@@ -61,7 +61,7 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered, bool no_hal
  * all rows are one band under the diagonal, whose pieces are whole. */
 bool nd_sdpa_fits(const nd_attention *, int64_t ordered);
 
-/* Where a walk over the pieces is; starts at zero. */
+/* This says where a walk over the pieces is; it starts at zero. */
 typedef struct nd_sdpa_walk {
     int band;
     int64_t kv, row_tile, key_tile;
@@ -92,7 +92,7 @@ typedef struct nd_sdpa_call {
     /* Set by nd_documents_take; of what follows, to_q, to_k, to_v and the scratch are then too. */
     nd_documents documents;
     nd_sdpa_cut cut;
-    /* What cuDNN writes: the results themselves, or the scratch, which has room for one piece. */
+    /* cuDNN writes these: the results themselves, or the scratch, which has room for one piece. */
     nd_tensor to_q, to_k, to_v;
     bool through_q, through_kv;
     nd_tensor sum_q;        /* F32: of a piece's rows, where their keys are cut */
@@ -103,8 +103,8 @@ typedef struct nd_sdpa_call {
 
 nd_sdpa_call nd_sdpa_forward_call(nd_cuda_context *context, const nd_attention_fwd_args *x);
 
-/* Whether the tensor lies at a multiple of 16 bytes and has strides of multiples of 8 elements:
- * what the vector accesses of cuDNN need. */
+/* True if the tensor lies at a multiple of 16 bytes and has strides of multiples of 8 elements,
+ * which the vector accesses of cuDNN need. */
 bool nd_sdpa_is_aligned(nd_tensor t);
 /* (B, S, heads, D) from a row and head on. */
 nd_tensor nd_sdpa_at(nd_tensor t, int64_t row, int64_t head);

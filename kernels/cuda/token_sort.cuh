@@ -42,7 +42,7 @@ struct token_source {
     }
 };
 
-/* How many of the digits [0, count) of a tile are this one; count is a multiple of 4. */
+/* Counts how many of the digits [0, count) of a tile are this one; count is a multiple of 4. */
 __device__ inline uint32_t count_equal(const uint32_t *digits, int count, uint32_t digit)
 {
     uint32_t same = 0;

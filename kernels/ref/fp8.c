@@ -34,7 +34,7 @@ static nd_tensor matrix_of(nd_tensor x)
     return x;
 }
 
-/* Which scale belongs to element (i, j). */
+/* Returns the scale that belongs to element (i, j). */
 static int64_t group(nd_granularity granularity, int64_t i, int64_t j)
 {
     return granularity == ND_PER_TENSOR ? 0 : granularity == ND_PER_ROW ? i : j;

@@ -12,7 +12,8 @@
 
 #include "runtime/base/math.h"
 
-/* Whether all keys, or those that are seen, are there at once; else they travel, or stay. */
+/* True where all keys, or those that are seen, are there at once. Elsewhere they travel, or
+ * stay. */
 static bool gathers(const nd_rank *rank)
 {
     return nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) > 1 &&
@@ -145,7 +146,7 @@ static nd_status reorder(nd_cp *cp, void *messages, void *rows, int64_t width, b
     return nd_cp_reorder(cp, &cp->tokens, ND_GROUP_ULYSSES, messages, all, to_rows);
 }
 
-/* From all heads of the rank's tokens to the rank's heads of all members' tokens. */
+/* Exchanges all heads of the rank's tokens for the rank's heads of all members' tokens. */
 static nd_status to_heads(nd_cp *cp, nd_tensor x, bool output, void *out)
 {
     heads parts[3];
@@ -256,7 +257,7 @@ nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
     return finish_to_tokens(cp, dqkv, false);
 }
 
-/* What attention reads of a micro-batch of separate documents: which keys each query sees, among
+/* Attention reads this of a micro-batch of separate documents: which keys each query sees, among
  * those that the method brings, and which of them ranks send where they send those alone. */
 
 /* Of sample b rank r of `size` has the tokens of places[b S + r s] and the s - 1 that follow. */
@@ -337,8 +338,8 @@ static int64_t find_seen(const keys_of_ranks *k, int from, int to, int32_t *toke
     return count;
 }
 
-/* How many keys all ranks together send where they send those that are seen; -1 where some rank
- * would send or receive half of what it does where all are gathered. */
+/* Returns how many keys all ranks together send where they send those that are seen; -1 where some
+ * rank would send or receive half of what it does where all are gathered. */
 static int64_t count_seen(const keys_of_ranks *k)
 {
     int64_t all = 0, most = 0;

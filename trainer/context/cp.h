@@ -28,7 +28,7 @@
 #include "trainer/layout/layout.h"
 #include "trainer/rank.h"
 
-/* What the ranks of cp exchange for attention: heads among `ulysses` of them, keys among the
+/* The ranks of cp exchange this for attention: heads among `ulysses` of them, keys among the
  * others. */
 typedef struct nd_cp_exchange {
     int ulysses;
@@ -70,7 +70,7 @@ int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t 
 int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t window,
                       nd_attention_block out[ND_CP_BLOCKS]);
 
-/* Which of the keys up to its own a query sees. */
+/* This says which of the keys up to its own a query sees. */
 typedef struct nd_sight {
     int64_t window; /* of the layer, nd_shape_window; 0: none */
     /* On the device, what nd_cp_first_keys made of the micro-batch; NULL: documents are joined. */
@@ -109,7 +109,8 @@ typedef struct nd_cp {
 /* separate: calls may have first keys. */
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan);
 
-/* How many numbers nd_cp_first_keys makes of a micro-batch, and as `sent`; bytes of its scratch. */
+/* These are the numbers that nd_cp_first_keys makes of a micro-batch, those of `sent`, and the
+ * bytes of its scratch. */
 typedef struct nd_cp_key_sizes {
     int64_t numbers, sent, scratch;
 } nd_cp_key_sizes;

@@ -2,9 +2,9 @@
 #ifndef ND_CONTEXT_DEAL_H
 #define ND_CONTEXT_DEAL_H
 /*
- * Which tokens of a row of S each rank of cp holds, so that all have as many tokens and about as
- * many visible pairs of a query and a key, summed over the layers: a layer with a window sees fewer
- * of a long document.
+ * This says which tokens of a row of S each rank of cp holds, so that all have as many tokens and
+ * about as many visible pairs of a query and a key, summed over the layers: a layer with a window
+ * sees fewer of a long document.
  *
  * The row is cut into two tiles for each rank, which are dealt by their visible pairs, the largest
  * first, each to the rank with the fewest so far that has room (longest processing time first). Of

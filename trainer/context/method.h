@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CONTEXT_METHOD_H
 #define ND_CONTEXT_METHOD_H
-/* For this folder alone: the methods of exchanging keys and values, and the blocks and views
- * that they use. */
+/* This header is for its folder alone. It has the methods of exchanging keys and values, and the
+ * blocks and views that they use. */
 #include "trainer/context/cp.h"
 
-/* How the keys and values of the ranks reach the queries of this one. */
+/* This says how the keys and values of the ranks reach the queries of this one. */
 typedef struct nd_cp_method {
     void (*plan)(nd_cp *cp, nd_memplan *plan); /* wants its buffers; NULL: it has none */
     /* The blocks of rank `index` of `size` in one step of the exchange; returns their number. */
@@ -22,7 +22,7 @@ typedef struct nd_cp_method {
 /* local: one rank has all keys. */
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_local;
 
-/* What nd_cp_first_keys makes: of each query of the rank the first key, the first one within the
+/* nd_cp_first_keys makes this: of each query of the rank the first key, the first one within the
  * window, and the end (ND_CP_BOUNDS, T), among the keys of a sample that are there, in the order of
  * the text; once for each step of an exchange in steps. */
 enum { ND_CP_BOUNDS = 3 };

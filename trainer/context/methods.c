@@ -72,8 +72,8 @@ int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t wind
  * in more tiles of a rank (deal.h). */
 enum { ROUNDS_OF_GRAPHS = 4 };
 
-/* What the queries of the rank see of the keys of a step. In a step of a ring a window sees other
- * keys from row to row. */
+/* Says what the queries of the rank see of the keys of a step. In a step of a ring a window sees
+ * other keys from row to row. */
 static nd_segments segments_of(const nd_cp *cp, int step)
 {
     if (cp->method->in_place || (cp->method->steps && step == 0 && cp->sight.window == 0)) {
@@ -135,7 +135,8 @@ static nd_tensor q_view(const nd_dims *d, nd_tensor t, const nd_attention_block 
     return v;
 }
 
-/* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */
+/* Returns where the keys of a block are: the projection itself (cp = 1), or a buffer of k v
+ * rows. */
 typedef struct kv_source {
     void *data;
     nd_dtype dtype;
@@ -225,7 +226,8 @@ nd_status nd_cp_reorder(nd_cp *cp, const nd_dims *t, nd_group_kind group, void *
     return ND_OK;
 }
 
-/* Where the gradients of a block go: dq (T, columns), dk and dv; added to what is there, or not. */
+/* The gradients of a block go here: dq (T, columns), dk and dv. They are added to what is there, or
+ * not. */
 typedef struct block_gradients {
     nd_tensor dq;
     kv_source dkv;
@@ -390,7 +392,7 @@ static nd_status reorder(nd_cp *cp, const kv_rows *r, bool to_global)
     return nd_cp_reorder(cp, &cp->dims, ND_GROUP_CP, r->others.data, r->global, to_global);
 }
 
-/* Whether the ranks exchange only keys that are seen. */
+/* True where the ranks exchange only keys that are seen. */
 static bool is_selected(const nd_cp *cp)
 {
     return cp->sight.sent && cp->sight.sent[0] >= 0;
@@ -433,8 +435,8 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, kv_source *out)
     return out->bounds ? take_rows(cp, r.global, r.lists.order, r.ranks) : reorder(cp, &r, true);
 }
 
-/* Of the keys that this rank saw: to their owners. What arrives are the sums of all ranks or, of
- * keys that are seen, what gather_finish adds to those of the rank itself. */
+/* Sends the gradients of the keys that this rank saw to their owners. What arrives are the sums of
+ * all ranks or, of keys that are seen, what gather_finish adds to those of the rank itself. */
 static nd_status return_gradients(nd_cp *cp)
 {
     nd_rank *rank = cp->rank;

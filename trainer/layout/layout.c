@@ -139,7 +139,8 @@ int nd_linear_of_param(nd_param_id id)
     return -1;
 }
 
-/* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
+/* Says where a file has the parameter: in a tensor of all linears with its input, in their
+ * order. */
 static void place_in_file(nd_param *p, const nd_shape *shape)
 {
     const nd_family_row *family = &nd_families[shape->family];

@@ -2,7 +2,8 @@
 #ifndef ND_LAYOUT_LAYOUT_H
 #define ND_LAYOUT_LAYOUT_H
 /*
- * Where the parameters of a model lie: pure data, without memory and without communication.
+ * This says where the parameters of a model lie. It is pure data, without memory and without
+ * communication.
  *
  *   dims     the extents of one rank's step
  *   layout   the parameters of one rank, in units and segments
@@ -116,8 +117,8 @@ typedef struct nd_param {
      * a tensor of its own for each parameter, it has the same name. */
     char file_name[ND_PARAM_NAME];
     int64_t file_row, file_rows;
-    /* Where the file has the elements that RoPE turns as adjacent pairs: how many of a head, and
-     * the head's rows. Here the first elements of all pairs come first. 0: as in the file. */
+    /* The file has so many elements of a head of head_rows rows as adjacent pairs that RoPE turns.
+     * Here the first elements of all pairs come first. 0: as in the file. */
     int64_t paired, head_rows;
     int axes;                       /* 1: vector, cols is 1 */
     int64_t rows, cols;             /* global extents */
@@ -172,7 +173,7 @@ typedef struct nd_layout_options {
     nd_coord coord;
     const nd_stage *stages; /* of this rank; with 0 of them: one stage, the whole model */
     int stage_count;
-    /* Which linears an FP8 recipe takes; NULL: none. */
+    /* This says which linears an FP8 recipe takes; NULL: none. */
     bool (*converts)(void *context, const nd_param *param);
     void *context;
 } nd_layout_options;
@@ -184,7 +185,7 @@ typedef struct nd_layout_options {
 nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out);
 void nd_layout_destroy(nd_layout *layout);
 
-/* Whether models of this shape have the parameter. */
+/* True if models of this shape have the parameter. */
 bool nd_shape_has(const nd_shape *shape, nd_param_id id);
 /* The number of all parameters; a tied head is counted once. */
 int64_t nd_shape_parameters(const nd_shape *shape);
@@ -225,7 +226,8 @@ nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int 
 nd_status nd_span_each_part(const nd_span *span, int64_t begin, int64_t end, nd_span_visit *visit,
                             void *context);
 
-/* How many elements of a span are adjacent in the flattened global tensor too: all, or a row. */
+/* Returns how many elements of a span are adjacent in the flattened global tensor too: all, or a
+ * row. */
 static inline int64_t nd_span_adjacent(const nd_span *span)
 {
     return span->cols == span->param->cols ? span->rows * span->cols : span->cols;
@@ -255,7 +257,7 @@ typedef enum nd_linear {
     ND_LINEAR_COUNT
 } nd_linear;
 
-/* What linears read: the normed input of q k v; the attention output; the normed input of gate and
+/* Linears read these: the normed input of q k v; the attention output; the normed input of gate and
  * up; SwiGLU's output. Linears with the same input are adjacent. */
 typedef enum nd_input {
     ND_INPUT_QKV = 0,
@@ -273,7 +275,7 @@ typedef struct nd_linear_row {
 
 extern const nd_linear_row nd_linears[ND_LINEAR_COUNT];
 
-/* How many linears read an input, and the first of them. */
+/* Returns how many linears read an input; *first is the first of them. */
 int nd_input_linears(nd_input input, int *first);
 /* -1: the parameter is no linear's weight. */
 int nd_linear_of_param(nd_param_id id);

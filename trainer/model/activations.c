@@ -81,11 +81,12 @@ static bool is_codes(const act *a)
  * of linears whose codes are kept, until they are made. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
-/* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
- * both. Gradients of norms and biases wait only where they are reduced over several shards. */
+/* Returns where an activation of a layer lives. The backward needs an input of linears as codes or
+ * in BF16, not both. Gradients of norms and biases wait only where they are reduced over several
+ * shards. */
 static place place_of(const nd_model *m, const act *a, int64_t layer)
 {
-    /* What an MLP in pieces makes, its next piece overwrites. */
+    /* The next piece of an MLP overwrites what the last one made. */
     const bool of_piece = nd_mlp_has_pieces(m) && (a == &acts[of_gu] || a == &acts[of_act]);
     bool kept = !m->forward_only && !of_piece &&
                 ((int)m->recompute <= a->kept || (m->delays && a->delayed));

@@ -2,7 +2,7 @@
 #ifndef ND_MODEL_ACTIVATIONS_H
 #define ND_MODEL_ACTIVATIONS_H
 /*
- * What one micro-batch keeps on one stage from its forward to its backward: a set. A micro-batch
+ * A set is what one micro-batch keeps on one stage from its forward to its backward. A micro-batch
  * takes a set before its forward and gives it back after its last use (model.h).
  *
  * What a block keeps depends on `recompute`. What it does not keep lives in buffers that all blocks
@@ -85,7 +85,7 @@ typedef struct nd_batches {
 /* sets: the most micro-batches in flight. */
 void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, int sets,
                      nd_memplan *plan);
-/* After the plan was committed: the stream of the copies, and their memory on the host. */
+/* Makes the stream of the copies, and their memory on the host, after the plan was committed. */
 nd_status nd_batches_open(nd_batches *batches);
 void nd_batches_close(nd_batches *batches);
 
@@ -101,14 +101,14 @@ nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch)
 
 struct nd_model;
 
-/* What one block keeps: a tensor for each row of block_acts.def, which has the shapes. */
+/* One block keeps a tensor for each row of block_acts.def, which has the shapes. */
 typedef struct nd_block_acts {
 #define ND_ACT(field, shape, kept, reader, input, lender, name) nd_tensor field;
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 } nd_block_acts;
 
-/* What the head keeps. */
+/* The head keeps this. */
 typedef struct nd_head_acts {
     nd_tensor x;    /* (Tl, C) residual stream after the last block */
     nd_tensor rstd; /* (Tl) F32 */
@@ -131,7 +131,7 @@ static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t 
     return &set->blocks[layer - set->layers.begin];
 }
 
-/* Whether the linears with this input multiply again in the backward, because blocks do not keep
+/* True if the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
 /* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */

@@ -192,8 +192,8 @@ static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
     return norm(c, second, (nd_residual){.x = second ? a->x_mid : a->x_in}, h);
 }
 
-/* What the mode keeps is read. Of norms whose outputs are kept as codes, those wait until
- * nd_block_recompute_codes, and of an MLP in pieces all waits until its pieces come. */
+/* The backward reads what the mode keeps. Of norms whose outputs are kept as codes, those wait
+ * until nd_block_recompute_codes, and of an MLP in pieces all waits until its pieces come. */
 nd_status nd_block_recompute(nd_block_call c)
 {
     const nd_block_acts *a = nd_set_block(c.set, c.layer);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happens to the heads of q, k and v between their products and attention, and to their
- * gradients. */
+/* This file has what happens to the heads of q, k and v between their products and attention, and
+ * to their gradients. */
 #include "trainer/model/model.h"
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;

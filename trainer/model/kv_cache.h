@@ -48,8 +48,8 @@ typedef struct nd_kv_cache {
     int64_t rows;    /* of its sequences */
 } nd_kv_cache;
 
-/* How many rows are computed for so many: a multiple of `unit`, at most an eighth and `unit` more,
- * and not above `most`, which is a multiple of `unit`. */
+/* Returns how many rows are computed for so many: a multiple of `unit`, at most an eighth and
+ * `unit` more, and not above `most`, which is a multiple of `unit`. */
 int64_t nd_kv_round_rows(int64_t rows, int64_t unit, int64_t most);
 
 /* Wants the memory. dims->T is the largest number of rows of a call. */

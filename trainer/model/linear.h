@@ -33,7 +33,7 @@
  */
 #include "trainer/model/model.h"
 
-/* What is known of an operand that is stored as rows. */
+/* This is known of an operand that is stored as rows. */
 typedef enum nd_known {
     ND_KNOWN_NOTHING = 0,
     ND_KNOWN_AMAX,  /* the op that made it left its amax */
@@ -41,7 +41,7 @@ typedef enum nd_known {
     ND_KNOWN_CODES  /* the op that made it has left codes in its place for them */
 } nd_known;
 
-/* What products in FP8 read of an operand. */
+/* Products in FP8 read this of an operand. */
 typedef struct nd_made_form {
     nd_matrix matrix;
     nd_tensor transposed; /* its codes, where a product reads them so */
@@ -66,12 +66,12 @@ typedef struct nd_linear_part {
     int64_t offset, rows;        /* columns of the output of all linears with this input */
     int64_t columns;             /* of the weights */
     int64_t lines[ND_FP8_PARTS]; /* of each linear */
-    /* How the operands of its three products are cast, and how the backend reads them: weights as
-     * they are gathered, inputs and gradients as they come from other ranks or from the op that
-     * makes them. */
+    /* These say how the operands of its three products are cast, and how the backend reads them:
+     * weights as they are gathered, inputs and gradients as they come from other ranks or from the
+     * op that makes them. */
     const nd_cast_rule *rules[ND_ROLE_COUNT]; /* NULL: they are not cast */
     nd_form_rule forms[ND_ROLE_COUNT];
-    /* Where scales of rows or columns that tp splits begin in nd_scales.joint; -1: none. */
+    /* Scales of rows or columns that tp splits begin here in nd_scales.joint; -1: none. */
     int64_t joint[ND_ROLE_COUNT];
     int64_t dy_codes, dy_transposed; /* bytes before the forms of dy in their buffers */
     int packed;                      /* number of the kept form of its weights */
@@ -96,7 +96,7 @@ typedef struct nd_linear_group {
     nd_linear_part parts[ND_FP8_PARTS], dx_parts[ND_FP8_PARTS];
 } nd_linear_group;
 
-/* What the linears of a recipe do that others do not; NULL: nothing. */
+/* The linears of a recipe do this, and others do not; NULL: nothing. */
 typedef struct nd_linear_method {
     /* Decides what else of the group follows from the recipe, and raises the bytes of the buffers
      * of products to what it needs. */
@@ -111,7 +111,7 @@ extern const nd_linear_method nd_linear_fp8_tensor, nd_linear_fp8_rows;
 
 /* linear_groups.c */
 
-/* After the layout is made. Wants the buffers that the FP8 products of all blocks share. */
+/* Wants the buffers that the FP8 products of all blocks share. The layout is made before. */
 nd_status nd_linears_create(nd_model *model, nd_memplan *plan);
 /* The groups of a layer, [inputs], for passes that train (table 0) or validate (1). */
 static inline nd_linear_group *nd_linear_groups(const nd_model *model, int table, int64_t layer)
@@ -133,19 +133,19 @@ static inline nd_operand_kind nd_role_operand(nd_role role)
            : role == ND_W_OF_Y || role == ND_W_OF_DX ? ND_OPERAND_WEIGHT
                                                      : ND_OPERAND_GRADIENT;
 }
-/* That of codes; transposed codes have the next one. */
+/* Returns the buffer of codes; transposed codes have the next one. */
 static inline nd_fp8_buffer nd_operand_buffer(nd_operand_kind of)
 {
     return of == ND_OPERAND_INPUT ? ND_FP8_X : of == ND_OPERAND_WEIGHT ? ND_FP8_W : ND_FP8_DY;
 }
 
-/* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
- * x->stored and fuse to that op. */
+/* This comes before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T,
+ * F)). Give x->stored and fuse to that op. */
 nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *x, nd_fuse *fuse);
 /* An input as the block keeps it for its backward. */
 nd_operand nd_operand_kept(nd_block_call call, nd_input input);
-/* Before SwiGLU's backward: the gradient dy of the outputs gu of gate and up, in whose place it is
- * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
+/* This comes before SwiGLU's backward: the gradient dy of the outputs gu of gate and up is made in
+ * their place. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
 nd_status nd_operand_prepare_gradients(nd_block_call call, nd_tensor gu, nd_operand *dy,
                                        nd_tensor to[2], nd_fuse fuse[2]);
 /* The gradient of the residual stream as that of the output of o or of down. Before the op that
@@ -178,7 +178,7 @@ nd_status nd_linear_gather(nd_block_call call, nd_operand *x, nd_operand *full);
  * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
 nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);
 
-/* What the input gradient of a group leaves for its weight gradients. */
+/* The input gradient of a group leaves this for its weight gradients. */
 typedef struct nd_linear_rest {
     nd_block_call call;
     const nd_linear_group *group;
@@ -191,7 +191,7 @@ typedef struct nd_linear_rest {
 /* The products of dx = dy w, without what tp exchanges: dx of a column-parallel group is this
  * rank's part of the sum. */
 nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx);
-/* What comes before them: bias gradients, and the scales of dy. */
+/* Makes what comes before them: bias gradients, and the scales of dy. */
 nd_status nd_linear_begin_gradient(nd_linear_rest *rest);
 
 /* dx = dy w. Column-parallel: dy (T, N), dx (Tl, C), complete at the end of rest->exchange.

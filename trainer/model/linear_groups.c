@@ -15,8 +15,8 @@ static nd_dtype stored_weight(const nd_model *m, bool fp8)
     return fp8 && m->scales.codes_gathered ? m->scales.recipe.rules[ND_W_OF_Y].format : m->dims.act;
 }
 
-/* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
- * (nd_matrix.parts): where products cast, and each weight has one scale. */
+/* True where adjacent FP8 linears make one product for y, and one for dw, with a scale for each
+ * (nd_matrix.parts). They do where products cast, and each weight has one scale. */
 static bool joins(const nd_model *m)
 {
     const nd_form_need need = {.role = ND_W_OF_Y,
@@ -246,7 +246,8 @@ static void want_blocks(nd_model *m)
     }
 }
 
-/* For each tile of the vocabulary that of the forward, then that of the input gradient. */
+/* Wants the form of the forward for each tile of the vocabulary, then that of the input
+ * gradient. */
 static void want_head(nd_model *m)
 {
     const nd_dims *d = &m->dims;

@@ -28,8 +28,8 @@ typedef struct nd_step_numbers {
     int64_t most, least; /* work of the slowest and of the fastest rank (nd_work_most, _least) */
 } nd_step_numbers;
 
-/* What a call computes: a forward to train, a forward to measure, a backward, which computes again
- * with the ops of the forward, or a forward that reads keys from the cache. */
+/* A call computes one of these: a forward to train, a forward to measure, a backward, which
+ * computes again with the ops of the forward, or a forward that reads keys from the cache. */
 typedef enum nd_pass {
     ND_PASS_TRAIN = 0,
     ND_PASS_EVAL,
@@ -169,7 +169,7 @@ size_t nd_packed_plan(nd_packed_weights *packed, bool head, nd_memplan *plan);
 /* A form by its number, for nd_matrix.kept; NULL where none is kept, and where none was wanted
  * (0). It is marked as not made when the weights have changed. */
 nd_kept_form *nd_packed_form(nd_packed_weights *packed, int number);
-/* After the plan was committed: what memory must hold before the first step. */
+/* Makes what memory must hold before the first step, after the plan was committed. */
 nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);
 
@@ -219,7 +219,7 @@ nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logi
  * Needs train.sample_prompt, with which the buffers are planned. Collective, as a forward is. */
 nd_status nd_model_sample(nd_model *model, nd_activation_set *set, int64_t row, float *logits);
 
-/* Whether the MLP is computed in several pieces of tokens. */
+/* True if the MLP is computed in several pieces of tokens. */
 static inline bool nd_mlp_has_pieces(const nd_model *model)
 {
     return model->dims.piece < model->dims.T;
@@ -232,7 +232,8 @@ typedef struct nd_residual {
     nd_tensor x, delta;
 } nd_residual;
 
-/* Which block is computed, with which activations and in which pass; passed by value. */
+/* This says which block is computed, with which activations and in which pass. It is passed by
+ * value. */
 typedef struct nd_block_call {
     nd_model *model;
     nd_activation_set *set;
@@ -240,7 +241,7 @@ typedef struct nd_block_call {
     nd_pass pass;
 } nd_block_call;
 
-/* What a block has of an input of linears: its rows, the place for their FP8 codes (data NULL: they
+/* A block has this of an input of linears: its rows, the place for their FP8 codes (data NULL: they
  * are not kept), and the scale that goes with these. */
 typedef struct nd_input_acts {
     nd_tensor rows, codes;
@@ -265,8 +266,8 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
                              const nd_unit *after);
 /* The weight gradients that nd_blocks_backward leaves out where they are delayed. */
 nd_status nd_blocks_weight_gradient(nd_model *model, nd_activation_set *set, nd_layer_range range);
-/* Where the gradient of the residual stream behind a layer lies: in the workspace before the first
- * one, and wherever weight gradients are not delayed. */
+/* Returns where the gradient of the residual stream behind a layer lies: it is in the workspace
+ * before the first one, and wherever weight gradients are not delayed. */
 static inline nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set,
                                            int64_t layer)
 {
@@ -298,8 +299,8 @@ static inline nd_status nd_block_show(nd_block_call call, nd_dump_point point, i
  * their gradients, in reverse order. */
 nd_status nd_block_heads(nd_block_call call, nd_tensor qkv, bool backward);
 
-/* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
- * weight gradients are delayed, in the set until the unit has a buffer. */
+/* Returns where the gradients of adjacent norms or biases are summed up: in the unit's buffer or,
+ * where weight gradients are delayed, in the set until the unit has a buffer. */
 nd_tensor nd_block_vector_gradient(nd_block_call call, nd_param_id first, nd_param_id last);
 /* Everything that the block did not keep, by the same ops on the same operands. */
 nd_status nd_block_recompute(nd_block_call call);

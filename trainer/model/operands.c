@@ -14,7 +14,7 @@
 
 /* Casts. */
 
-/* How an operand of a role becomes codes. */
+/* Says how an operand of a role becomes codes. */
 typedef struct cast {
     const nd_cast_rule *rule;
     nd_scale_ref scale;       /* of its rows or columns; with one scale the operand has it */
@@ -121,7 +121,7 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     return ND_OK;
 }
 
-/* Of several FP8 linears: turns the first one's matrix into that of all. */
+/* Turns the matrix of the first of several FP8 linears into that of all. */
 static void join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
 {
     ND_ASSERT(!nd_dtype_is_fp8(first->stored.dtype) && p->count <= ND_FP8_PARTS);
@@ -224,7 +224,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
         fuse->scale = x->scale.scale;
         fuse->amax = c.pass == ND_PASS_TRAIN ? x->scale.amax : NULL;
     } else if (!again && !delayed && (g->keeps || m->dims.Tl == m->dims.T)) {
-        /* What is not kept as codes is measured after it was gathered. */
+        /* An input that is not kept as codes is measured after it was gathered. */
         x->known = ND_KNOWN_AMAX;
         fuse->amax = x->scale.amax;
         return nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax);

@@ -28,7 +28,7 @@ static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, const nd_unit *unit)
     return (nd_grad_slot *)&fsdp->grad_slots[s];
 }
 
-/* What the shard has of a parameter whose gradient is summed over tp first. */
+/* Returns what the shard has of a parameter whose gradient is summed over tp first. */
 static nd_flat_range summed_over_tp(const nd_fsdp *fsdp, const nd_param *p)
 {
     const bool sums = p->split == ND_SPLIT_NONE && fsdp->rank->mesh.size[ND_AXIS_TP] > 1;

@@ -91,8 +91,8 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
                        bool forward_only, nd_memplan *plan);
 /* Bytes of the gathered weights where every unit has its own buffer. */
 size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp);
-/* After init and before the first gather: chooses the slots of gathered weights and wants their
- * memory. shares: blocks share buffers with one shard too, as with several, because not all weights
+/* Chooses the slots of gathered weights and wants their memory, after init and before the first
+ * gather. shares: blocks share buffers with one shard too, as with several, because not all weights
  * fit in the compute dtype. */
 nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
@@ -122,10 +122,10 @@ void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kin
 nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind);
 
 /*
- * Where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and of the
- * elements after it in its segment: this rank's part of a unit that has a buffer of its own. NULL:
- * weights are cast when their unit is gathered, because buffers are shared, or hold codes, or the
- * weights are F32.
+ * Returns where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and
+ * of the elements after it in its segment: this rank's part of a unit that has a buffer of its own.
+ * NULL: weights are cast when their unit is gathered, because buffers are shared, or hold codes, or
+ * the weights are F32.
  */
 nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin);
 /* The optimizer changed the master weights and wrote all of those copies. */
@@ -178,7 +178,7 @@ nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
  */
 nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp, double *squares);
 
-/* Whether the unit's buffer never holds another unit, so that it is gathered once for each version
+/* True if the unit's buffer never holds another unit, so that it is gathered once for each version
  * of the weights. */
 static inline bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
 {

@@ -51,7 +51,7 @@ size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp)
     return bytes;
 }
 
-/* What a model without master weights has in their place. */
+/* Plans what a model without master weights has in their place. */
 static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
 {
     static const char *const names[] = {"decoder blocks, shards",
@@ -213,7 +213,8 @@ static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, bool co
     return ND_OK;
 }
 
-/* Which element of a parameter's local block element `begin` of the flat state arrays is. */
+/* Returns which element of a parameter's local block element `begin` of the flat state arrays
+ * is. */
 static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
 {
     const nd_segment *segment = &p->unit->segments[p->segment];

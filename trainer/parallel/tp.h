@@ -10,7 +10,7 @@
  */
 #include "trainer/rank.h"
 
-/* Where a row-parallel product writes its partial sums (T, X): `local` when tp is 1, else
+/* Returns where a row-parallel product writes its partial sums (T, X): `local` when tp is 1, else
  * `buffer`. */
 static inline nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
 {

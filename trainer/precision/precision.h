@@ -101,8 +101,8 @@ typedef struct nd_filter {
 enum { ND_LINEAR_SETS = 1 << ND_FP8_PARTS };
 
 /*
- * What autotune makes of the filter's linears. Masks have bit i for linear i of those that read an
- * input.
+ * This says what autotune makes of the filter's linears. Masks have bit i for linear i of those
+ * that read an input.
  *   fp8[input][asked]   of those that the filter asks for, the ones that run in FP8; -1: not known
  * forced: fp8[input][0] whatever is asked, to find out what it takes.
  */
@@ -177,14 +177,14 @@ void nd_filter_each_line(const nd_filter *filter, const nd_shape *shape,
  * with the scales, of rows too, that a training step's forward would have found. They are found
  * while the weights are loaded (fsdp.h).
  */
-/* Where a scale, its inverse and its amax lie on the device: one of each, or one for each row or
+/* A scale, its inverse and its amax lie here on the device: one of each, or one for each row or
  * column of an operand. */
 typedef struct nd_scale_ref {
     int64_t site; /* whose health is counted */
     float *amax, *scale, *inverse;
 } nd_scale_ref;
 
-/* What the health log knows of a site, on the host. */
+/* The health log knows this of a site, on the host. */
 typedef struct nd_site_report {
     int64_t elements;  /* cast here since the counts were zeroed */
     int64_t counts[3]; /* of all ranks: underflow, saturation, elements */
@@ -244,16 +244,16 @@ nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choic
  * operand, `joint` for those of all operands whose amaxes are reduced together. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t each, int64_t joint,
                          nd_memplan *plan);
-/* After the plan was committed: the start values of delayed scaling, which are scales of 1 and the
- * largest value of each site's format. */
+/* Writes the start values of delayed scaling after the plan was committed. They are scales of 1 and
+ * the largest value of each site's format. */
 nd_status nd_scales_start(nd_scales *scales);
 void nd_scales_fini(nd_scales *scales);
 
-/* Whether a parameter lies in the FP8 segment; for nd_layout_create, context is the nd_scales. */
+/* True if a parameter lies in the FP8 segment. For nd_layout_create; context is the nd_scales. */
 bool nd_scales_in_segment(void *context, const nd_param *param);
 
-/* Whether backward keeps an input of linears as codes: all its linears read codes with one scale.
- * The attention output is kept in BF16, which the attention's backward reads. */
+/* True if the backward keeps an input of linears as codes: all its linears read codes with one
+ * scale. The attention output is kept in BF16, which the attention's backward reads. */
 bool nd_scales_keep_codes(const nd_scales *scales, nd_input input, int64_t layer);
 
 /* The sites of a linear's weight, of an input, and of the gradient of a linear's output. */
@@ -295,8 +295,8 @@ nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t vers
  */
 nd_status nd_scales_begin_weights(nd_scales *scales, int64_t layer);
 nd_status nd_scales_settle_weights(nd_scales *scales, int64_t layer);
-/* Where those of elements lie, from `element` of the weight's local block on: whole rows or a part
- * of one. x, flat, takes the form in which they are measured and cast. */
+/* Returns where those of elements lie, from `element` of the weight's local block on: whole rows or
+ * a part of one. x, flat, takes the form in which they are measured and cast. */
 nd_scale_ref nd_scales_of_elements(const nd_scales *scales, const nd_param *param, int64_t element,
                                    nd_tensor *x);
 
@@ -338,9 +338,10 @@ int nd_scales_state(const nd_scales *scales, nd_scale_state out[3]);
  * apart from other ops and without CUDA graphs, and reads more; its results are the same bits.
  */
 
-/* Before the gradients of a step: whether this one is counted. */
+/* Says before the gradients of a step whether this one is counted. */
 nd_status nd_health_begin(nd_scales *scales, int64_t step);
-/* After them; collective when the step was counted. The lines go to nd_log_debug on rank 0. */
+/* This comes after them; it is collective when the step was counted. The lines go to nd_log_debug
+ * on rank 0. */
 nd_status nd_health_end(nd_scales *scales, int64_t step);
 
 /* One operand of the last report; shares in 0 .. 1. */
@@ -365,7 +366,7 @@ typedef struct nd_health_worst {
     int underflow_layer, saturation_layer, amax_layer; /* -1: the linear stays in BF16 */
 } nd_health_worst;
 
-/* What the last step that was counted has found, alike on all ranks. */
+/* Returns what the last step that was counted has found, alike on all ranks. */
 typedef struct nd_health_summary {
     nd_health_worst worst[ND_OPERAND_KINDS][ND_LINEAR_COUNT];
 } nd_health_summary;

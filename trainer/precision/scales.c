@@ -170,7 +170,7 @@ static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
     return ND_OK;
 }
 
-/* Whether a product, and not the health log alone, reads an amax of a whole weight. */
+/* True if a product, and not the health log alone, reads an amax of a whole weight. */
 static bool products_read_amaxes(const nd_scales *s)
 {
     return s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_TENSOR ||

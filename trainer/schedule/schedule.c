@@ -25,7 +25,7 @@ void nd_schedule_fini(nd_schedule *schedule)
     *schedule = (nd_schedule){0};
 }
 
-/* What is done with a micro-batch on a stage. */
+/* A stage does this with a micro-batch. */
 enum {
     RECEIVED = 1,
     FORWARD = 2,

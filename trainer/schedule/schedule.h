@@ -2,9 +2,9 @@
 #ifndef ND_SCHEDULE_SCHEDULE_H
 #define ND_SCHEDULE_SCHEDULE_H
 /*
- * What a rank does in a step, as a list of actions. A generator makes the list from a few numbers,
- * nd_schedule_check proves that it can be run, and one interpreter (step/step.c) runs it.
- * So the order of micro-batches is data: no code of the model knows it.
+ * A schedule is what a rank does in a step, as a list of actions. A generator makes the list from a
+ * few numbers, nd_schedule_check proves that it can be run, and one interpreter (step/step.c) runs
+ * it. So the order of micro-batches is data: no code of the model knows it.
  *
  * A stage is a range of the model's layers that lies on one rank. Stage 0 reads tokens, the last
  * one computes the loss. Today a rank has one stage, which is the whole model.
@@ -59,7 +59,7 @@ typedef struct nd_schedule {
     int count;
 } nd_schedule;
 
-/* What a checked schedule needs of the rank's memory. */
+/* A checked schedule needs this of the rank's memory. */
 typedef struct nd_schedule_needs {
     int sets;    /* the most micro-batches that are between forward and weight gradient at once */
     bool delays; /* some weight gradient comes after its input gradient, as an action of its own */
@@ -70,12 +70,12 @@ nd_status nd_schedule_sequential(int micros, nd_schedule *out);
 void nd_schedule_fini(nd_schedule *schedule);
 
 /*
- * Whether the list can be run, and is a whole step of each stage that it names: every micro-batch
- * has a forward, both gradients and what it exchanges with adjacent stages, each once and after
- * what it reads; weights are there when they are read; the last stage, whose forward begins the
- * gradients of the head, has one micro-batch between forward and input gradient; the reduction
- * comes last. ND_ERR_INTERNAL names the first action that is wrong, or what is missing. That all
- * ranks' lists fit together is not looked at.
+ * Checks that the list can be run, and is a whole step of each stage that it names: every
+ * micro-batch has a forward, both gradients and what it exchanges with adjacent stages, each once
+ * and after what it reads; weights are there when they are read; the last stage, whose forward
+ * begins the gradients of the head, has one micro-batch between forward and input gradient; the
+ * reduction comes last. ND_ERR_INTERNAL names the first action that is wrong, or what is missing.
+ * That all ranks' lists fit together is not looked at.
  */
 nd_status nd_schedule_check(const nd_schedule *schedule, nd_schedule_needs *out);
 

@@ -30,8 +30,8 @@
  */
 double nd_schedule_lr(const nd_config *config, int64_t step);
 
-/* After the memory plan was committed: where weights are kept in BF16, the update writes them
- * too. */
+/* This comes after the memory plan was committed. Where weights are kept in BF16, the update writes
+ * them too. */
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp);
 void nd_optimizer_fini(nd_optimizer *optimizer);
 /*
@@ -53,7 +53,7 @@ int64_t nd_work_least(double seconds);
 nd_work nd_work_of(int64_t most, int64_t least);
 
 /*
- * Whether a finite loss is a spike: more than `factor` times the median of the last losses, of
+ * True if a finite loss is a spike: more than `factor` times the median of the last losses, of
  * which there must be some. The losses are equal on every rank, and so is the answer. factor 0:
  * never.
  */
@@ -61,9 +61,9 @@ bool nd_spike_is(const nd_recent_losses *recent, double factor, double loss, dou
 /* The loss of a step counts for those after it; factor 0: nothing is kept. */
 void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 
-/* Whether `workers` workers of a host, each with a plan of `bytes`, take more than three quarters
- * of its memory or more than is free, or whether one plan takes more than three quarters of what
- * the worker's own limit leaves. */
+/* True if `workers` workers of a host, each with a plan of `bytes`, take more than three quarters
+ * of its memory or more than is free, or if one plan takes more than three quarters of what the
+ * worker's own limit leaves. */
 bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
                        const nd_memory_limit *limit);
 /* Returns a step's status; to ND_ERR_RESOURCE of a GPU it adds what the plan holds. */

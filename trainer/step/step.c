@@ -104,7 +104,7 @@ static nd_status sum_losses(nd_trainer *t, double *sums, int64_t count)
     return nd_all_reduce(t->rank, ND_GROUP_DP_CP, sums, count, ND_DTYPE_F64, ND_REDOP_SUM);
 }
 
-/* Which rank made the others wait, through one reduction of two numbers. */
+/* Finds the rank that made the others wait, through one reduction of two numbers. */
 enum { RANK_BITS = 24, TIME_BITS = 38 };
 static const int64_t last_rank = ((int64_t)1 << RANK_BITS) - 1;
 static const int64_t longest = (int64_t)1 << TIME_BITS; /* microseconds */
@@ -297,7 +297,7 @@ static nd_status refuse(nd_trainer *t, const char *what, const char *advice, nd_
 
 enum { NONFINITE_NAME = 160 };
 
-/* Whether x holds NaN or infinity. Waits for the device, which a normal step does not. */
+/* True if x holds NaN or infinity. Waits for the device, which a normal step does not. */
 static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
 {
     nd_rank *r = m->rank;

@@ -35,8 +35,9 @@ typedef struct nd_recent_losses {
     int64_t count;                  /* of losses so far, in this start of the run */
 } nd_recent_losses;
 
-/* Where a run is. A resumed run restores it together with the arrays of nd_trainer_state_of; the
- * position of the training data follows from it (nd_loader_options.first_step). */
+/* This says where a run is. A resumed run restores it together with the arrays of
+ * nd_trainer_state_of; the position of the training data follows from it
+ * (nd_loader_options.first_step). */
 typedef struct nd_run_position {
     int64_t step;          /* steps done, also those that were skipped */
     int64_t skipped;       /* steps without an update: no label counted, or not finite or a spike,
@@ -71,9 +72,9 @@ typedef struct nd_trainer {
 } nd_trainer;
 
 /*
- * How long ranks worked in a step: forward, backward and norms, and the wait for data, until the
- * loss and the norm are read; without the time in calls of communication, where a rank also waits
- * for slower ones, and without the update.
+ * This says how long ranks worked in a step: forward, backward and norms, and the wait for data,
+ * until the loss and the norm are read; without the time in calls of communication, where a rank
+ * also waits for slower ones, and without the update.
  */
 typedef struct nd_work {
     double slowest_seconds, fastest_seconds; /* the largest and the smallest of all ranks */
@@ -94,8 +95,8 @@ typedef struct nd_step_result {
     const double *source_sums;
 } nd_step_result;
 
-/* Whether model and mesh allow the FP8 that is asked for, before any worker starts: ND_ERR_CONFIG
- * with the numbers. */
+/* Checks before any worker starts that model and mesh allow the FP8 that is asked for:
+ * ND_ERR_CONFIG with the numbers. */
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *shape);
 
 /* A size above it is beyond the addresses of any host, and far from where an int64_t overflows. */
@@ -104,18 +105,18 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *sh
 /* The limits of the ops (nd_op_limits) that the model alone decides about. ND_ERR_DATA. */
 nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_shape *shape);
 /*
- * Whether the ops of a backend can compute the model, before any worker starts: nd_op_limits, and
- * sizes of which no plan can be made. Names key, value and limit. ND_ERR_DATA where a number of the
- * model is too large, ND_ERR_CONFIG where one of the configuration is, ND_ERR_RESOURCE where their
- * product is. nd_trainer_create checks it too.
+ * Checks before any worker starts that the ops of a backend can compute the model: nd_op_limits,
+ * and sizes of which no plan can be made. Names key, value and limit. ND_ERR_DATA where a number of
+ * the model is too large, ND_ERR_CONFIG where one of the configuration is, ND_ERR_RESOURCE where
+ * their product is. nd_trainer_create checks it too.
  */
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
                                   const nd_shape *shape);
 
 /*
- * Before autotune times anything, on a GPU: ND_ERR_RESOURCE when the plan does not fit in what is
- * free, neither with the linears in FP8 that are asked for nor with none. Allocates nothing on the
- * device. On a CPU it does nothing.
+ * This comes before autotune times anything, on a GPU: ND_ERR_RESOURCE when the plan does not fit
+ * in what is free, neither with the linears in FP8 that are asked for nor with none. Allocates
+ * nothing on the device. On a CPU it does nothing.
  */
 nd_status nd_trainer_check_memory(nd_rank *rank);
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
@@ -124,8 +125,8 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
 /* The same with another schedule than the sequential one. The trainer owns it, also on an error. */
 nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
                                       nd_trainer **out);
-/* Whether packed weights were left out of the plan because memory is short, and the line that says
- * so. */
+/* Says whether packed weights were left out of the plan because memory is short, and gives the line
+ * that says so. */
 bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t capacity);
 /* The same for validations alone (nd_trainer_evaluate): the weights, without gradients, moments
  * and what is kept for a backward. No step may be done. */
@@ -181,8 +182,8 @@ double nd_positive_nan(double value); /* NaN without the sign that printf would 
  * numbers are already on their way. Async-signal-safe. */
 void nd_trainer_request_stop(nd_trainer *trainer, int reason);
 
-/* What the next step tells all ranks about this rank's part in a save (nd_step_result.save). From
- * any thread. */
+/* Sets what the next step tells all ranks about this rank's part in a save (nd_step_result.save).
+ * Any thread may call it. */
 void nd_trainer_report_save(nd_trainer *trainer, int64_t state);
 int64_t nd_trainer_reported_save(const nd_trainer *trainer); /* that of this rank alone */
 

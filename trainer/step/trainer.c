@@ -105,8 +105,8 @@ static size_t staging_bytes(const nd_mesh *mesh)
     return bytes;
 }
 
-/* What the driver and the libraries already hold: CUDA's context, kernels, cuBLASLt and cuDNN. For
- * a plan without a GPU, what they hold on one of 80 GB. */
+/* Returns what the driver and the libraries already hold: CUDA's context, kernels, cuBLASLt and
+ * cuDNN. For a plan without a GPU it is what they hold on one of 80 GB. */
 static size_t context_bytes(const nd_rank *rank)
 {
     nd_cuda_info gpu;
@@ -118,7 +118,7 @@ static size_t context_bytes(const nd_rank *rank)
     return used;
 }
 
-/* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
+/* Returns what kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 static size_t bytes_later(const nd_rank *rank, const nd_graph_counts *graphs)
 {
     return nd_rank_is_gpu(rank) ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) +
@@ -136,7 +136,7 @@ bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
            (limit->option && (double)bytes > FULL_SHARE * (double)limit->left);
 }
 
-/* Whether the workers of this host have memory for the plan and `more` bytes, which only save time,
+/* True if the workers of this host have memory for the plan and `more` bytes, which only save time,
  * with what is free before this worker allocates its plan. Answers of workers may differ, since
  * some may have allocated their plans already; no result depends on the answer. */
 static bool has_room(const nd_trainer *t, size_t more)
@@ -175,7 +175,7 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
     }
 }
 
-/* Only a warning: what comes after the plan is estimated, so the run may still fit. */
+/* This is only a warning: what comes after the plan is estimated, so the run may still fit. */
 static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *plan)
 {
     nd_cuda_info gpu;
@@ -296,7 +296,7 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
 
 /* The trainer. */
 
-/* How much memory a copy of all weights must leave free. The copy saves one cast per unit; that is
+/* A copy of all weights must leave so much memory free. The copy saves one cast per unit; that is
  * not worth running out of memory because a library or the driver took more than estimated. */
 static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
 
@@ -374,7 +374,8 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
     return blocks + head > 0;
 }
 
-/* Of a step. documents auto: the data are not open, as for a plan, which takes them for joined. */
+/* These are the options of the model of a step. documents auto: the data are not open, as for a
+ * plan, which takes them for joined. */
 static nd_model_options options_of(const nd_rank *rank, const nd_linear_choice *linears)
 {
     return (nd_model_options){.linears = linears,
