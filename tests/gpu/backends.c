@@ -10,14 +10,13 @@
 #include "tests/gpu/mirror_memory.h"
 #include "tests/ops/conformance.h"
 
-void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend))
+void nd_best_backend(void (*check)(const nd_backend *backend))
 {
     nd_cuda_options options = {.local_workers = 1, .fp8 = true};
-    nd_side ref;
     nd_backend backend = {0};
     nd_side *gpu = &backend.side;
     const nd_ops *ops = NULL;
-    nd_side_open_ref(&ref);
+    nd_side_open_ref(&backend.ref);
     ND_OK_OR_FAIL(nd_device_open_cuda(&options, &gpu->device));
     ND_OK_OR_FAIL(nd_ops_cuda(gpu->device, false, &ops));
     ND_OK_OR_FAIL(mirror_open(gpu->device, ops, &gpu->ops));
@@ -28,7 +27,7 @@ void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend
     do {
         snprintf(backend.name, sizeof backend.name, "cuda, %.40s%s", gpu->device->name,
                  context->deterministic ? ", deterministic" : "");
-        check(&ref, &backend);
+        check(&backend);
         nd_case_free();
         /* Once more where attention adds in a fixed order, if it was cuDNN's at all. */
         context->deterministic = !context->deterministic;
@@ -38,10 +37,10 @@ void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend
     gpu->device->table->stream_fini(&gpu->stream);
     mirror_close();
     nd_device_close(gpu->device);
-    nd_side_close(&ref);
+    nd_side_close(&backend.ref);
 }
 
-void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend))
+void nd_each_backend(void (*check)(const nd_backend *backend))
 {
     nd_best_backend(check);
 }

@@ -62,8 +62,8 @@ static void expect_alike(const char *what, nd_tensor got, nd_tensor want)
 /* against: queries and keys point away from each other, with scores of about -120 (8 x 120 x -0.5
  * / 4). It is the queries that are long: a sum over some of the keys is then of the size of that
  * over all. */
-static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                        bool wide, bool add, bool against)
+static void check_tiled(const nd_backend *backend, const nd_attention *a, bool wide, bool add,
+                        bool against)
 {
     int64_t rows[] = {a->batch, a->sq, a->heads, D}, keys[] = {a->batch, a->sk, a->kv_heads, D};
     nd_tensor q = pointing(rows, against ? 120.0f : 0.0f), out = nd_clone(q);
@@ -73,16 +73,18 @@ static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_
     nd_tensor lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){a->batch, a->heads, a->sq}, 0, 1.0f);
     nd_tensor delta = nd_clone(lse);
     gradients before = {gradient(q, wide), gradient(k, wide), gradient(v, wide)}, got[2];
-    void *scratch = malloc(ref->ops->attention_scratch(ref->device, a, ND_DTYPE_BF16, false));
-    ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
-           .scratch = scratch);
+    void *scratch =
+        malloc(backend->ref.ops->attention_scratch(backend->ref.device, a, ND_DTYPE_BF16, false));
+    ND_RUN(&backend->ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k,
+           .v = v, .scratch = scratch);
     free(scratch);
     for (int64_t i = 0; i < nd_tensor_count(lse) && against; i++) {
         cr_assert_lt(nd_get(lse, i), -88.73f);
     }
-    ND_RUN(ref, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = dout);
+    ND_RUN(&backend->ref, attention_delta, .attention = *a, .delta = delta, .out = out,
+           .dout = dout);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         scratch = malloc(side->ops->attention_scratch(side->device, a, ND_DTYPE_BF16, true));
         got[s] = (gradients){nd_clone(before.dq), nd_clone(before.dk), nd_clone(before.dv)};
         ND_RUN(side, attention_bwd, .attention = *a, .dq = got[s].dq, .dk = got[s].dk,
@@ -97,20 +99,20 @@ static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_
 }
 
 /* Gradients in BF16, in F32, and added to F32. */
-static void check_each(const nd_side *ref, const nd_backend *backend, const nd_attention *cases,
-                       size_t count, bool against)
+static void check_each(const nd_backend *backend, const nd_attention *cases, size_t count,
+                       bool against)
 {
     for (size_t i = 0; i < count; i++) {
-        check_tiled(ref, backend, &cases[i], false, false, against);
-        check_tiled(ref, backend, &cases[i], true, false, against);
-        check_tiled(ref, backend, &cases[i], true, true, against);
+        check_tiled(backend, &cases[i], false, false, against);
+        check_tiled(backend, &cases[i], true, false, against);
+        check_tiled(backend, &cases[i], true, true, against);
     }
 }
 
 TEST_BEST_BACKEND(attention_tiles, tiles_of_a_deterministic_backward_add_up)
 {
     nd_cuda_context_of(backend->side.device)->ordered_bytes = 1 << 16; /* 128 x 128 */
-    check_each(ref, backend, tiled, sizeof tiled / sizeof *tiled, false);
+    check_each(backend, tiled, sizeof tiled / sizeof *tiled, false);
 }
 
 /* Unmasked keys that end inside of a tile of Hopper's kernel (sdpa_parts.h), and queries that do so
@@ -124,5 +126,5 @@ static const nd_attention half_tiles[] = {
 
 TEST_BEST_BACKEND(attention_tiles, parts_of_tiles_add_up_where_statistics_are_very_negative)
 {
-    check_each(ref, backend, half_tiles, sizeof half_tiles / sizeof *half_tiles, true);
+    check_each(backend, half_tiles, sizeof half_tiles / sizeof *half_tiles, true);
 }

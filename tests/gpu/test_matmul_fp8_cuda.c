@@ -59,23 +59,24 @@ static nd_tolerance bound(const nd_backend *backend, int64_t k)
     return t;
 }
 
-static void multiply(const nd_side *ref, const nd_backend *backend, int shape, int variant)
+static void multiply(const nd_backend *backend, int shape, int variant)
 {
     int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
     bool at = variant & 1, bt = variant & 2, va = variant & 4, vb = variant & 8;
     float beta = variant & 16 ? 1.0f : 0.0f;
     nd_dtype out = variant & 32 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
-    nd_matrix a = operand(ref, m, k, !at, shape & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, va, gap);
-    nd_matrix b = operand(ref, n, k, bt, ND_DTYPE_F8_E4M3, vb, gap);
+    nd_matrix a =
+        operand(&backend->ref, m, k, !at, shape & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, va, gap);
+    nd_matrix b = operand(&backend->ref, n, k, bt, ND_DTYPE_F8_E4M3, vb, gap);
     nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
-    void *scratch = malloc(ref->ops->product_scratch(ref->device, m, n, k, ND_DTYPE_BF16) + 1);
+    void *scratch =
+        malloc(backend->ref.ops->product_scratch(backend->ref.device, m, n, k, ND_DTYPE_BF16) + 1);
     if (beta == 0.0f) {
         nd_case_poison(c);
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         result[s] = nd_clone(c);
-        ND_RUN(side, product, .c = result[s], .a = a, .a_transposed = at, .b = b,
+        ND_RUN(&backend->sides[s], product, .c = result[s], .a = a, .a_transposed = at, .b = b,
                .b_transposed = bt, .beta = beta, .scratch = scratch);
     }
     char name[64];
@@ -85,11 +86,11 @@ static void multiply(const nd_side *ref, const nd_backend *backend, int shape, i
     nd_case_free();
 }
 
-static void check_all(const nd_side *ref, const nd_backend *backend)
+static void check_all(const nd_backend *backend)
 {
     for (int variant = 0; variant < 64; variant++) {
         for (int shape = 0; shape < SHAPES; shape++) {
-            multiply(ref, backend, shape, variant);
+            multiply(backend, shape, variant);
         }
     }
 }
@@ -116,8 +117,8 @@ Test(matmul_fp8_cuda, a_library_that_refuses_vectors_at_the_product)
 TEST_BEST_BACKEND(matmul_fp8_cuda, extents_that_are_no_multiples_of_16_are_said)
 {
     nd_stream stream = backend->side.stream;
-    nd_matrix a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
-    nd_matrix b = operand(ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_matrix a = operand(&backend->ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_matrix b = operand(&backend->ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 24, 16, 0, 1.0f);
     cr_expect_eq(
         ND_CALL(backend->side.ops, &stream, product, .c = c, .a = a, .b = b, .b_transposed = true),

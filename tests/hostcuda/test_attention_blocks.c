@@ -84,6 +84,7 @@ TEST_BEST_BACKEND(attention_blocks, gradients_of_blocks_are_rounded_once_and_add
     nd_tensor lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){1, H, ROWS}, 0, 1.0f);
     nd_tensor delta = nd_clone(lse);
     nd_attention all = {1, ROWS, BLOCKS * KEYS, H, K, D, BLOCKS * KEYS, 0.25f};
+    const nd_side *ref = &backend->ref;
     void *scratch = malloc(ref->ops->attention_scratch(ref->device, &all, ND_DTYPE_BF16, false));
     ND_RUN(ref, attention_fwd, .attention = all, .out = out, .lse = lse, .q = in.dq, .k = in.dk,
            .v = in.dv, .scratch = scratch);

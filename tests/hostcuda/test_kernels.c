@@ -30,7 +30,7 @@ TEST_EACH_BACKEND(optimizer, ranges_and_the_resident_copy)
             ranges[r] = (nd_flat_range){begin, r % 17 == 4 ? begin : end, r % 2 == 1};
         }
         for (int s = 0; s < 2; s++) {
-            nd_stream stream = ref->stream;
+            nd_stream stream = backend->ref.stream;
             side[s][0] = nd_clone(p);
             side[s][1] = nd_clone(m);
             side[s][2] = nd_clone(v);
@@ -44,8 +44,8 @@ TEST_EACH_BACKEND(optimizer, ranges_and_the_resident_copy)
                 nd_bf16 *resident = (nd_bf16 *)copies[s].data + (shift + 1) / 2;
                 ranges[r].copy = r % 3 == 1 ? NULL : resident + ranges[r].begin;
             }
-            ND_OK_OR_FAIL(ND_CALL((s ? backend->side.ops : ref->ops), &stream, adamw, .hyper = o,
-                                  .p = x[0], .m = x[1], .v = x[2], .grad = g, .ranges = ranges,
+            ND_OK_OR_FAIL(ND_CALL(backend->sides[s].ops, &stream, adamw, .hyper = o, .p = x[0],
+                                  .m = x[1], .v = x[2], .grad = g, .ranges = ranges,
                                   .range_count = RANGES));
         }
         /* Terms up to about 5 and a step whose divisor is at least sqrt(v / bias2) > 1: a few

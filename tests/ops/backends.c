@@ -14,19 +14,18 @@ void nd_side_open_cpu(nd_side *side, int threads)
     ND_OK_OR_FAIL(nd_ops_cpu(side->device, &side->ops));
 }
 
-typedef void (*check_fn)(const nd_side *ref, const nd_backend *backend);
+typedef void (*check_fn)(const nd_backend *backend);
 
 static void check_at(const char *level, int threads, check_fn check)
 {
-    nd_side ref;
     nd_backend backend;
-    nd_side_open_ref(&ref);
+    nd_side_open_ref(&backend.ref);
     nd_side_open_cpu(&backend.side, threads);
     snprintf(backend.name, sizeof backend.name, "cpu, %s, threads %d", level, threads);
-    check(&ref, &backend);
+    check(&backend);
     nd_case_free();
     nd_side_close(&backend.side);
-    nd_side_close(&ref);
+    nd_side_close(&backend.ref);
 }
 
 void nd_best_backend(check_fn check)

@@ -177,7 +177,7 @@ void nd_case_poison(nd_tensor t)
 
 static nd_drawn_check *drawn_check;
 
-static void check_draws(const nd_side *ref, const nd_backend *backend)
+static void check_draws(const nd_backend *backend)
 {
     enum { FIXED = 16, OF_THE_DAY = 8 };
     const char *only = getenv("ND_DRAW");
@@ -188,7 +188,7 @@ static void check_draws(const nd_side *ref, const nd_backend *backend)
         snprintf(named.name, sizeof named.name, "%.40s, ND_DRAW=%llu", backend->name,
                  (unsigned long long)d.seed);
         shifts = &d;
-        drawn_check(&d, ref, &named);
+        drawn_check(&d, &named);
         shifts = NULL;
         nd_case_free();
     }

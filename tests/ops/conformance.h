@@ -19,23 +19,28 @@ typedef struct nd_side {
     nd_stream stream;
 } nd_side;
 
-/* One backend at one level: "cpu, avx2, 2 threads". */
+/* One backend at one level, "cpu, avx2, 2 threads", beside the reference. */
 typedef struct nd_backend {
     char name[64];
-    nd_side side;
+    union {
+        struct {
+            nd_side ref, side;
+        };
+        nd_side sides[2]; /* both, to compute the same with each */
+    };
 } nd_backend;
 
 /*
- * Calls check(reference, backend) for each backend of the program: backends.c here, and others in
+ * Calls check(backend) for each backend of the program: backends.c here, and others in
  * tests/hostcuda.
  *
  * Here that is the CPU backend at each instruction set of this CPU and at amx_emulated, with 1
  * thread, and at the best one also with 2 and 3 threads. Every level except the first that makes a
  * product shares the level of oneDNN with it.
  */
-void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
+void nd_each_backend(void (*check)(const nd_backend *backend));
 /* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
-void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
+void nd_best_backend(void (*check)(const nd_backend *backend));
 
 /*
  * Drawn operands: calls check for each backend with seeds that are fixed and some of the day. A
@@ -43,19 +48,19 @@ void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend
  * and NaN lies before, between and behind its rows. A failure names the draw, which the
  * environment's ND_DRAW repeats alone.
  */
-typedef void nd_drawn_check(nd_draw *d, const nd_side *ref, const nd_backend *backend);
+typedef void nd_drawn_check(nd_draw *d, const nd_backend *backend);
 void nd_each_draw(nd_drawn_check *check);
 
-/* A test whose body, which follows, is called with `ref` and `backend` by one of these. */
+/* A test whose body, which follows, is called with `backend` by one of these. */
 #define TEST_EACH_BACKEND(suite, name) ND_BACKEND_TEST(suite, name, nd_each_backend)
 #define TEST_BEST_BACKEND(suite, name) ND_BACKEND_TEST(suite, name, nd_best_backend)
 #define ND_BACKEND_TEST(suite, name, call)                                                         \
-    static void check_##suite##_##name(const nd_side *ref, const nd_backend *backend);             \
+    static void check_##suite##_##name(const nd_backend *backend);                                 \
     Test(suite, name)                                                                              \
     {                                                                                              \
         call(check_##suite##_##name);                                                              \
     }                                                                                              \
-    static void check_##suite##_##name(const nd_side *ref, const nd_backend *backend)
+    static void check_##suite##_##name(const nd_backend *backend)
 /* The same with `d`, for nd_each_draw. */
 #define TEST_EACH_DRAW(suite, name)                                                                \
     static nd_drawn_check check_##suite##_##name;                                                  \
@@ -63,7 +68,7 @@ void nd_each_draw(nd_drawn_check *check);
     {                                                                                              \
         nd_each_draw(check_##suite##_##name);                                                      \
     }                                                                                              \
-    static void check_##suite##_##name(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+    static void check_##suite##_##name(nd_draw *d, const nd_backend *backend)
 
 /* Opens the reference, or the CPU backend with `threads`; nd_side_close ends it. */
 void nd_side_open_ref(nd_side *side);

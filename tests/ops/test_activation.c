@@ -44,15 +44,14 @@ static const nd_tolerance backward_tolerances[] = {
 /* Bits of `how`: results in the place of gate and up; GELU. */
 enum { IN_PLACE = 1, GELU = 2, HOWS = 4 };
 
-static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
-                        const shape *of, int how)
+static void swiglu_once(const nd_backend *backend, nd_dtype dtype, const shape *of, int how)
 {
     const bool in_place = how & IN_PLACE, gelu = how & GELU;
     int64_t n = of->n, F = of->F, gap = of->gap;
     nd_tensor gate = random_gate(dtype, n, F, gap), up = nd_random_2d(dtype, n, F, gap, 1.0f);
     nd_tensor dout = nd_random_2d(dtype, n, F, gap, 1.0f), out[2], dgate[2], dup[2];
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         nd_tensor own_gate = nd_clone(gate), own_up = nd_clone(up);
         out[s] = nd_clone(gate);
         dgate[s] = in_place ? own_gate : nd_clone(gate);
@@ -92,19 +91,18 @@ static nd_rope_view rope_table(int64_t D)
     return (nd_rope_view){.cos = cosines, .sin = sines, .positions = POSITIONS};
 }
 
-static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
-                      int64_t heads, int64_t D, int64_t gap, bool in_place)
+static void rope_once(const nd_backend *backend, nd_dtype dtype, int64_t n, int64_t heads,
+                      int64_t D, int64_t gap, bool in_place)
 {
     nd_rope_view table = rope_table(D);
     nd_tensor x = nd_random(dtype, 3, (int64_t[]){n, heads, D}, gap, 1.0f), out[2][2];
     nd_tensor positions = nd_random_ids(n, 0, POSITIONS);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         for (int inverse = 0; inverse < 2; inverse++) {
             nd_tensor own = nd_clone(x);
             out[s][inverse] = in_place ? own : nd_clone(x);
-            ND_RUN(side, rope, .out = out[s][inverse], .x = own, .positions = positions,
-                   .table = table, .inverse = inverse);
+            ND_RUN(&backend->sides[s], rope, .out = out[s][inverse], .x = own,
+                   .positions = positions, .table = table, .inverse = inverse);
         }
     }
     /* Two products of numbers up to about 5, and their sum. */
@@ -114,8 +112,8 @@ static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
     nd_case_free();
 }
 
-static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
-                           int64_t V, int64_t C, int64_t gap)
+static void embedding_once(const nd_backend *backend, nd_dtype dtype, int64_t n, int64_t V,
+                           int64_t C, int64_t gap)
 {
     const int64_t first = 10;
     nd_tensor table = nd_random_2d(dtype, V, C, gap, 1.0f);
@@ -123,7 +121,7 @@ static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dty
     nd_tensor dout = nd_random_2d(dtype, n, C, gap, 1.0f);
     nd_tensor dtable = nd_random_2d(ND_DTYPE_F32, V, C, gap, 1.0f), out[2], dt[2];
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         out[s] = nd_clone(dout);
         dt[s] = nd_clone(dtable);
         ND_RUN(side, embedding_fwd, .out = out[s], .ids = ids, .table = table, .first = first);
@@ -140,7 +138,7 @@ TEST_EACH_DRAW(swiglu, drawn)
     const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     for (int how = 0; how < HOWS; how++) {
-        swiglu_once(ref, backend, dtype, &drawn, how);
+        swiglu_once(backend, dtype, &drawn, how);
     }
 }
 
@@ -149,11 +147,11 @@ TEST_EACH_DRAW(activation, drawn)
 {
     for (int t = 0; t < 2; t++) {
         const bool large = t == 0 && d->seed % 8 == 0;
-        embedding_once(ref, backend, dtypes[t],
+        embedding_once(backend, dtypes[t],
                        large ? 1300 : DRAW(d, 0, 1, 19, 1025, draw_range(d, 0, 1300)),
                        large ? 270000 : DRAW(d, 1, 7, 50, 2000), large ? 3 : draw_extent(d, 160),
                        draw_range(d, 0, 20));
-        rope_once(ref, backend, dtypes[t], draw_range(d, 0, 90), draw_range(d, 1, 8),
+        rope_once(backend, dtypes[t], draw_range(d, 0, 90), draw_range(d, 1, 8),
                   2 * draw_extent(d, 64), draw_range(d, 0, 32), draw_once_in(d, 2));
     }
 }

@@ -40,14 +40,12 @@ enum { CASES = sizeof cases / sizeof cases[0], SIZES = sizeof sizes / sizeof siz
 
 static nd_tensor queries(const nd_attention *a, nd_dtype dtype, int64_t gap)
 {
-    int64_t shape[] = {a->batch, a->sq, a->heads, a->head_dim};
-    return nd_random(dtype, 4, shape, gap, 1.0f);
+    return nd_random(dtype, 4, (int64_t[]){a->batch, a->sq, a->heads, a->head_dim}, gap, 1.0f);
 }
 
 static nd_tensor keys(const nd_attention *a, nd_dtype dtype, int64_t gap)
 {
-    int64_t shape[] = {a->batch, a->sk, a->kv_heads, a->head_dim};
-    return nd_random(dtype, 4, shape, gap, 1.0f);
+    return nd_random(dtype, 4, (int64_t[]){a->batch, a->sk, a->kv_heads, a->head_dim}, gap, 1.0f);
 }
 
 static nd_tensor rows(const nd_attention *a)
@@ -81,14 +79,14 @@ typedef struct bounds {
     nd_tensor first_key, end_key;
 } bounds;
 
-static void forward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                           bounds seen, nd_dtype dtype, int64_t gap, bool few)
+static void forward_masked(const nd_backend *backend, const nd_attention *a, bounds seen,
+                           nd_dtype dtype, int64_t gap, bool few)
 {
     nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
     nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
     nd_case_poison(out);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         void *scratch = scratch_of(side, a, dtype, false);
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
@@ -103,22 +101,22 @@ static void forward_masked(const nd_side *ref, const nd_backend *backend, const 
     nd_case_free();
 }
 
-static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                         nd_dtype dtype, int64_t gap, bool few)
+static void forward_once(const nd_backend *backend, const nd_attention *a, nd_dtype dtype,
+                         int64_t gap, bool few)
 {
-    forward_masked(ref, backend, a, (bounds){0}, dtype, gap, few);
+    forward_masked(backend, a, (bounds){0}, dtype, gap, few);
 }
 
 TEST_EACH_BACKEND(attention, forward)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
-            forward_once(ref, backend, &cases[c], dtypes[d], 0, false);
-            forward_once(ref, backend, &cases[c], dtypes[d], 6, false);
-            forward_once(ref, backend, &cases[c], dtypes[d], 8, false);
+            forward_once(backend, &cases[c], dtypes[d], 0, false);
+            forward_once(backend, &cases[c], dtypes[d], 6, false);
+            forward_once(backend, &cases[c], dtypes[d], 8, false);
         }
         for (int c = 0; c < SIZES; c++) {
-            forward_once(ref, backend, &sizes[c], dtypes[d], 0, false);
+            forward_once(backend, &sizes[c], dtypes[d], 0, false);
         }
     }
 }
@@ -136,16 +134,15 @@ TEST_EACH_BACKEND(attention, one_query_at_each_instruction_set)
 {
     for (int d = 0; d < 2; d++) {
         for (size_t c = 0; c < sizeof one_query / sizeof *one_query; c++) {
-            forward_once(ref, backend, &one_query[c], dtypes[d], 0, true);
-            forward_once(ref, backend, &one_query[c], dtypes[d], 6, true);
+            forward_once(backend, &one_query[c], dtypes[d], 0, true);
+            forward_once(backend, &one_query[c], dtypes[d], 6, true);
         }
     }
 }
 
 /* Score j of query i is j or -j steps: the maximum of the even queries grows by `step`, in units of
  * log2, with each key, and that of the odd ones never. */
-static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, float step,
-                         int64_t queried)
+static void growing_once(const nd_backend *backend, nd_dtype dtype, float step, int64_t queried)
 {
     enum { KEYS = 600, D = 4 };
     const nd_attention a = {1, queried, KEYS, 1, 1, D, KEYS, step * (float)M_LN2};
@@ -158,7 +155,7 @@ static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         nd_put(k, j * D, (float)(j / 4 * 4)); /* a BF16 below 1024 */
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         void *scratch = scratch_of(side, &a, dtype, false);
         ND_RUN(side, attention_fwd, .attention = a, .out = o[s], .lse = l[s], .q = q, .k = k,
                .v = v, .scratch = scratch, .few_rows = queried == 1);
@@ -181,9 +178,9 @@ TEST_EACH_BACKEND(attention, forward_whose_maxima_grow)
     static const float steps[] = {0.0125f, 0.1f, 0.4f};
     for (int d = 0; d < 2; d++) {
         for (int i = 0; i < 3; i++) {
-            growing_once(ref, backend, dtypes[d], steps[i], 70);
+            growing_once(backend, dtypes[d], steps[i], 70);
             /* In spans, the later ones far above the first. */
-            growing_once(ref, backend, dtypes[d], 5.0f * steps[i], 1);
+            growing_once(backend, dtypes[d], 5.0f * steps[i], 1);
         }
     }
 }
@@ -200,8 +197,8 @@ static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wid
 
 /* flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. Where `even`, strides are multiples
  * of 8 elements, which cuDNN needs; it leaves other calls to the plain kernel. */
-static void backward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                            bounds seen, nd_dtype dtype, int flags, bool even)
+static void backward_masked(const nd_backend *backend, const nd_attention *a, bounds seen,
+                            nd_dtype dtype, int flags, bool even)
 {
     bool add_q = flags & 1, add_kv = flags & 2, wide = flags & 4;
     const int64_t gap = even ? 8 : 2, gap_out = even ? 8 : 3;
@@ -211,14 +208,14 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
                           gradient_output(k, gap_out, add_kv, wide),
                           gradient_output(v, gap_out, add_kv, wide)};
     nd_tensor got[2][3];
-    void *scratch = scratch_of(ref, a, dtype, false);
-    ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
-           .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch);
+    void *scratch = scratch_of(&backend->ref, a, dtype, false);
+    ND_RUN(&backend->ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k,
+           .v = v, .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch);
     free(scratch);
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         scratch = scratch_of(side, a, dtype, true);
         for (int g = 0; g < 3; g++) {
             got[s][g] = nd_clone(grads[g]);
@@ -247,10 +244,10 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
     nd_case_free();
 }
 
-static void backward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                          nd_dtype dtype, int flags, bool even)
+static void backward_once(const nd_backend *backend, const nd_attention *a, nd_dtype dtype,
+                          int flags, bool even)
 {
-    backward_masked(ref, backend, a, (bounds){0}, dtype, flags, even);
+    backward_masked(backend, a, (bounds){0}, dtype, flags, even);
 }
 
 TEST_EACH_BACKEND(attention, backward)
@@ -258,17 +255,17 @@ TEST_EACH_BACKEND(attention, backward)
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
             for (int flags = 0; flags < 5; flags++) {
-                backward_once(ref, backend, &cases[c], dtypes[d], flags, false);
+                backward_once(backend, &cases[c], dtypes[d], flags, false);
                 /* cuDNN needs a plan, about a second, for each: adding to one of both is shown by
                  * some. */
                 bool adds_to_one = flags == 1 || flags == 2;
                 if (!adds_to_one || c < 3) {
-                    backward_once(ref, backend, &cases[c], dtypes[d], flags, true);
+                    backward_once(backend, &cases[c], dtypes[d], flags, true);
                 }
             }
         }
         for (int c = 0; c < SIZES; c++) {
-            backward_once(ref, backend, &sizes[c], dtypes[d], 0, true);
+            backward_once(backend, &sizes[c], dtypes[d], 0, true);
         }
     }
 }
@@ -289,10 +286,11 @@ TEST_EACH_BACKEND(attention, backward_without_delta)
         nd_tensor q = queries(a, dtype, 0), k = keys(a, dtype, 0), v = keys(a, dtype, 0);
         nd_tensor dout = queries(a, dtype, 0), out = queries(a, dtype, 0), lse = rows(a);
         nd_tensor delta = rows(a), got[2][3];
-        void *scratch = scratch_of(ref, a, dtype, false);
-        ND_RUN(ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k, .v = v,
-               .scratch = scratch);
-        ND_RUN(ref, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = dout);
+        void *scratch = scratch_of(&backend->ref, a, dtype, false);
+        ND_RUN(&backend->ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q,
+               .k = k, .v = v, .scratch = scratch);
+        ND_RUN(&backend->ref, attention_delta, .attention = *a, .delta = delta, .out = out,
+               .dout = dout);
         free(scratch);
         scratch = scratch_of(side, a, dtype, true);
         for (int given = 0; given < 2; given++) {
@@ -314,8 +312,8 @@ TEST_EACH_BACKEND(attention, backward_without_delta)
 }
 
 /* Partial results absorbed one after the other; -inf on either side, on both, and lse far apart. */
-static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_attention *of,
-                       nd_dtype dtype, int64_t gap)
+static void merge_once(const nd_backend *backend, const nd_attention *of, nd_dtype dtype,
+                       int64_t gap)
 {
     const nd_attention a = *of;
     nd_tensor acc = queries(&a, ND_DTYPE_F32, 2 * gap), acc_lse = rows(&a);
@@ -333,11 +331,10 @@ static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_a
         }
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         got[s][0] = nd_clone(acc);
         got[s][1] = nd_clone(acc_lse);
-        ND_RUN(side, lse_merge, .attention = a, .acc = got[s][0], .acc_lse = got[s][1], .out = out,
-               .lse = lse);
+        ND_RUN(&backend->sides[s], lse_merge, .attention = a, .acc = got[s][0],
+               .acc_lse = got[s][1], .out = out, .lse = lse);
     }
     /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
      * of itself. */
@@ -350,8 +347,8 @@ static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_a
 TEST_EACH_BACKEND(attention, merge)
 {
     static const nd_attention a = {2, 37, 1, 3, 1, 20, 0, 1.0f};
-    merge_once(ref, backend, &a, dtypes[0], 2);
-    merge_once(ref, backend, &a, dtypes[1], 2);
+    merge_once(backend, &a, dtypes[0], 2);
+    merge_once(backend, &a, dtypes[1], 2);
 }
 
 /* From no key that is seen to all of them, often causal. */
@@ -411,10 +408,10 @@ TEST_EACH_DRAW(attention, drawn_masks)
     a.window = draw_once_in(d, 2) ? draw_range(d, 1, a.sk + 2) : 0;
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     const nd_draw same = *d;
-    forward_masked(ref, backend, &a, draw_bounds(d, &a), dtype, draw_range(d, 0, 12),
+    forward_masked(backend, &a, draw_bounds(d, &a), dtype, draw_range(d, 0, 12),
                    draw_once_in(d, 2));
     *d = same;
-    backward_masked(ref, backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4),
+    backward_masked(backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4),
                     draw_once_in(d, 2));
 }
 
@@ -445,9 +442,9 @@ TEST_EACH_DRAW(attention, drawn_documents)
     const nd_attention *a = &shapes[draw_range(d, 0, 4)];
     const nd_dtype dtype = dtypes[draw_once_in(d, 4) ? 0 : 1];
     const nd_draw same = *d;
-    forward_masked(ref, backend, a, draw_documents(d, a), dtype, DRAW(d, 0, 8, 3), false);
+    forward_masked(backend, a, draw_documents(d, a), dtype, DRAW(d, 0, 8, 3), false);
     *d = same;
-    backward_masked(ref, backend, a, draw_documents(d, a), dtype, (int)draw_range(d, 0, 4),
+    backward_masked(backend, a, draw_documents(d, a), dtype, (int)draw_range(d, 0, 4),
                     !draw_once_in(d, 4));
 }
 
@@ -455,7 +452,7 @@ TEST_EACH_DRAW(attention, drawn)
 {
     const nd_attention a = draw_attention(d);
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
-    forward_once(ref, backend, &a, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
-    backward_once(ref, backend, &a, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
-    merge_once(ref, backend, &a, dtype, draw_range(d, 0, 9));
+    forward_once(backend, &a, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
+    backward_once(backend, &a, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
+    merge_once(backend, &a, dtype, draw_range(d, 0, 9));
 }

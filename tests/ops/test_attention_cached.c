@@ -75,8 +75,7 @@ static nd_tolerance tolerance_of(const cached_case *c, nd_dtype dtype)
     return (nd_tolerance){.absolute = dtype == ND_DTYPE_BF16 ? f32 + 2.0 * nd_eps_bf16 : f32};
 }
 
-static void once(const nd_side *ref, const nd_backend *backend, const cached_case *c,
-                 nd_dtype dtype, int64_t gap)
+static void once(const nd_backend *backend, const cached_case *c, nd_dtype dtype, int64_t gap)
 {
     const int64_t width = 2 * c->kv_heads * c->head_dim, q = c->heads * c->head_dim;
     nd_kv_segment segments[SEGMENTS_MAX];
@@ -88,7 +87,7 @@ static void once(const nd_side *ref, const nd_backend *backend, const cached_cas
     nd_case_poison(out);
     nd_tensor o[2] = {nd_clone(out), nd_clone(out)};
     nd_tensor caches[2] = {nd_clone(cache), nd_clone(cache)};
-    call(ref, c, o[0], qkv, caches[0]);
+    call(&backend->ref, c, o[0], qkv, caches[0]);
     call(&backend->side, c, o[1], qkv, caches[1]);
     nd_expect_close(backend->name, "attention_cached out", o[1], o[0], tolerance_of(c, dtype));
     nd_expect_same(backend->name, "attention_cached cache", caches[1], caches[0]);
@@ -131,7 +130,7 @@ TEST_EACH_DRAW(attention_cached, drawn)
     for (int type = 0; type < 2; type++) {
         cached_case fixed = cases[d->seed % CASES];
         fixed.window = draw_once_in(d, 2) ? fixed.window : fixed.capacity / 3 + 1;
-        once(ref, backend, &fixed, dtypes[type], DRAW(d, 0, 3));
-        once(ref, backend, &c, dtypes[type], draw_range(d, 0, 12));
+        once(backend, &fixed, dtypes[type], DRAW(d, 0, 3));
+        once(backend, &c, dtypes[type], draw_range(d, 0, 12));
     }
 }

@@ -25,14 +25,13 @@ static nd_tensor operand(nd_dtype dtype, layout how, int which, int64_t n, int64
     }
 }
 
-static void add_once(const nd_side *ref, const nd_backend *backend, int types, layout how,
-                     int64_t n, int64_t C)
+static void add_once(const nd_backend *backend, int types, layout how, int64_t n, int64_t C)
 {
     nd_tensor x = operand(dtypes[types & 1], how, 1, n, C);
     nd_tensor to = operand(dtypes[types >> 1 & 1], how, 0, n, C), acc[2], cast[2];
     nd_tensor f32 = operand(ND_DTYPE_F32, how, 0, n, C);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         acc[s] = nd_clone(f32);
         cast[s] = nd_clone(to);
         ND_RUN(side, accumulate, .acc = acc[s], .x = x);
@@ -45,19 +44,17 @@ static void add_once(const nd_side *ref, const nd_backend *backend, int types, l
 }
 
 /* Gaps between rows, without a second tensor, in place of either. */
-static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int what,
-                       int64_t C)
+static void scale_once(const nd_backend *backend, nd_dtype dtype, int what, int64_t C)
 {
     const float scale = 0.22f;
     nd_tensor x = nd_random_2d(dtype, 37, C, what == 1 ? 8 : 0, 1.0f);
     nd_tensor plus = nd_random_2d(dtype, 37, C, what == 2 ? 8 : 0, 1.0f), out[2];
     nd_tensor to = nd_random_2d(dtype, 37, C, what == 2 ? 4 : 0, 1.0f);
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         const nd_tensor from = nd_clone(x), add = nd_clone(plus);
         out[s] = what == 3 ? from : what == 4 ? add : nd_clone(to);
-        ND_RUN(side, axpy, .out = out[s], .x = from, .plus = what == 0 ? (nd_tensor){0} : add,
-               .scale = scale);
+        ND_RUN(&backend->sides[s], axpy, .out = out[s], .x = from,
+               .plus = what == 0 ? (nd_tensor){0} : add, .scale = scale);
     }
     /* The rounding of the product, which is below 4 and may be joined with the sum's. */
     nd_expect_close(backend->name, "axpy", out[1], out[0],
@@ -79,7 +76,7 @@ TEST_EACH_BACKEND(elementwise, casts_of_every_bf16_and_of_every_rounding_boundar
         ((nd_bf16 *)narrow.data)[i] = (nd_bf16)(i / PATTERNS);
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         back[s] = nd_clone(narrow);
         up[s] = nd_clone(wide);
         ND_RUN(side, cast, .out = back[s], .x = wide);
@@ -89,13 +86,12 @@ TEST_EACH_BACKEND(elementwise, casts_of_every_bf16_and_of_every_rounding_boundar
     nd_expect_same(backend->name, "cast to f32", up[1], up[0]);
 }
 
-static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+static void squares_once(const nd_backend *backend, int64_t count)
 {
     nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
     double sum[2] = {2.5, 2.5};
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
-        ND_RUN(side, sum_squares, .out = &sum[s], .x = x.data, .count = count);
+        ND_RUN(&backend->sides[s], sum_squares, .out = &sum[s], .x = x.data, .count = count);
     }
     /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
     double allowed = 2.0 * (double)(count + 1) * 0x1p-53 * sum[0];
@@ -106,13 +102,12 @@ static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t 
 
 /* A copy, and a sum of n terms each of whose roundings is one of the running sum: Higham's
  * (n - 1) u sum |x|. */
-static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
-                      int64_t C)
+static void bias_once(const nd_backend *backend, nd_dtype dtype, int64_t n, int64_t C)
 {
     nd_tensor bias = nd_random_1d(dtype, C, 1.0f), before = nd_random_1d(ND_DTYPE_F32, C, 1.0f);
     nd_tensor x = nd_random_2d(dtype, n, C, 5, 1.0f), out[2], sum[2];
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         out[s] = nd_clone(x);
         sum[s] = nd_clone(before);
         ND_RUN(side, bias_bwd, .dbias = sum[s], .dout = x);
@@ -135,12 +130,12 @@ static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
 }
 
 /* Sums of integers are exact in any order. */
-static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+static void digest_once(const nd_backend *backend, int64_t count)
 {
     nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
     uint64_t sums[2] = {5, 5}, changed = 5;
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         nd_stream own = side->stream;
         ND_OK_OR_FAIL(
             ND_CALL(side->ops, &own, digest, .out = &sums[s], .x = x.data, .count = count));
@@ -155,16 +150,15 @@ static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t c
     nd_case_free();
 }
 
-static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t count,
-                        uint64_t first)
+static void normal_once(const nd_backend *backend, int64_t count, uint64_t first)
 {
     nd_tensor out[2];
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
         ((float *)out[s].data)[count] = 7.0f;
-        ND_RUN(side, random_normal, .out = out[s].data, .count = count, .deviation = 0.02f,
-               .seed = 0x123456789abcdefu, .random_stream = 1ull << 33 | 5, .first = first);
+        ND_RUN(&backend->sides[s], random_normal, .out = out[s].data, .count = count,
+               .deviation = 0.02f, .seed = 0x123456789abcdefu, .random_stream = 1ull << 33 | 5,
+               .first = first);
     }
     cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
                  "%s: other bits than the reference in %lld values from %llu on", backend->name,
@@ -230,7 +224,7 @@ static void expect_amaxes(const nd_side *side, const nd_flat_range *ranges, nd_t
     }
 }
 
-static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+static void optimizers_once(const nd_backend *backend, int64_t count)
 {
     /* A range left out in the middle must stay as it is. */
     nd_flat_range ranges[] = {
@@ -244,7 +238,7 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         nd_put(v, i, fabsf(nd_get(v, i)));
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
+        const nd_side *side = &backend->sides[s];
         range_amaxes amaxes;
         adam[s][0] = nd_clone(p);
         adam[s][1] = nd_clone(m);
@@ -295,7 +289,7 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
 /* More than one thread's share of a range now and then. */
 TEST_EACH_DRAW(optimizer, drawn)
 {
-    optimizers_once(ref, backend, draw_once_in(d, 6) ? 200003 : draw_range(d, 8, 5000));
+    optimizers_once(backend, draw_once_in(d, 6) ? 200003 : draw_range(d, 8, 5000));
 }
 
 /* Around the packs and blocks of an op, more than one thread's share, or any number. */
@@ -309,12 +303,12 @@ TEST_EACH_DRAW(elementwise, drawn)
 {
     const int64_t first = DRAW(d, 0, 0xfffffff9, 1ll << 40, draw_range(d, 0, 1 << 20));
     for (int t = 0; t < 2; t++) {
-        add_once(ref, backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
+        add_once(backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
                  draw_range(d, 0, 70), 2 * draw_extent(d, 270));
-        scale_once(ref, backend, dtypes[t], (int)draw_range(d, 0, 4), draw_extent(d, 530));
-        bias_once(ref, backend, dtypes[t], draw_range(d, 1, 70), draw_extent(d, 600));
-        squares_once(ref, backend, draw_count(d));
-        digest_once(ref, backend, draw_count(d));
-        normal_once(ref, backend, draw_count(d), (uint64_t)first);
+        scale_once(backend, dtypes[t], (int)draw_range(d, 0, 4), draw_extent(d, 530));
+        bias_once(backend, dtypes[t], draw_range(d, 1, 70), draw_extent(d, 600));
+        squares_once(backend, draw_count(d));
+        digest_once(backend, draw_count(d));
+        normal_once(backend, draw_count(d), (uint64_t)first);
     }
 }

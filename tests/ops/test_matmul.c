@@ -48,8 +48,7 @@ typedef struct types {
 static const types pairs[] = {
     {ND_DTYPE_F32, ND_DTYPE_F32}, {ND_DTYPE_BF16, ND_DTYPE_BF16}, {ND_DTYPE_BF16, ND_DTYPE_F32}};
 
-static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
-                        const int64_t *shape, int flags)
+static void matmul_once(const nd_backend *backend, types t, const int64_t *shape, int flags)
 {
     int64_t m = shape[0], n = shape[1], k = shape[2], gap = llabs(shape[3]);
     bool at = flags & 1, bt = flags & 2, few = flags & 8;
@@ -61,10 +60,9 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
         nd_case_poison(c);
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
         result[s] = nd_clone(c);
-        ND_RUN(side, product, .c = result[s], .a = nd_rows(a), .a_transposed = at, .b = nd_rows(b),
-               .b_transposed = bt, .beta = beta, .few_rows = few);
+        ND_RUN(&backend->sides[s], product, .c = result[s], .a = nd_rows(a), .a_transposed = at,
+               .b = nd_rows(b), .b_transposed = bt, .beta = beta, .few_rows = few);
     }
     /*
      * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of
@@ -92,19 +90,19 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
 enum { SMALL_SHAPES = 15, SHAPES = sizeof shapes / sizeof *shapes };
 
 /* With all transposes, types and beta. */
-static void check_shapes(const nd_side *ref, const nd_backend *backend, const int64_t (*of)[4],
-                         int count, int more_flags)
+static void check_shapes(const nd_backend *backend, const int64_t (*of)[4], int count,
+                         int more_flags)
 {
     for (int i = 0; i < count * 8; i++) {
         for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
-            matmul_once(ref, backend, pairs[pair], of[i / 8], i % 8 | more_flags);
+            matmul_once(backend, pairs[pair], of[i / 8], i % 8 | more_flags);
         }
     }
 }
 
-static void check_small(const nd_side *ref, const nd_backend *backend)
+static void check_small(const nd_backend *backend)
 {
-    check_shapes(ref, backend, shapes, SMALL_SHAPES, 0);
+    check_shapes(backend, shapes, SMALL_SHAPES, 0);
 }
 
 Test(matmul, small_shapes_at_each_instruction_set)
@@ -121,7 +119,7 @@ Test(matmul, small_shapes_by_onednn)
 
 TEST_BEST_BACKEND(matmul, large_shapes)
 {
-    check_shapes(ref, backend, shapes + SMALL_SHAPES, SHAPES - SMALL_SHAPES, 0);
+    check_shapes(backend, shapes + SMALL_SHAPES, SHAPES - SMALL_SHAPES, 0);
 }
 
 /* Around the rows, columns and lanes that the products of few rows take at a time. */
@@ -130,7 +128,7 @@ static const int64_t few[][4] = {{1, 1, 1, 0},    {1, 67, 33, 0}, {2, 5, 300, 3}
 
 TEST_EACH_BACKEND(matmul, few_rows_at_each_instruction_set)
 {
-    check_shapes(ref, backend, few, sizeof few / sizeof *few, 8);
+    check_shapes(backend, few, sizeof few / sizeof *few, 8);
 }
 
 /* A text has the same bits beside one other and beside seven. */
@@ -169,5 +167,5 @@ TEST_EACH_DRAW(matmul, drawn)
 {
     const int64_t shape[] = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
                              draw_range(d, -8, 8)};
-    matmul_once(ref, backend, pairs[draw_range(d, 0, 2)], shape, (int)draw_range(d, 0, 15));
+    matmul_once(backend, pairs[draw_range(d, 0, 2)], shape, (int)draw_range(d, 0, 15));
 }

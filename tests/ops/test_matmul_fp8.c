@@ -49,29 +49,30 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     return o;
 }
 
-/* Bytes after the scratch that a product asks for stay what they were. */
-static void *scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor *out)
+typedef struct guarded {
+    char *begin, *end, *guarded_end;
+} guarded;
+
+/* Scratch for a product. The bytes after those that it asks for must stay what they are. */
+static guarded scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k)
 {
     size_t bytes = side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16);
-    *out = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 512, 0);
-    char *begin = (char *)(((uintptr_t)out->data + 255) / 256 * 256);
-    for (char *p = begin + bytes; p < (char *)out->data + bytes + 512; p++) {
-        *p = 0x77;
-    }
-    return begin;
+    char *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 512, 0).data;
+    char *begin = (char *)(((uintptr_t)memory + 255) / 256 * 256);
+    const guarded s = {begin, begin + bytes, memory + bytes + 512};
+    memset(s.end, 0x77, (size_t)(s.guarded_end - s.end));
+    return s;
 }
 
-static void expect_untouched(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor out,
-                             const char *begin)
+static void expect_untouched(guarded s)
 {
-    size_t bytes = side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16);
-    for (const char *p = begin + bytes; p < (char *)out.data + bytes + 512; p++) {
+    for (const char *p = s.end; p < s.guarded_end; p++) {
         cr_assert(*p == 0x77, "a byte after the scratch was written");
     }
 }
 
-static void multiply_once(const nd_side *ref, const nd_backend *backend, const shape *of,
-                          int variant, scaling ha, scaling hb)
+static void multiply_once(const nd_backend *backend, const shape *of, int variant, scaling ha,
+                          scaling hb)
 {
     int64_t m = of->m, n = of->n, k = of->k, gap = of->gap;
     float beta = variant & 16 ? 1.0f : 0.0f;
@@ -79,20 +80,19 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
     /* One of the two may be E5M2. */
     int va = variant & 3, vb = variant >> 2 & 3;
     vb = va & 2 ? vb & 1 : vb;
-    operand a = cast_operand(ref, m, k, true, va, ha, gap);
-    operand b = cast_operand(ref, k, n, false, vb, hb, gap);
+    operand a = cast_operand(&backend->ref, m, k, true, va, ha, gap);
+    operand b = cast_operand(&backend->ref, k, n, false, vb, hb, gap);
     nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
     if (beta == 0.0f) {
         nd_case_poison(c);
     }
     for (int s = 0; s < 2; s++) {
-        const nd_side *side = s ? &backend->side : ref;
-        nd_tensor memory;
-        void *scratch = scratch_of(side, m, n, k, &memory);
+        const nd_side *side = &backend->sides[s];
+        const guarded scratch = scratch_of(side, m, n, k);
         result[s] = nd_clone(c);
         ND_RUN(side, product, .c = result[s], .a = a.fp8, .a_transposed = a.transposed, .b = b.fp8,
-               .b_transposed = b.transposed, .beta = beta, .scratch = scratch);
-        expect_untouched(side, m, n, k, memory, scratch);
+               .b_transposed = b.transposed, .beta = beta, .scratch = scratch.begin);
+        expect_untouched(scratch);
     }
     /*
      * As for matmul, k dequantised products of size about 1, each addition erring by half an eps of
@@ -113,7 +113,7 @@ TEST_EACH_BACKEND(matmul_fp8, every_code)
         nd_dtype format = f & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3;
         bool left = f & 2;
         nd_tensor codes = nd_blank_2d(format, left ? 256 : 1, left ? 1 : 256, 0);
-        nd_tensor unit = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0), memory;
+        nd_tensor unit = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0);
         nd_tensor c = nd_random_2d(ND_DTYPE_F32, codes.shape[0], codes.shape[1], 0, 1.0f);
         for (int i = 0; i < 256; i++) {
             ((uint8_t *)codes.data)[i] = (uint8_t)i;
@@ -121,9 +121,8 @@ TEST_EACH_BACKEND(matmul_fp8, every_code)
         *(uint8_t *)unit.data = 0x38; /* 1.0 */
         nd_matrix x = {.stored = codes, .scale = &one, .inverse = &one};
         nd_matrix y = {.stored = unit, .scale = &one, .inverse = &one};
-        void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
         ND_RUN(&backend->side, product, .c = c, .a = left ? x : y, .b = left ? y : x,
-               .scratch = scratch);
+               .scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1).begin);
         for (int i = 0; i < 256; i++) {
             float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
             cr_assert(isnan(want) ? isnan(got) : got == want, "%s: code %d is %g, not %g",
@@ -186,11 +185,11 @@ TEST_EACH_BACKEND(matmul_fp8, operands_cast_by_the_product)
         const bool first = variant & 4;
         const scaling how = (scaling)(c / SHAPES / 8);
         const int64_t gap = shapes[c % SHAPES].gap;
-        operand x = first ? cast_operand(ref, m, k, true, variant & 3, how, gap)
-                          : cast_operand(ref, k, n, false, variant & 3, how, gap);
+        operand x = first ? cast_operand(&backend->ref, m, k, true, variant & 3, how, gap)
+                          : cast_operand(&backend->ref, k, n, false, variant & 3, how, gap);
         const scaling of_other = (scaling)(c % SCALINGS);
-        operand other = first ? cast_operand(ref, k, n, false, 0, of_other, gap)
-                              : cast_operand(ref, m, k, true, 0, of_other, gap);
+        operand other = first ? cast_operand(&backend->ref, k, n, false, 0, of_other, gap)
+                              : cast_operand(&backend->ref, m, k, true, 0, of_other, gap);
         nd_tensor values = values_in_range(&x.fp8, gap);
         nd_tensor result[2] = {nd_random_2d(c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, gap, 1.0f)};
         result[1] = nd_clone(result[0]);
@@ -241,7 +240,6 @@ TEST_EACH_BACKEND(matmul_fp8, every_number_cast_by_the_product)
 /* An operand in parts, and the other one, x, which the product casts too. As b of y = x w^T the
  * parts are rows of w, as a of dw = dy^T x columns of dy. */
 typedef struct parts_case {
-    const nd_side *ref;
     const nd_backend *backend;
     bool weights;
     int64_t k, all, gap;
@@ -261,12 +259,12 @@ static void multiply_parts(const parts_case *t, nd_tensor c, nd_matrix x, nd_mat
 {
     const nd_side *side = &t->backend->side;
     const bool weights = t->weights;
-    nd_tensor memory;
-    void *scratch = scratch_of(side, c.shape[0], c.shape[1], t->k, &memory);
+    const guarded scratch = scratch_of(side, c.shape[0], c.shape[1], t->k);
     parts.kept = kept;
     ND_RUN(side, product, .c = c, .a = weights ? x : parts, .a_transposed = !weights,
-           .b = weights ? parts : x, .b_transposed = weights, .beta = t->beta, .scratch = scratch);
-    expect_untouched(side, c.shape[0], c.shape[1], t->k, memory, scratch);
+           .b = weights ? parts : x, .b_transposed = weights, .beta = t->beta,
+           .scratch = scratch.begin);
+    expect_untouched(scratch);
 }
 
 /* c by a product for each part, whose numbers and scales it draws. */
@@ -281,9 +279,10 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
                            .inverse = nd_clone(scale).data};
     for (int p = 0; p < ND_FP8_PARTS && lines[p] > 0; at += lines[p++]) {
         const int variant = 1 | (t->format == ND_DTYPE_F8_E5M2 ? 2 : 0);
-        operand part = t->weights
-                           ? cast_operand(t->ref, t->k, lines[p], false, variant, TENSOR, t->gap)
-                           : cast_operand(t->ref, lines[p], t->k, true, variant, TENSOR, t->gap);
+        operand part =
+            t->weights
+                ? cast_operand(&t->backend->ref, t->k, lines[p], false, variant, TENSOR, t->gap)
+                : cast_operand(&t->backend->ref, lines[p], t->k, true, variant, TENSOR, t->gap);
         const nd_tensor values = values_in_range(&part.fp8, t->gap);
         nd_matrix one = {.stored = lines_of(t->parts.stored, t->weights, at, lines[p]),
                          .format = t->format,
@@ -324,17 +323,16 @@ static void check_kept_parts(const parts_case *t, nd_tensor want)
     }
 }
 
-static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool weights, int variant)
+static void check_parts_of(const nd_backend *backend, bool weights, int variant)
 {
     static const int64_t lines[][ND_FP8_PARTS] = {
         {1, 1, 0}, {40, 7, 33}, {32, 64, 32}, {300, 20, 0}, {5, 800, 70}};
     const int64_t *of = lines[variant % 5], all = of[0] + of[1] + of[2];
     const int64_t k = 1 + variant * 97 % 1600, others = 1 + variant * 31 % 90, gap = variant % 3;
     const nd_dtype type = variant % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
-    operand x = weights ? cast_operand(ref, others, k, true, 0, TENSOR, gap)
-                        : cast_operand(ref, k, others, false, 0, TENSOR, gap);
-    parts_case t = {.ref = ref,
-                    .backend = backend,
+    operand x = weights ? cast_operand(&backend->ref, others, k, true, 0, TENSOR, gap)
+                        : cast_operand(&backend->ref, k, others, false, 0, TENSOR, gap);
+    parts_case t = {.backend = backend,
                     .weights = weights,
                     .k = k,
                     .all = all,
@@ -356,7 +354,7 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
 TEST_EACH_BACKEND(matmul_fp8, parts_give_the_bits_of_a_product_for_each)
 {
     for (int i = 0; casts(backend) && i < 40; i++) {
-        check_parts_of(ref, backend, i % 2, i / 2);
+        check_parts_of(backend, i % 2, i / 2);
     }
 }
 
@@ -366,16 +364,16 @@ TEST_BEST_BACKEND(matmul_fp8, odd_scales)
 {
     static const float inverses[] = {NAN, INFINITY, 0x1p-100f, 0x1p100f, 0x1p-140f, 0.0f, 0x1p64f};
     for (int i = 0; i < 7; i++) {
-        operand a = cast_operand(ref, 48, 32, true, 0, POWERS_PER_LINE, 0);
-        operand b = cast_operand(ref, 32, 16, false, 0, TENSOR, 0);
-        nd_tensor result[2], memory;
+        operand a = cast_operand(&backend->ref, 48, 32, true, 0, POWERS_PER_LINE, 0);
+        operand b = cast_operand(&backend->ref, 32, 16, false, 0, TENSOR, 0);
+        nd_tensor result[2];
         a.fp8.inverse[5] = inverses[i];
         *b.fp8.inverse = 0.5f;
         for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            void *scratch = scratch_of(side, 48, 16, 32, &memory);
+            const nd_side *side = &backend->sides[s];
             result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
-            ND_RUN(side, product, .c = result[s], .a = a.fp8, .b = b.fp8, .scratch = scratch);
+            ND_RUN(side, product, .c = result[s], .a = a.fp8, .b = b.fp8,
+                   .scratch = scratch_of(side, 48, 16, 32).begin);
         }
         /* The codes' sums are exact in F32; a subnormal result may be lost. */
         nd_expect_close(backend->name, "matmul_fp8", result[1], result[0],
@@ -386,8 +384,8 @@ TEST_BEST_BACKEND(matmul_fp8, odd_scales)
 
 TEST_BEST_BACKEND(matmul_fp8, no_rows)
 {
-    operand a = cast_operand(ref, 4, 8, true, 0, TENSOR, 0),
-            b = cast_operand(ref, 8, 3, false, 0, TENSOR, 0);
+    operand a = cast_operand(&backend->ref, 4, 8, true, 0, TENSOR, 0),
+            b = cast_operand(&backend->ref, 8, 3, false, 0, TENSOR, 0);
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
     a.fp8.stored = nd_tensor_rows(a.fp8.stored, 0, 0);
     ND_RUN(&backend->side, product, .c = nd_tensor_rows(c, 0, 0), .a = a.fp8, .b = b.fp8);
@@ -433,7 +431,7 @@ TEST_EACH_DRAW(matmul_fp8, drawn)
     const shape drawn = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
                          draw_range(d, 0, 20)};
     for (int i = 0; i < 4; i++) {
-        multiply_once(ref, backend, i > 0 ? &shapes[d->seed % SHAPES] : &drawn,
+        multiply_once(backend, i > 0 ? &shapes[d->seed % SHAPES] : &drawn,
                       (int)draw_range(d, 0, 63), (scaling)draw_range(d, 0, SCALINGS - 1),
                       (scaling)draw_range(d, 0, SCALINGS - 1));
     }

@@ -159,7 +159,8 @@ TEST_EACH_BACKEND(packed, forms_are_of_our_own_products)
     enum { M = 3, N = 70, K = 66 };
     const nd_ops *ops = backend->side.ops;
     const size_t bytes = kept_bytes(ops, backend->side.device, M, K, N, true, ND_DTYPE_BF16);
-    cr_expect_eq(kept_bytes(ref->ops, ref->device, M, K, N, true, ND_DTYPE_BF16), 0);
+    cr_expect_eq(kept_bytes(backend->ref.ops, backend->ref.device, M, K, N, true, ND_DTYPE_BF16),
+                 0);
     cr_expect_eq(kept_bytes(ops, backend->side.device, M, K, N, true, ND_DTYPE_F32), 0);
     if (strcmp(ops->name, "cpu") != 0) {
         return;
