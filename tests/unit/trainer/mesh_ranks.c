@@ -36,6 +36,12 @@ nd_shape mesh_shape_of(int64_t layers, bool tied)
                       .rope = {.theta = 10000.0}};
 }
 
+mesh_ranks mesh_ranks_of(nd_mesh mesh, int64_t layers, bool tied,
+                         nd_status (*body)(nd_rank *rank, void *context), const void *context)
+{
+    return (mesh_ranks){mesh, mesh_shape_of(layers, tied), mesh_config_of(), body, (void *)context};
+}
+
 /* A model of this rank, which is a thread, or shards alone. */
 typedef struct opened {
     nd_memplan plan;

@@ -23,6 +23,9 @@ typedef struct mesh_ranks {
 
 /* One micro-batch of one sequence of 32 tokens, FP32, AdamW, ZeRO-3, no recompute. */
 nd_config mesh_config_of(void);
+/* A job of mesh_config_of and mesh_shape_of. */
+mesh_ranks mesh_ranks_of(nd_mesh mesh, int64_t layers, bool tied,
+                         nd_status (*body)(nd_rank *rank, void *context), const void *context);
 /* ND_OK when `body` was on every rank; else the first failure. */
 nd_status mesh_ranks_run(const mesh_ranks *job);
 

@@ -38,52 +38,53 @@ static void count_block(pair_table seen, int size, int rank, const nd_attention_
     }
 }
 
-static void check_causal(pair_table seen, int size)
+/* Counts the pairs of all blocks of all ranks. With a window no block is there in which nothing is
+ * seen, and those of step 0 begin with the rank's own chunks. */
+static void count_pairs(pair_table seen, int size, bool ring, int64_t window)
 {
-    int64_t tokens = size == 1 ? CHUNK : 2 * size * CHUNK;
+    memset(seen, 0, sizeof(pair_table));
+    for (int rank = 0; rank < size; rank++) {
+        for (int step = 0; step < (ring ? size : 1); step++) {
+            nd_attention_block blocks[ND_CP_BLOCKS];
+            const int count = ring ? nd_cp_blocks_ring(size, rank, step, CHUNK, window, blocks)
+                                   : nd_cp_blocks_gathered(size, rank, step, CHUNK, window, blocks);
+            cr_expect(window == 0 || step > 0 ||
+                      (blocks[0].q_begin == 0 && blocks[1].q_begin == CHUNK));
+            for (int b = 0; b < count; b++) {
+                cr_expect(window == 0 || blocks[b].diag - CHUNK + 1 < window);
+                count_block(seen, size, rank, &blocks[b], ring ? (rank - step + size) % size : -1);
+            }
+        }
+    }
+}
+
+/* `window`: a pair outside of it may be seen, once, as the op hides it. */
+static void check_pairs(pair_table seen, int size, int64_t window)
+{
+    const int64_t tokens = size == 1 ? CHUNK : 2 * size * CHUNK;
     for (int64_t q = 0; q < tokens; q++) {
         for (int64_t k = 0; k < tokens; k++) {
-            cr_assert_eq(seen[q][k], k <= q, "cp %d: query %ld sees key %ld %d times", size,
-                         (long)q, (long)k, seen[q][k]);
+            const bool must = k <= q && (window == 0 || q - k < window), may = window > 0 && k <= q;
+            cr_assert(seen[q][k] == must || (may && seen[q][k] == 1),
+                      "cp %d, window %ld: query %ld sees key %ld %d times", size, (long)window,
+                      (long)q, (long)k, seen[q][k]);
         }
     }
 }
 
 static const int sizes[] = {1, 2, 3, 4, 8};
 
-Test(cp, gathered_blocks_are_causal_attention)
+/* With a ring every rank also computes as many pairs as any other: that is the purpose of
+ * zig-zag. */
+Test(cp, blocks_are_causal_attention_and_those_of_a_ring_are_equal_shares)
 {
     static pair_table seen;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        memset(seen, 0, sizeof seen);
-        for (int rank = 0; rank < sizes[s]; rank++) {
-            nd_attention_block blocks[ND_CP_BLOCKS];
-            int count = nd_cp_blocks_gathered(sizes[s], rank, 0, CHUNK, 0, blocks);
-            for (int b = 0; b < count; b++) {
-                count_block(seen, sizes[s], rank, &blocks[b], -1);
-            }
+        const int size = sizes[s];
+        for (int ring = 0; ring < 2; ring++) {
+            count_pairs(seen, size, ring, 0);
+            check_pairs(seen, size, 0);
         }
-        check_causal(seen, sizes[s]);
-    }
-}
-
-/* Every rank also computes as many pairs as any other: that is the purpose of zig-zag. */
-Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
-{
-    static pair_table seen;
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        int size = sizes[s];
-        memset(seen, 0, sizeof seen);
-        for (int rank = 0; rank < size; rank++) {
-            for (int step = 0; step < size; step++) {
-                nd_attention_block blocks[ND_CP_BLOCKS];
-                int count = nd_cp_blocks_ring(size, rank, step, CHUNK, 0, blocks);
-                for (int b = 0; b < count; b++) {
-                    count_block(seen, size, rank, &blocks[b], (rank - step + size) % size);
-                }
-            }
-        }
-        check_causal(seen, size);
         for (int rank = 0; size > 1 && rank < size; rank++) {
             int64_t pairs = 0;
             for (int64_t row = 0; row < 2 * CHUNK; row++) {
@@ -94,36 +95,14 @@ Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
     }
 }
 
-/* Each pair of the window in one block, and no block that nothing is seen in. */
 Test(cp, ring_blocks_with_a_window)
 {
     static const int64_t windows[] = {1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 100 * CHUNK};
     static pair_table seen;
     for (size_t s = 1; s < sizeof sizes / sizeof *sizes; s++) {
         for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
-            const int64_t window = windows[w], tokens = 2 * sizes[s] * CHUNK;
-            memset(seen, 0, sizeof seen);
-            for (int rank = 0; rank < sizes[s]; rank++) {
-                for (int step = 0; step < sizes[s]; step++) {
-                    nd_attention_block blocks[ND_CP_BLOCKS];
-                    int count = nd_cp_blocks_ring(sizes[s], rank, step, CHUNK, window, blocks);
-                    cr_expect(step > 0 || (blocks[0].q_begin == 0 && blocks[1].q_begin == CHUNK));
-                    for (int b = 0; b < count; b++) {
-                        cr_expect_lt(blocks[b].diag - CHUNK + 1, window);
-                        count_block(seen, sizes[s], rank, &blocks[b],
-                                    (rank - step + sizes[s]) % sizes[s]);
-                    }
-                }
-            }
-            for (int64_t q = 0; q < tokens; q++) {
-                for (int64_t k = 0; k < tokens; k++) {
-                    const bool must = k <= q && q - k < window;
-                    cr_assert(seen[q][k] == 1 || (seen[q][k] == 0 && !must),
-                              "cp %d, window %ld: query %ld and key %ld meet %d times", sizes[s],
-                              (long)window, (long)q, (long)k, seen[q][k]);
-                    cr_assert(seen[q][k] == 0 || k <= q);
-                }
-            }
+            count_pairs(seen, sizes[s], true, windows[w]);
+            check_pairs(seen, sizes[s], windows[w]);
         }
     }
 }
@@ -229,21 +208,16 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     nd_tensor o = rows_of(rank, rows, d, 4, d->H * d->D);
     nd_tensor dout = rows_of(rank, rows, d, 2, d->H * d->D);
     float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
-    if (status == ND_OK) {
-        status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
-    }
-    if (status == ND_OK) {
-        status = nd_cp_attention_bwd(cp, sight, &(nd_cp_backward){dqkv, qkv, o, dout, lse});
-    }
-    if (status == ND_OK) {
-        status = nd_cp_attention_bwd_finish(cp, dqkv);
-    }
+    ND_TRY_OUT(nd_cp_attention_fwd(cp, sight, qkv, o, lse));
+    ND_TRY_OUT(nd_cp_attention_bwd(cp, sight, &(nd_cp_backward){dqkv, qkv, o, dout, lse}));
+    ND_TRY_OUT(nd_cp_attention_bwd_finish(cp, dqkv));
     keep(rank, rows, d, o, job->out->o);
     keep(rank, rows, d, dqkv, job->out->dqkv);
-    nd_tensor *const all[] = {&qkv, &dqkv, &o, &dout};
-    for (int i = 0; i < 4; i++) {
-        free(all[i]->data);
-    }
+out:
+    free(qkv.data);
+    free(dqkv.data);
+    free(o.data);
+    free(dout.data);
     free(keys);
     free(lse);
     return status;
@@ -267,11 +241,8 @@ static nd_status attend_body(nd_rank *rank, void *context)
 
 static void attend_on(attention_case c, whole *out)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, c.cp, (int)nd_max(c.tp, 1)}, c.ulysses},
-                      .shape = mesh_shape_of(1, false),
-                      .config = mesh_config_of(),
-                      .body = attend_body,
-                      .context = &(attention_job){&c, out}};
+    const nd_mesh mesh = {{1, 1, 1, c.cp, (int)nd_max(c.tp, 1)}, c.ulysses};
+    mesh_ranks job = mesh_ranks_of(mesh, 1, false, attend_body, &(attention_job){&c, out});
     job.shape.heads = c.heads > 0 ? c.heads : job.shape.heads;
     job.shape.kv_heads = c.kv_heads;
     job.shape.window = c.window;

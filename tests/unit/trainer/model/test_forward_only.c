@@ -165,10 +165,7 @@ Test(forward_only, has_the_loss_of_the_training_model)
          "k_proj,o_proj,up_proj"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mesh_ranks job = {.mesh = cases[i].mesh,
-                          .shape = mesh_shape_of(LAYERS, i % 2 == 1),
-                          .config = mesh_config_of(),
-                          .body = body};
+        mesh_ranks job = mesh_ranks_of(cases[i].mesh, LAYERS, i % 2 == 1, body, NULL);
         job.shape.rms_eps = 1e-5;
         job.config.train.precision = cases[i].precision;
         job.config.fp8.recipe = cases[i].recipe;

@@ -17,11 +17,11 @@ typedef enum label_kind { SOME_IGNORED = 0, FIRST_ROWS, NONE_ON_RANK_1 } label_k
 
 typedef struct head_case {
     const char *name;
-    nd_mesh mesh;
+    int dp, tp;
     int64_t vocab, head_rows; /* 0: one chunk */
     label_kind labels;
-    bool tied;
     int64_t columns; /* of a tile of logits; 0: one tile */
+    bool tied;
 } head_case;
 
 /* Results of the whole batch, one micro-batch of each data rank. */
@@ -122,7 +122,7 @@ static void make_world(head_world *world, const nd_layout *whole)
 {
     head_weights *weights = calloc(1, sizeof *weights);
     double dlogits[MOST_V];
-    int dps = world->of->mesh.size[ND_AXIS_DP_SHARD];
+    const int dps = world->of->dp;
     read_weights(whole, weights);
     for (int i = 0; i < dps * T; i++) {
         world->ids[i / T][i % T] = (int32_t)((i * 13 + 5) % world->of->vocab);
@@ -338,26 +338,21 @@ static void check_gradients(const head_world *world)
     }
     for (int64_t k = 0; k < C; k++) {
         double found = 0.0;
-        for (int t = 0; t < c->mesh.size[ND_AXIS_TP]; t++) {
+        for (int t = 0; t < c->tp; t++) {
             found += (double)world->found_norm[t][k];
         }
         cr_assert(near(found, world->dnorm[k], size),
-                  "%s: gradient %ld of the norm is %.9g, not "
-                  "%.9g",
-                  c->name, (long)k, found, world->dnorm[k]);
+                  "%s: gradient %ld of the norm is %.9g, not %.9g", c->name, (long)k, found,
+                  world->dnorm[k]);
     }
 }
 
 static void run(const head_case *c)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_mesh one = {{1, 1, 1, 1, 1}}, mesh = {{1, 1, c->dp, 1, c->tp}};
     head_world *world = calloc(1, sizeof *world);
     nd_layout *whole = NULL;
-    mesh_ranks job = {.mesh = c->mesh,
-                      .shape = mesh_shape_of(1, c->tied),
-                      .config = mesh_config_of(),
-                      .body = body,
-                      .context = world};
+    mesh_ranks job = mesh_ranks_of(mesh, 1, c->tied, body, world);
     job.shape.vocab = c->vocab;
     job.config.train.gradient_accumulation_steps = MICROS;
     job.config.train.sample_prompt = (char *)"x";
@@ -371,60 +366,50 @@ static void run(const head_case *c)
     free(world);
 }
 
-#define TP(n)                                                                                      \
-    {                                                                                              \
-        {                                                                                          \
-            1, 1, 1, 1, n                                                                          \
-        }                                                                                          \
+/* With a head of its own and with the table's, and 1, 2 and so on up to this many ranks of tp. */
+static void run_all(const head_case *cases, size_t count, int most_tp)
+{
+    for (size_t i = 0; i < count; i++) {
+        for (int tp = 1; tp <= most_tp; tp *= 2) {
+            head_case c = cases[i];
+            c.tp = tp;
+            run(&c);
+            c.tied = true;
+            run(&c);
+        }
     }
+}
 
 Test(head, vocabulary_split_over_tp)
 {
-    const head_case cases[] = {
-        {"tp 1", TP(1), 97, 0, SOME_IGNORED, false},
-        {"tp 2", TP(2), 97, 0, SOME_IGNORED, false},
-        {"tp 4", TP(4), 97, 0, SOME_IGNORED, false},
-        {"tp 4, tied", TP(4), 97, 0, SOME_IGNORED, true},
-        {"a rank of padding alone", TP(4), 5, 0, SOME_IGNORED, false},
-        {"labels of the first rank alone", TP(4), 97, 0, FIRST_ROWS, false},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        run(&cases[i]);
-    }
+    const head_case whole = {"the whole vocabulary", 1, 1, 97};
+    run_all(&whole, 1, 4);
+    run(&(head_case){"a rank of padding alone", 1, 4, 5});
+    run(&(head_case){"labels of the first rank alone", 1, 4, 97, 0, FIRST_ROWS});
 }
 
 Test(head, chunks)
 {
-    for (int tp = 1; tp <= 4; tp *= 2) {
-        for (int tied = 0; tied < 2; tied++) {
-            run(&(head_case){"chunks of 3 rows", TP(tp), 97, 3, SOME_IGNORED, tied});
-            run(&(head_case){"chunks of 1 row", TP(tp), 5, 1, SOME_IGNORED, tied});
-        }
-    }
+    const head_case cases[] = {{"chunks of 3 rows", 1, 1, 97, 3}, {"chunks of 1 row", 1, 1, 5, 1}};
+    run_all(cases, 2, 4);
 }
 
 /* V is 97, 49 and 25: no tile divides it, and with tp 4 the last one of the last rank is padding
  * alone. */
 Test(head, tiles_of_the_vocabulary)
 {
-    for (int tp = 1; tp <= 4; tp *= 2) {
-        for (int tied = 0; tied < 2; tied++) {
-            run(&(head_case){"tiles of 8", TP(tp), 97, 0, SOME_IGNORED, tied, 8});
-            run(&(head_case){"tiles of 24 and chunks", TP(tp), 97, 3, SOME_IGNORED, tied, 24});
-            run(&(head_case){"tiles of 1 and rows of 1", TP(tp), 5, 1, SOME_IGNORED, tied, 1});
-        }
-    }
-    run(&(head_case){"no label", {{1, 1, 2, 1, 2}}, 97, 3, NONE_ON_RANK_1, false, 24});
+    const head_case cases[] = {{"tiles of 8", 1, 1, 97, 0, SOME_IGNORED, 8},
+                               {"tiles of 24 and chunks", 1, 1, 97, 3, SOME_IGNORED, 24},
+                               {"tiles of 1 and rows of 1", 1, 1, 5, 1, SOME_IGNORED, 1}};
+    run_all(cases, 3, 4);
+    run(&(head_case){"no label", 2, 2, 97, 3, NONE_ON_RANK_1, 24});
 }
 
 Test(head, no_label_counts_on_a_data_rank)
 {
-    for (int tp = 1; tp <= 2; tp++) {
-        for (int tied = 0; tied < 2; tied++) {
-            run(&(head_case){"two data ranks", {{1, 1, 2, 1, tp}}, 97, 3, SOME_IGNORED, tied});
-            run(&(head_case){"no label", {{1, 1, 2, 1, tp}}, 97, 3, NONE_ON_RANK_1, tied});
-        }
-    }
+    const head_case cases[] = {{"two data ranks", 2, 1, 97, 3},
+                               {"no label", 2, 1, 97, 3, NONE_ON_RANK_1}};
+    run_all(cases, 2, 2);
 }
 
 /* BF16: the rows' gradient is summed over tiles in F32 and rounded once. */
@@ -502,10 +487,7 @@ static nd_status bf16_body(nd_rank *rank, void *context)
 
 Test(head, bf16_tiles_are_summed_before_they_are_rounded)
 {
-    mesh_ranks job = {.mesh = TP(1),
-                      .shape = mesh_shape_of(1, false),
-                      .config = mesh_config_of(),
-                      .body = bf16_body};
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, 1, false, bf16_body, NULL);
     job.shape.vocab = MANY;
     job.config.train.precision = ND_PRECISION_BF16;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);

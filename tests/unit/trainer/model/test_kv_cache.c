@@ -14,6 +14,7 @@
 enum { T = 32, V = 97, LAYERS = 3, SLOTS = 3, LONG = 20, SHORT = 5 };
 
 static const nd_kv_options kv = {.tokens = T, .slots = SLOTS, .capacity = T, .logits = 4};
+static const nd_model_options cached = {.forward_only = true, .cache = &kv};
 
 static int32_t id_at(int sequence, int64_t i)
 {
@@ -92,28 +93,21 @@ static nd_status side_by_side(nd_model *m, const float *whole, const float *othe
     return check_equal(logits + 4 * V, whole + 9 * V, LONG - 9, "the first sequence goes on");
 }
 
-static nd_status cached(nd_rank *rank, const nd_model_options *options)
+static nd_status pieces_body(nd_rank *rank, void *context)
 {
     static float whole[T * V], other[T * V];
     nd_model *m = NULL;
-    ND_TRY(mesh_model_open(rank, options, 3, &m));
+    ND_TRY(mesh_model_open(rank, &cached, 3, &m));
     ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = LONG}, 0}, 1, whole));
     ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = SHORT}, 1}, 1, other));
     ND_TRY(in_pieces(m, whole));
     return side_by_side(m, whole, other);
 }
 
-static nd_status pieces_body(nd_rank *rank, void *context)
+static mesh_ranks job_of(int tp, bool tied, nd_precision precision,
+                         nd_status (*body)(nd_rank *rank, void *context), void *context)
 {
-    return cached(rank, &(nd_model_options){.forward_only = true, .cache = &kv});
-}
-
-static mesh_ranks job_of(int tp, bool tied, nd_precision precision)
-{
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, tp}},
-                      .shape = mesh_shape_of(LAYERS, tied),
-                      .config = mesh_config_of(),
-                      .body = pieces_body};
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, tp}}, LAYERS, tied, body, context);
     job.shape.rms_eps = 1e-5;
     job.config.train.precision = precision;
     return job;
@@ -125,7 +119,7 @@ Test(kv_cache, pieces_have_the_logits_of_the_whole)
                                               ND_PRECISION_FP8};
     for (int p = 0; p < 3; p++) {
         for (int tied = 0; tied < 2; tied++) {
-            mesh_ranks job = job_of(1, tied == 1, precisions[p]);
+            mesh_ranks job = job_of(1, tied == 1, precisions[p], pieces_body, NULL);
             job.config.fp8.recipe = ND_FP8_ROWWISE; /* a row's scale is its own */
             cr_assert_eq(mesh_ranks_run(&job), ND_OK, "precision %d, tied %d: %s", p, tied,
                          nd_error_last()->message);
@@ -151,13 +145,12 @@ static nd_status only_sixteens(nd_stream *stream, const nd_product_args *x)
 static nd_status some_calls(nd_rank *rank, float *logits, int64_t *rows)
 {
     static const int64_t lengths[] = {3, 1, 5, 8, 1};
-    const nd_model_options options = {.forward_only = true, .cache = &kv};
     const piece two[] = {{{.slot = 2, .length = 0, .rows = 11}, 0},
                          {{.slot = 0, .length = LONG - 2, .rows = 1}, 1}};
     nd_model *m = NULL;
     int64_t length = 0;
     *rows = 0;
-    ND_TRY(mesh_model_open(rank, &options, 3, &m));
+    ND_TRY(mesh_model_open(rank, &cached, 3, &m));
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         const piece p = {{.slot = 0, .length = length, .rows = lengths[i]}, 1};
         ND_TRY(compute(m, &p, 1, logits + *rows * V));
@@ -193,8 +186,7 @@ Test(kv_cache, padded_fp8_products_give_the_same_bits)
     sixteens.product = only_sixteens;
     for (int tp = 1; tp <= 2; tp++) {
         for (int i = 0; i < 3; i++) {
-            mesh_ranks job = job_of(tp, false, ND_PRECISION_FP8);
-            job.body = padding_body;
+            mesh_ranks job = job_of(tp, false, ND_PRECISION_FP8, padding_body, NULL);
             job.config.fp8.recipe = recipes[i];
             cr_expect_eq(mesh_ranks_run(&job), ND_OK, "recipe %d, tp %d: %s", i, tp,
                          nd_error_last()->message);
@@ -206,12 +198,11 @@ Test(kv_cache, padded_fp8_products_give_the_same_bits)
  * scale for all rows of a call, these must not count. */
 static nd_status unused_rows_body(nd_rank *rank, void *context)
 {
-    const nd_model_options options = {.forward_only = true, .cache = &kv};
     const piece few = {{.slot = 0, .length = 0, .rows = 1}, 0};
     const piece many = {{.slot = 1, .length = 0, .rows = LONG}, 1};
     float before[T * V], after[T * V];
     nd_model *m = NULL;
-    ND_TRY(mesh_model_open(rank, &options, 3, &m));
+    ND_TRY(mesh_model_open(rank, &cached, 3, &m));
     ND_TRY(compute(m, &few, 1, before));
     ND_TRY(compute(m, &many, 1, after));
     ND_TRY(compute(m, &few, 1, after));
@@ -220,8 +211,8 @@ static nd_status unused_rows_body(nd_rank *rank, void *context)
 
 Test(kv_cache, rows_of_an_earlier_call_do_not_count_in_fp8)
 {
-    mesh_ranks job = job_of(4, false, ND_PRECISION_FP8); /* tp computes one row as four */
-    job.body = unused_rows_body;
+    /* tp computes one row as four */
+    mesh_ranks job = job_of(4, false, ND_PRECISION_FP8, unused_rows_body, NULL);
     job.config.fp8.recipe = ND_FP8_TENSORWISE;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
 }
@@ -248,7 +239,6 @@ static double nll_of(const float *logits, const int32_t *labels)
  * of the thread's stack: tp ranks run at the same time. */
 static nd_status loss_body(nd_rank *rank, void *context)
 {
-    const nd_model_options generates = {.forward_only = true, .cache = &kv};
     int32_t ids[T], labels[T], positions[T];
     float logits[T * V];
     nd_model *m = NULL;
@@ -263,7 +253,7 @@ static nd_status loss_body(nd_rank *rank, void *context)
     ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
     ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
     loss = m->numbers->loss_sum;
-    ND_TRY(mesh_model_open(rank, &generates, 3, &m));
+    ND_TRY(mesh_model_open(rank, &cached, 3, &m));
     ND_TRY(compute(m, &(piece){{.slot = 0, .length = 0, .rows = T}, 0}, 1, logits));
     double expected = nll_of(logits, labels);
     ND_CHECK(fabs(loss - expected) <= 1e-5 * expected, "the loss is %.9g, the logits say %.9g",
@@ -278,10 +268,9 @@ Test(kv_cache, logits_are_those_of_the_training_model)
         {0}, {5}, {1, 1 << 0}, {T - 1, 1 << 1}, {8, 1 << 0 | 1 << 2}};
     for (int i = 0; i < 3 * 5; i++) {
         const int64_t *window = windows[i / 3];
-        mesh_ranks job = job_of(1 << i % 3, false, ND_PRECISION_FP32);
+        mesh_ranks job = job_of(1 << i % 3, false, ND_PRECISION_FP32, loss_body, NULL);
         job.shape.window = window[0];
         job.shape.full.bits[0] = (uint64_t)window[1];
-        job.body = loss_body;
         cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, window %lld: %s", 1 << i % 3,
                      (long long)window[0], nd_error_last()->message);
     }
@@ -292,8 +281,7 @@ static nd_status odd_rows_body(nd_rank *rank, void *context)
 {
     float *out = context; /* (tp, LONG, V) */
     nd_model *m = NULL;
-    const nd_model_options options = {.forward_only = true, .cache = &kv};
-    ND_TRY(mesh_model_open(rank, &options, 3, &m));
+    ND_TRY(mesh_model_open(rank, &cached, 3, &m));
     float *own = out + (int64_t)rank->rank * LONG * V;
     for (int64_t length = 0, rows = 1; length < LONG; length += rows) {
         rows = nd_min(1 + length % 5, LONG - length);
@@ -308,9 +296,7 @@ Test(kv_cache, any_number_of_rows_on_tp_ranks)
     static float results[3][4 * LONG * V];
     double worst = 0, largest = 0;
     for (int i = 0; i < 3; i++) {
-        mesh_ranks job = job_of(1 << i, false, ND_PRECISION_FP32);
-        job.body = odd_rows_body;
-        job.context = results[i];
+        mesh_ranks job = job_of(1 << i, false, ND_PRECISION_FP32, odd_rows_body, results[i]);
         cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d: %s", 1 << i, nd_error_last()->message);
         for (int r = 1; r < 1 << i; r++) {
             cr_expect_eq(memcmp(results[i], results[i] + r * LONG * V, LONG * V * sizeof(float)), 0,
@@ -345,8 +331,7 @@ static nd_status many_logits_body(nd_rank *rank, void *context)
 
 Test(kv_cache, logits_of_many_rows_at_once_on_tp_ranks)
 {
-    mesh_ranks job = job_of(2, false, ND_PRECISION_FP32);
-    job.body = many_logits_body;
+    mesh_ranks job = job_of(2, false, ND_PRECISION_FP32, many_logits_body, NULL);
     cr_assert_neq(nd_kv_round_rows(LONG - 1, 1, T), LONG - 1);
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
 }

@@ -433,14 +433,10 @@ static nd_status body(nd_rank *rank, void *context)
 
 static void run(const linear_case *c)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_mesh one = {{1, 1, 1, 1, 1}}, mesh = {{1, 1, 1, 1, c->tp}};
     linear_world *world = calloc(1, sizeof *world);
     nd_layout *whole = NULL;
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, c->tp}},
-                      .shape = mesh_shape_of(1, false),
-                      .config = mesh_config_of(),
-                      .body = body,
-                      .context = world};
+    mesh_ranks job = mesh_ranks_of(mesh, 1, false, body, world);
     nd_layout_options options = {.shape = &job.shape, .mesh = &one};
     job.config.parallel.recompute = c->recompute;
     job.config.fp8.all_gather = c->all_gather;

@@ -98,11 +98,7 @@ static nd_status body(nd_rank *rank, void *context)
 
 static void run(const packed_case *c)
 {
-    mesh_ranks job = {.mesh = c->mesh,
-                      .shape = mesh_shape_of(LAYERS, c->tied),
-                      .config = mesh_config_of(),
-                      .body = body,
-                      .context = (void *)c};
+    mesh_ranks job = mesh_ranks_of(c->mesh, LAYERS, c->tied, body, c);
     const int ranks = nd_mesh_world_size(&c->mesh);
     job.shape.rms_eps = 1e-5;
     job.shape.vocab = c->vocab ? c->vocab : job.shape.vocab;

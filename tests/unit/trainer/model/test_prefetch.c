@@ -85,10 +85,7 @@ static nd_status body(nd_rank *rank, void *context)
 Test(prefetch, the_next_unit_is_gathered_one_ahead)
 {
     for (int zero2 = 0; zero2 < 2; zero2++) {
-        mesh_ranks job = {.mesh = {{1, 1, 2, 1, 1}},
-                          .shape = mesh_shape_of(LAYERS, false),
-                          .config = mesh_config_of(),
-                          .body = body};
+        mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 2, 1, 1}}, LAYERS, false, body, NULL);
         job.shape.rms_eps = 1e-5;
         job.config.parallel.reshard_after_forward = !zero2;
         job.config.train.precision = ND_PRECISION_BF16;

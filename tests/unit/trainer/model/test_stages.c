@@ -77,10 +77,7 @@ Test(stages, ranges_of_blocks_give_the_bits_of_all_blocks)
         {{{1, 1, 2, 1, 1}}, ND_PRECISION_FP8, ND_RECOMPUTE_SELECTIVE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mesh_ranks job = {.mesh = cases[i].mesh,
-                          .shape = mesh_shape_of(LAYERS, i == 1),
-                          .config = mesh_config_of(),
-                          .body = body};
+        mesh_ranks job = mesh_ranks_of(cases[i].mesh, LAYERS, i == 1, body, NULL);
         job.shape.rms_eps = 1e-5;
         job.config.train.precision = cases[i].precision;
         job.config.parallel.recompute = cases[i].recompute;

@@ -22,13 +22,11 @@ typedef struct fsdp_case {
 
 static mesh_ranks job_of(const fsdp_case *c)
 {
-    mesh_ranks job = {
-        .mesh = c->mesh, .shape = mesh_shape_of(LAYERS, c->tied), .config = mesh_config_of()};
+    mesh_ranks job = mesh_ranks_of(c->mesh, LAYERS, c->tied, NULL, c);
     job.config.train.precision = c->precision;
     job.config.parallel.reshard_after_forward = !c->zero2;
     job.config.fp8.all_gather = true;
     job.config.fp8.filter = (char *)uneven;
-    job.context = (void *)c;
     return job;
 }
 
@@ -73,16 +71,15 @@ static float gathered_value(nd_tensor t, int64_t i)
 }
 
 /* A weight's scale is that of its largest element, wherever that lies. */
-static nd_status check_scale(const mesh_shards *s, const nd_param *p, uint64_t seed)
+static nd_status check_scale(const mesh_shards *s, const nd_param *p, uint64_t seed, float *scale)
 {
     float amax = 0.0f;
     for (int64_t e = 0; e < p->rows * p->cols; e++) {
         amax = fmaxf(amax, fabsf(mesh_param_value(seed, p, e)));
     }
-    float scale =
-        *nd_scales_at(&s->scales, nd_site_weight(&s->scales, p->layer, nd_linear_of_param(p->id)))
-             .scale;
-    ND_CHECK(scale == 448.0f / amax, "%s: scale %g, largest element %g", p->name, (double)scale,
+    const int linear = nd_linear_of_param(p->id);
+    *scale = *nd_scales_at(&s->scales, nd_site_weight(&s->scales, p->layer, linear)).scale;
+    ND_CHECK(*scale == 448.0f / amax, "%s: scale %g, largest element %g", p->name, (double)*scale,
              (double)amax);
     return ND_OK;
 }
@@ -97,12 +94,7 @@ static nd_status check_param(const mesh_shards *s, const nd_param *p, uint64_t s
     float scale = 1.0f;
     ND_CHECK(nd_tensor_count(w) == p->local_rows * p->local_cols, "%s has %lld elements", p->name,
              (long long)nd_tensor_count(w));
-    if (fp8) {
-        ND_TRY(check_scale(s, p, seed));
-        scale = *nd_scales_at(&s->scales,
-                              nd_site_weight(&s->scales, p->layer, nd_linear_of_param(p->id)))
-                     .scale;
-    }
+    ND_TRY(fp8 ? check_scale(s, p, seed, &scale) : ND_OK);
     for (int64_t i = 0; i < p->local_rows && p->row_begin + i < p->rows; i++) {
         for (int64_t j = 0; j < p->local_cols; j++) {
             int64_t local = i * p->local_cols + j;
@@ -193,6 +185,39 @@ Test(fsdp, gathered_units_are_the_parameters_that_were_sharded)
     on_every_case(gather_body, true, precisions, 3);
 }
 
+/* What one of the ranks that shard plans, without memory. */
+typedef struct planned {
+    mesh_ranks job;
+    nd_rank rank;
+    nd_layout *layout;
+    nd_fsdp fsdp;
+    nd_memplan plan;
+} planned;
+
+/* stage NULL: the whole model. */
+static void open_planned(planned *p, const fsdp_case *c, const nd_stage *stage, bool forward_only)
+{
+    p->job = job_of(c);
+    p->rank = (nd_rank){.world_size = c->mesh.size[ND_AXIS_DP_SHARD],
+                        .mesh = p->job.mesh,
+                        .config = &p->job.config,
+                        .shape = p->job.shape};
+    const nd_layout_options options = {.shape = &p->job.shape,
+                                       .mesh = &p->job.mesh,
+                                       .stages = stage,
+                                       .stage_count = stage != NULL};
+    nd_memplan_init(&p->plan);
+    cr_assert_eq(nd_layout_create(&options, &p->layout), ND_OK);
+    cr_assert_eq(nd_fsdp_init(&p->fsdp, &p->rank, p->layout, NULL, forward_only, &p->plan), ND_OK);
+}
+
+static void close_planned(planned *p)
+{
+    nd_fsdp_fini(&p->fsdp);
+    nd_memplan_fini(&p->plan);
+    nd_layout_destroy(p->layout);
+}
+
 /* What a stage plans for gradients outside of blocks is the size of its ends, not of its first
  * unit. */
 Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
@@ -201,28 +226,18 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
         {{0, 1}, true, false}, {{1, 3}, false, false}, {{3, LAYERS}, false, true}};
     static const nd_unit_kind ends[] = {ND_UNIT_EMBEDDING, ND_UNIT_BLOCK, ND_UNIT_HEAD};
     const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}};
-    mesh_ranks job = job_of(&c);
-    nd_rank rank = {.world_size = 2, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
     for (int i = 0; i < 3; i++) {
-        nd_layout_options options = {
-            .shape = &job.shape, .mesh = &job.mesh, .stages = &stages[i], .stage_count = 1};
-        nd_layout *layout = NULL;
-        nd_fsdp fsdp;
-        nd_memplan plan;
+        planned p;
         size_t found = 0;
-        nd_memplan_init(&plan);
-        cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
-        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, false, &plan), ND_OK);
-        const nd_unit *end = nd_layout_unit(layout, ends[i], -1);
-        for (int b = 0; b < plan.count; b++) {
-            bool edges = strcmp(plan.buffers[b].name, "embedding, norm and head") == 0;
-            found = edges ? plan.buffers[b].bytes : found;
+        open_planned(&p, &c, &stages[i], false);
+        const nd_unit *end = nd_layout_unit(p.layout, ends[i], -1);
+        for (int b = 0; b < p.plan.count; b++) {
+            bool edges = strcmp(p.plan.buffers[b].name, "embedding, norm and head") == 0;
+            found = edges ? p.plan.buffers[b].bytes : found;
         }
         size_t expected = end ? (size_t)end->segments[ND_SEGMENT_HP].count * sizeof(float) : 0;
         cr_expect_eq(found, expected, "stage %d plans %zu bytes, not %zu", i, found, expected);
-        nd_fsdp_fini(&fsdp);
-        nd_memplan_fini(&plan);
-        nd_layout_destroy(layout);
+        close_planned(&p);
     }
 }
 
@@ -457,26 +472,14 @@ Test(fsdp, gradients_add_over_ranks_and_micro_batches)
 Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
 {
     const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}, .precision = ND_PRECISION_FP32};
-    mesh_ranks job = job_of(&c);
-    nd_rank rank = {.world_size = 2, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
-    const nd_layout_options layout_options = {.shape = &job.shape, .mesh = &job.mesh};
-    size_t states[2], gradients[2];
     for (int only = 0; only < 2; only++) {
-        nd_layout *layout = NULL;
-        nd_fsdp fsdp;
-        nd_memplan plan;
-        nd_memplan_init(&plan);
-        cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
-        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, only == 1, &plan), ND_OK);
-        states[only] = nd_memplan_class_bytes(&plan, ND_MEM_STATE);
-        gradients[only] = nd_memplan_class_bytes(&plan, ND_MEM_GRADIENTS);
-        cr_expect_eq(states[only], (only ? 1 : 4) * (size_t)layout->shard_total * sizeof(float));
-        nd_fsdp_fini(&fsdp);
-        nd_memplan_fini(&plan);
-        nd_layout_destroy(layout);
+        planned p;
+        open_planned(&p, &c, NULL, only);
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_STATE),
+                     (only ? 1 : 4) * (size_t)p.layout->shard_total * sizeof(float));
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_GRADIENTS) > 0, only == 0);
+        close_planned(&p);
     }
-    cr_expect_gt(gradients[0], 0);
-    cr_expect_eq(gradients[1], 0);
 }
 
 /* In BF16 they are 2 bytes for each parameter, and each of two shards keeps its half beside the
@@ -485,32 +488,22 @@ Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
 {
     for (int shards = 1; shards <= 2; shards++) {
         const fsdp_case c = {.mesh = {{1, 1, shards, 1, 1}}, .precision = ND_PRECISION_BF16};
-        mesh_ranks job = job_of(&c);
-        job.shape.layers = 5;
-        nd_rank rank = {
-            .world_size = shards, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
-        const nd_layout_options layout_options = {.shape = &job.shape, .mesh = &job.mesh};
-        nd_layout *layout = NULL;
-        nd_fsdp fsdp;
-        nd_memplan plan;
-        nd_memplan_init(&plan);
-        cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
-        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, true, &plan), ND_OK);
-        cr_assert_eq(nd_fsdp_plan_weights(&fsdp, false, &plan), ND_OK);
+        planned p;
+        open_planned(&p, &c, NULL, true);
+        cr_assert_eq(nd_fsdp_plan_weights(&p.fsdp, false, &p.plan), ND_OK);
+        const nd_layout *layout = p.layout;
         const int64_t block = nd_layout_unit(layout, ND_UNIT_BLOCK, 0)->shard_count;
         const int64_t whole = layout->shard_total * shards;
-        const int64_t gathered = shards == 1 ? whole : whole - (5 - 2) * shards * block;
-        const int64_t kept = shards == 1 ? 0 : 5 * block;
+        const int64_t gathered = shards == 1 ? whole : whole - (LAYERS - 2) * shards * block;
+        const int64_t kept = shards == 1 ? 0 : LAYERS * block;
         int64_t most = 0;
         for (int u = 0; u < layout->unit_count; u++) {
             most = layout->units[u].shard_count > most ? layout->units[u].shard_count : most;
         }
-        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_STATE), 0);
-        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_WEIGHTS),
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_STATE), 0);
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_WEIGHTS),
                      (size_t)(gathered + kept) * sizeof(nd_bf16), "%d shards", shards);
-        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_SCRATCH), (size_t)most * sizeof(float));
-        nd_fsdp_fini(&fsdp);
-        nd_memplan_fini(&plan);
-        nd_layout_destroy(layout);
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_SCRATCH), (size_t)most * sizeof(float));
+        close_planned(&p);
     }
 }

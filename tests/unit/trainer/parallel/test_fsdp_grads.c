@@ -127,10 +127,7 @@ Test(fsdp_grads, sums_and_norm_of_every_mesh)
                                      {{1, 2, 2, 1, 2}}, {{1, 3, 1, 2, 1}}};
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
         for (int variant = 0; variant < 8; variant++) {
-            mesh_ranks job = {.mesh = meshes[m],
-                              .shape = mesh_shape_of(LAYERS, variant & 1),
-                              .config = mesh_config_of(),
-                              .body = body};
+            mesh_ranks job = mesh_ranks_of(meshes[m], LAYERS, variant & 1, body, NULL);
             const int *n = job.mesh.size;
             job.shape.kv_heads = variant & 4 ? 2 : 4; /* 2: with tp 4 there are copies */
             job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = 1;
