@@ -4,6 +4,9 @@
 /* What a rank of nccl_job.h should have ended with. */
 #include "tests/hostcuda/nccl_job.h"
 
-void expect_message(const nd_ranks *ranks, int rank, nd_status status, const char *text);
+/* The rank ended with this status, and its message has each of the texts. */
+#define expect_message(ranks, rank, status, ...)                                                   \
+    expect_messages(ranks, rank, status, (const char *const[]){__VA_ARGS__, NULL})
+void expect_messages(const nd_ranks *ranks, int rank, nd_status status, const char *const *texts);
 
 #endif

@@ -45,6 +45,13 @@ nd_ranks nccl_job_ranks(job_body *body, nd_mesh mesh, double timeout_seconds)
                       .context = &context};
 }
 
+nd_ranks nccl_job_run(job_body *body, nd_mesh mesh, double timeout_seconds)
+{
+    nd_ranks ranks = nccl_job_ranks(body, mesh, timeout_seconds);
+    nd_ranks_run_threads(&ranks);
+    return ranks;
+}
+
 nd_status sum_over(job *j, nd_group_kind kind)
 {
     return nd_comm_all_reduce(j->groups.by_kind[kind], &j->stream, j->memory, N, ND_DTYPE_F32,

@@ -20,6 +20,8 @@ typedef nd_status job_body(job *j);
 
 /* To run as threads or processes; one job at a time. */
 nd_ranks nccl_job_ranks(job_body *body, nd_mesh mesh, double timeout_seconds);
+/* Runs them as threads; some may fail. */
+nd_ranks nccl_job_run(job_body *body, nd_mesh mesh, double timeout_seconds);
 
 /* Arguments of an operation on N floats, a sum where it reduces. */
 #define FLOATS(from, to)                                                                           \

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/sdpa_parts.h"
+#include "runtime/base/math.h"
 
 enum { MOST_FORMS = 64 };
 
@@ -17,11 +18,6 @@ typedef struct seen_forms {
     int64_t pieces;
     int count;
 } seen_forms;
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* How many keys of its own the row i of a piece sees. */
 static int64_t visible(const nd_sdpa_piece *p, int64_t i)
@@ -93,7 +89,7 @@ static seen_forms check_on(nd_attention a, int64_t ordered, bool hopper)
     unsigned char *pairs = calloc((size_t)(a.kv_heads * a.sq * a.sk), 1);
     seen_forms s = walk(&a, ordered, hopper, pairs);
     for (int64_t r = 0; r < a.kv_heads * a.sq; r++) {
-        int64_t sees = least(r % a.sq + 1 + a.diag, a.sk);
+        int64_t sees = nd_min(r % a.sq + 1 + a.diag, a.sk);
         for (int64_t j = 0; j < a.sk; j++) {
             cr_assert_eq(pairs[r * a.sk + j], j < sees, "row %lld of KV head %lld, key %lld",
                          (long long)(r % a.sq), (long long)(r / a.sq), (long long)j);

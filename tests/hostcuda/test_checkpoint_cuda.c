@@ -95,9 +95,6 @@ static nd_status after_step(void *context, nd_trainer *t, int64_t step)
     saving *s = context;
     int rank = t->rank->rank;
     nd_save_report report;
-    if (s->resume) {
-        return ND_OK;
-    }
     ND_TRY(nd_saver_advance(s->savers[rank], t->received->save, &report));
     s->reports[rank] = report.ended ? report : s->reports[rank];
     if (s->flips > 0 && t->position.step == SAVED) {
@@ -111,9 +108,6 @@ static nd_status end(void *context, nd_trainer *t)
     saving *s = context;
     int rank = t->rank->rank;
     nd_save_report report;
-    if (s->resume) {
-        return ND_OK;
-    }
     ND_TRY(nd_saver_finish(s->savers[rank], &report));
     s->reports[rank] = report.ended ? report : s->reports[rank];
     cr_assert(nd_saver_destroy(s->savers[rank]));
@@ -127,8 +121,8 @@ static mesh_result train(saving *s, nd_precision precision, const mesh_case *mes
     job.steps = STEPS - first;
     if (s) {
         job.start = start;
-        job.after_step = after_step;
-        job.end = end;
+        job.after_step = s->resume ? NULL : after_step;
+        job.end = s->resume ? NULL : end;
         job.context = s;
     }
     return mesh_trained(&job, mesh);

@@ -225,8 +225,7 @@ static nd_status one_does_not_enter(job *j)
 
 Test(nccl, a_missing_peer_is_named)
 {
-    nd_ranks ranks = nccl_job_ranks(one_does_not_enter, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(one_does_not_enter, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     expect_message(&ranks, 0, ND_ERR_HANG,
                    "all_reduce of tp, operation 1 (24 x f32), for rank 1; ");
     expect_message(&ranks, 0, ND_ERR_HANG, "launch.comm_timeout_seconds");
@@ -253,14 +252,12 @@ static nd_status network_breaks(job *j)
 
 Test(nccl, an_asynchronous_error_ends_every_rank)
 {
-    nd_ranks ranks = nccl_job_ranks(network_breaks, (nd_mesh){{1, 1, 1, 1, 3}}, 60.0);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(network_breaks, (nd_mesh){{1, 1, 1, 1, 3}}, 60.0);
     for (int r = 0; r < 3; r++) {
         char rank[32];
         snprintf(rank, sizeof rank, "rank %d: NCCL error", r);
-        expect_message(&ranks, r, ND_ERR_IO, rank);
-        expect_message(&ranks, r, ND_ERR_IO, "remote");
-        expect_message(&ranks, r, ND_ERR_IO, "all_reduce of tp, operation 1 (24 x f32)");
+        expect_message(&ranks, r, ND_ERR_IO, rank, "remote",
+                       "all_reduce of tp, operation 1 (24 x f32)");
     }
 }
 
@@ -433,13 +430,11 @@ Test(nccl, the_double_refuses_bounds_that_nccl_refuses)
 /* NCCL allocates at the first use of a group, after the plan. */
 Test(nccl, memory_that_it_does_not_find_is_said)
 {
-    nd_ranks ranks = nccl_job_ranks(network_breaks, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
     fault_of_nccl = ncclUnhandledCudaError;
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(network_breaks, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
     for (int r = 0; r < 2; r++) {
-        expect_message(&ranks, r, ND_ERR_RESOURCE, "all_reduce of tp");
-        expect_message(&ranks, r, ND_ERR_RESOURCE, "'out of memory'");
-        expect_message(&ranks, r, ND_ERR_RESOURCE, "outside the plan");
+        expect_message(&ranks, r, ND_ERR_RESOURCE, "all_reduce of tp", "'out of memory'",
+                       "outside the plan");
     }
 }
 
@@ -453,11 +448,9 @@ Test(nccl, an_old_library_is_refused_with_both_versions)
 {
     static const char *const old[][2] = {{"21403", "2.14.3"}, {"22501", "2.25.1"}};
     for (int i = 0; i < 2; i++) {
-        nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
         setenv("ND_DOUBLE_NCCL", old[i][0], 1);
-        nd_ranks_run_threads(&ranks);
-        expect_message(&ranks, 0, ND_ERR_CONFIG, old[i][1]);
-        expect_message(&ranks, 0, ND_ERR_CONFIG, "2.26.2");
+        nd_ranks ranks = nccl_job_run(nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 60.0);
+        expect_message(&ranks, 0, ND_ERR_CONFIG, old[i][1], "2.26.2");
     }
 }
 

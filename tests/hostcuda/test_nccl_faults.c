@@ -107,8 +107,7 @@ static nd_status without_rank_3(job *j)
 
 Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout = 100)
 {
-    nd_ranks ranks = nccl_job_ranks(without_rank_3, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(without_rank_3, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     expect_message(&ranks, 1, ND_ERR_HANG,
                    "in all_reduce of dp_shard_cp, operation 1 (24 x f32), for rank 3;");
     expect_message(&ranks, 0, ND_ERR_HANG,
@@ -201,10 +200,9 @@ static nd_status adds_context(job *j)
 
 Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 100)
 {
-    nd_ranks ranks = nccl_job_ranks(adds_context, (nd_mesh){{1, 1, 1, 1, 2}}, 2.0);
-    nd_ranks_run_threads(&ranks);
-    expect_message(&ranks, 0, ND_ERR_HANG, "in all_reduce of tp, operation 1 (24 x f32)");
-    expect_message(&ranks, 0, ND_ERR_HANG, " (while the caller adds to it)");
+    nd_ranks ranks = nccl_job_run(adds_context, (nd_mesh){{1, 1, 1, 1, 2}}, 2.0);
+    expect_message(&ranks, 0, ND_ERR_HANG, "in all_reduce of tp, operation 1 (24 x f32)",
+                   " (while the caller adds to it)");
     expect_message(&ranks, 1, ND_ERR_DATA, "rank 1 has its own reasons (while it waits)");
 }
 
@@ -247,8 +245,7 @@ static nd_status frees_nothing(job *j)
 
 Test(nccl_faults, nothing_is_freed_after_a_fault, .timeout = 100)
 {
-    nd_ranks ranks = nccl_job_ranks(frees_nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(frees_nothing, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
     expect_message(&ranks, 0, ND_ERR_DATA, "it gives up");
     expect_message(&ranks, 1, ND_ERR_DATA, "it gives up");
 }
@@ -314,8 +311,7 @@ static nd_status broken_group(job *j)
 
 Test(nccl_faults, a_group_that_fails_is_closed, .timeout = 100)
 {
-    nd_ranks ranks = nccl_job_ranks(broken_group, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(broken_group, (nd_mesh){{1, 1, 1, 1, 2}}, 5);
     expect_message(&ranks, 0, ND_ERR_DATA, "as it should");
     expect_message(&ranks, 1, ND_ERR_DATA, "as it should");
 }

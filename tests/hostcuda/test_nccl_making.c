@@ -45,9 +45,8 @@ Test(nccl_making, a_rank_that_does_not_split, .timeout = 100)
 /* The missing rank belongs to another group: all ranks split together. */
 Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 100)
 {
-    nd_ranks ranks = nccl_job_ranks(nothing, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     nd_double_nccl_flaw(3, ND_DOUBLE_ABSENT_FROM_SPLITS);
-    nd_ranks_run_threads(&ranks);
+    nd_ranks ranks = nccl_job_run(nothing, (nd_mesh){{1, 1, 2, 1, 2}}, 2.0);
     for (int rank = 0; rank < 3; rank++) {
         expect_message(&ranks, rank, ND_ERR_HANG, ", for rank 3; rank 3 waits in no operation");
     }

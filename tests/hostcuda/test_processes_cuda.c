@@ -32,27 +32,32 @@ static int run(const char *options, const char *out)
     return shell_run(&dir, shell_line(RUN "%s --set output.dir=%s", options, out));
 }
 
+static void trains(const char *options, const char *out)
+{
+    cr_assert_eq(run(options, out), 0, "%s", shell_output);
+}
+
+static void expect_ended(int code, int expected, const char *a, const char *b)
+{
+    cr_expect_eq(code, expected, "%d: %s", code, shell_output);
+    says(a, b);
+}
+
 /* Loss of the last step of a run's metrics. */
 static double last_loss(const char *out)
 {
-    char command[256];
-    snprintf(
-        command, sizeof command,
-        "grep '\"loss\"' %s/metrics.jsonl | tail -n 1 | sed 's/.*\"loss\":\\([0-9.]*\\).*/\\1/'",
-        out);
-    shell(&dir, command);
+    shell(&dir, shell_line("grep '\"loss\"' %s/metrics.jsonl | tail -n 1 | "
+                           "sed 's/.*\"loss\":\\([0-9.]*\\).*/\\1/'",
+                           out));
     return strtod(shell_output, NULL);
 }
 
 Test(processes_cuda, eight_processes_train_as_one_worker_on_the_cpu)
 {
-    int code =
-        run("--device cpu --workers 1 --gradient-accumulation-steps 4 --precision bf16", "cpu");
-    cr_assert_eq(code, 0, "%s", shell_output);
-    code = run("--device cuda --workers 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2 "
-               "--precision bf16",
-               "gpu");
-    cr_assert_eq(code, 0, "%s", shell_output);
+    trains("--device cpu --workers 1 --gradient-accumulation-steps 4 --precision bf16", "cpu");
+    trains("--device cuda --workers 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2 "
+           "--precision bf16",
+           "gpu");
     double cpu = last_loss("cpu"), gpu = last_loss("gpu");
     cr_expect(cpu > 1.0 && fabs(gpu - cpu) < cpu / 256.0, "loss %.6f on GPUs, %.6f on the CPU", gpu,
               cpu);
@@ -62,19 +67,15 @@ Test(processes_cuda, eight_processes_train_as_one_worker_on_the_cpu)
 
 Test(processes_cuda, fewer_gpus_than_workers_are_said_before_the_start)
 {
-    int code = run("--device cuda --workers 9 --dp-shard-size 9", "none");
-    cr_expect_eq(code, 2, "%d: %s", code, shell_output);
-    says("9 workers", "8 are visible");
+    expect_ended(run("--device cuda --workers 9 --dp-shard-size 9", "none"), 2, "9 workers",
+                 "8 are visible");
 }
 
 Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
 {
-    int code = run("--device cuda --workers 1", "none; true"); /* the default memory suffices */
-    cr_assert_eq(code, 0, "%s", shell_output);
-    code =
-        shell_run(&dir, "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --set output.dir=x");
-    cr_expect_eq(code, 71, "%d: %s", code, shell_output);
-    says("of 0.05 GiB are free");
+    trains("--device cuda --workers 1", "none; true"); /* the default memory suffices */
+    shell_ends(&dir, 71, "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --set output.dir=x",
+               "of 0.05 GiB are free");
 }
 
 /* NCCL is estimated at 288 MiB for the groups of these two ranks. */
@@ -128,16 +129,15 @@ Test(processes_cuda, products_leave_processors_to_collectives)
         snprintf(options, sizeof options, "--device cuda --workers 2 --autotune %s",
                  runs[i].options);
         snprintf(out, sizeof out, "divided%zu", i);
-        cr_assert_eq(run(options, out), 0, "%s", shell_output);
+        trains(options, out);
         shell(&dir,
               shell_line(
                   "grep -o '\"processors\": *[0-9]*' %s/run.json | grep -o '[0-9]*$' | sort -u",
                   out));
         cr_expect_str_eq(shell_output, runs[i].processors, "%s", runs[i].options);
     }
-    int code = run("--device cuda --workers 1 --product-processors 133", "refused");
-    cr_expect_eq(code, 2, "%d: %s", code, shell_output);
-    says("kernels.product_processors is 133");
+    expect_ended(run("--device cuda --workers 1 --product-processors 133", "refused"), 2,
+                 "kernels.product_processors is 133", "");
 }
 
 /* Each kind of product is named once, by one rank; the losses are those of vectors of scales. */
@@ -146,7 +146,7 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
     static const char two[] = "--device cuda --workers 2 --dp-shard-size 2 --precision fp8 "
                               "--fp8-recipe rowwise --gradient-accumulation-steps 2";
     unsetenv("ND_DOUBLE_LT_VECTORS");
-    cr_assert_eq(run(two, "vectors"), 0, "%s", shell_output);
+    trains(two, "vectors");
     says_not("takes no scales");
     const double with = last_loss("vectors");
     static const char *const when[] = {"heuristic", "product", "product-f32"};
@@ -224,7 +224,7 @@ Test(processes_cuda, separate_documents_train_as_on_the_cpu)
     write_windows(40);
     for (int i = 0; i < 2; i++) {
         snprintf(options, sizeof options, "--device cpu --workers 1 %s", jobs[i]);
-        cr_assert_eq(run(options, i ? "cpu1" : "cpu0"), 0, "%s", shell_output);
+        trains(options, i ? "cpu1" : "cpu0");
         cpus[i] = last_loss(i ? "cpu1" : "cpu0");
     }
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
@@ -257,7 +257,7 @@ Test(processes_cuda, windows_in_plain_kernels_are_said_once)
                  "model.config=windows.json --cp-comm %s",
                  forms[form]);
         snprintf(out, sizeof out, "out%d", form);
-        cr_assert_eq(run(options, out), 0, "%s", shell_output);
+        trains(options, out);
         const char *said = strstr(shell_output, "cuDNN does not take the model's sliding_window");
         cr_expect_eq(said != NULL, ring, "%s", shell_output);
         cr_expect(!said || !strstr(said + 1, "cuDNN does not take"), "%s", shell_output);
@@ -284,12 +284,6 @@ Test(processes_cuda, a_copy_of_all_weights_leaves_room)
     inputs_write_model(&dir, 64, 96, 5);
     double copied = planned_bytes("1500"), cast = planned_bytes("1250");
     cr_expect(cast > 0.0 && cast < copied, "%.0f bytes with a copy, %.0f without", copied, cast);
-}
-
-static void expect_ended(int code, int expected, const char *a, const char *b)
-{
-    cr_expect_eq(code, expected, "%d: %s", code, shell_output);
-    says(a, b);
 }
 
 /* auto: the CPU, with a reason where there is a driver; cuda: an error. */
@@ -328,7 +322,7 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
 {
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
     setenv("ND_DOUBLE_LT_FP8", "0.5", 1);
-    cr_assert_eq(run(EIGHT "--autotune", "tuned"), 0, "%s", shell_output);
+    trains(EIGHT "--autotune", "tuned");
     static const char *const said[] = {
         "forms of products, timed in", "q_proj k_proj v_proj: bf16; a step takes",
         "o_proj: fp8; a step takes", "bf16: FP8 takes longer here (autotune)"};
@@ -337,7 +331,7 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
     }
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
-    cr_assert_eq(run(EIGHT "--autotune-from tuned/run.json", "again"), 0, "%s", shell_output);
+    trains(EIGHT "--autotune-from tuned/run.json", "again");
     says("forms of products as tuned/run.json has them, nothing timed");
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     shell(&dir, "grep -q '\"replayed_from\": \"tuned/run.json\"' again/run.json && "
@@ -358,9 +352,8 @@ Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
                  "kernels.autotune_from");
     expect_ended(run("--device cuda --workers 1 --autotune-from model.json", "x"), 65,
                  "has no record of autotune", "model.json");
-    cr_assert_eq(run("--device cuda --workers 1 --autotune", "one"), 0, "%s", shell_output);
-    cr_assert_eq(run("--device cuda --workers 1 --deterministic --autotune-from one/run.json", "d"),
-                 0, "%s", shell_output);
+    trains("--device cuda --workers 1 --autotune", "one");
+    trains("--device cuda --workers 1 --deterministic --autotune-from one/run.json", "d");
     expect_ended(run("--device cuda --workers 2 --tp-size 2 --autotune-from one/run.json", "x"), 2,
                  "mesh.tp 1", "this run has 2");
     setenv("ND_DOUBLE_CUBLASLT", "130200", 1);
@@ -373,15 +366,14 @@ Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
 Test(processes_cuda, autotune_looks_at_memory_first)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {
-        int code = shell_run(&dir, fp8 ? "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 "
-                                         "--autotune --precision fp8 --set output.dir=x"
-                                       : "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 "
-                                         "--autotune --precision bf16 --set output.dir=x");
-        expect_ended(code, 71, "whatever autotune chooses", "of 0.05 GiB are free");
+        shell_ends(&dir, 71,
+                   shell_line("ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --autotune "
+                              "--precision %s --set output.dir=x",
+                              fp8 ? "fp8" : "bf16"),
+                   "whatever autotune chooses", "of 0.05 GiB are free");
         cr_expect_not(strstr(shell_output, "forms of products"), "%s", shell_output);
     }
-    cr_assert_eq(run("--device cuda --workers 1 --autotune --precision fp8", "fits"), 0, "%s",
-                 shell_output);
+    trains("--device cuda --workers 1 --autotune --precision fp8", "fits");
     says("forms of products, timed in");
 }
 
@@ -389,8 +381,7 @@ Test(processes_cuda, autotune_looks_at_memory_first)
 Test(processes_cuda, deterministic_is_what_attention_is_told)
 {
     setenv("ND_DOUBLE_ORDERED", "1", 1);
-    cr_assert_eq(run("--device cuda --workers 1 --precision bf16 --deterministic", "d"), 0, "%s",
-                 shell_output);
+    trains("--device cuda --workers 1 --precision bf16 --deterministic", "d");
     expect_ended(run("--device cuda --workers 1 --precision bf16", "u"), 1, "not deterministic",
                  "attention");
 }
@@ -412,10 +403,9 @@ static void make_model_to_use(void)
     static const char scores[] =
         "{\"context\": \"abcdef\", \"choices\": [\"gh\", \"xyz\"], \"gold\": "
         "0}\n{\"context\": \"pq\", \"choices\": [\"a\", \"rst\"], \"gold\": 1}\n";
-    cr_assert_eq(run("--device cpu --workers 1 --precision fp32 --set optimizer.lr=0.01 "
-                     "--checkpointing-steps 3",
-                     "made"),
-                 0, "%s", shell_output);
+    trains("--device cpu --workers 1 --precision fp32 --set optimizer.lr=0.01 "
+           "--checkpointing-steps 3",
+           "made");
     tempdir_write(&dir, "prompts.jsonl", prompts, sizeof prompts - 1);
     tempdir_write(&dir, "scores.jsonl", scores, sizeof scores - 1);
 }
@@ -509,7 +499,8 @@ Test(processes_cuda, a_generator_says_what_a_gpu_cannot_do)
 {
     inputs_write_model(&dir, 128, 512, 4); /* libraries take 48 MiB, and it more than 2 */
     make_model_to_use();
-    int code = shell_run(&dir, "ND_DOUBLE_MEMORY=50 " ND_HOSTCUDA "/ndtrain " TEXTS
-                               "--model made/model --device cuda");
-    expect_ended(code, 71, "of 0.05 GiB are free", "--max-batch");
+    shell_ends(&dir, 71,
+               "ND_DOUBLE_MEMORY=50 " ND_HOSTCUDA "/ndtrain " TEXTS
+               "--model made/model --device cuda",
+               "of 0.05 GiB are free", "--max-batch");
 }

@@ -42,6 +42,8 @@ typedef struct observed {
     long timings; /* events that were compared, on rank 0 */
 } observed;
 
+static observed seen;
+
 static nd_status observe(void *context, nd_trainer *t)
 {
     observed *o = context;
@@ -63,7 +65,7 @@ static nd_status observe(void *context, nd_trainer *t)
     return ND_OK;
 }
 
-static mesh_job job_of(nd_precision precision, observed *o)
+static mesh_job job_of(nd_precision precision)
 {
     mesh_job job = mesh_job_on_tokens(data_path, mesh_small_llama(VOCAB), precision);
     job.global_batch = GLOBAL_BATCH;
@@ -73,7 +75,7 @@ static mesh_job job_of(nd_precision precision, observed *o)
     job.history_length = 4;
     job.autotune = true;
     job.observe = observe;
-    job.context = o;
+    job.context = &seen;
     return job;
 }
 
@@ -132,12 +134,11 @@ static const mesh_case one = {"one GPU", 1, 1, 1, 1, 1};
 /* Chooses, replays, and compares with a run that does neither. */
 static void check(mesh_job job, const mesh_case *mesh)
 {
-    observed *o = job.context;
     long timings = nd_double_counts_get().timings; /* of the first GPU, as rank 0's */
     mesh_result tuned = mesh_trained(&job, mesh);
-    cr_expect_eq(o->checked, 1);
-    cr_expect_gt(o->timings, timings + 50);
-    timings = o->timings;
+    cr_expect_eq(seen.checked, 1);
+    cr_expect_gt(seen.timings, timings + 50);
+    timings = seen.timings;
     expect_second_algorithm(tuned.autotune, mesh->name);
     if (job.precision == ND_PRECISION_FP8 && !mesh->recompute) {
         cr_expect_not(runs_in_fp8(tuned.autotune, "q_proj"), "%s: three against one", mesh->name);
@@ -148,7 +149,7 @@ static void check(mesh_job job, const mesh_case *mesh)
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
     job.autotune_from = path;
     mesh_result again = mesh_trained(&job, mesh);
-    cr_expect_eq(o->timings, timings, "%s: a replay times nothing", mesh->name);
+    cr_expect_eq(seen.timings, timings, "%s: a replay times nothing", mesh->name);
     mesh_expect_same(&again, &tuned, MESH_LOSSES | MESH_WEIGHTS, mesh->name);
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
     if (mesh == &one) {
@@ -159,7 +160,7 @@ static void check(mesh_job job, const mesh_case *mesh)
         cr_expect(differs(&plain, &tuned), "%s: other algorithms, other bits", mesh->name);
     }
     free(path);
-    *o = (observed){0};
+    seen = (observed){0};
 }
 
 static const mesh_case meshes[] = {
@@ -173,9 +174,8 @@ enum { MESHES = sizeof meshes / sizeof *meshes };
 /* Heads that are normed, norms before and behind, GELU, a window in the first of two layers. */
 Test(tune, a_family_with_switches)
 {
-    observed o = {0};
     for (int fp8 = 0; fp8 < 2; fp8++) {
-        mesh_job job = job_of(fp8 ? ND_PRECISION_FP8 : ND_PRECISION_BF16, &o);
+        mesh_job job = job_of(fp8 ? ND_PRECISION_FP8 : ND_PRECISION_BF16);
         job.shape.family = ND_FAMILY_GEMMA3_TEXT;
         job.shape.qk_norm = 1;
         job.shape.post_norm = 2;
@@ -188,17 +188,15 @@ Test(tune, a_family_with_switches)
 
 Test(tune, one_gpu)
 {
-    observed o = {0};
-    check(job_of(ND_PRECISION_FP32, &o), &one);
-    check(job_of(ND_PRECISION_BF16, &o), &one);
-    check(job_of(ND_PRECISION_FP8, &o), &one);
+    check(job_of(ND_PRECISION_FP32), &one);
+    check(job_of(ND_PRECISION_BF16), &one);
+    check(job_of(ND_PRECISION_FP8), &one);
 }
 
 Test(tune, meshes)
 {
-    observed o = {0};
     for (int i = 0; i < MESHES; i++) {
-        check(job_of(i % 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16, &o), &meshes[i]);
+        check(job_of(i % 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16), &meshes[i]);
     }
 }
 
@@ -206,9 +204,8 @@ Test(tune, recipes)
 {
     static const nd_fp8_recipe recipes[] = {ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP, ND_FP8_DELAYED,
                                             ND_FP8_TENSORWISE};
-    observed o = {0};
     for (int i = 0; i < 4; i++) {
-        mesh_job job = job_of(ND_PRECISION_FP8, &o);
+        mesh_job job = job_of(ND_PRECISION_FP8);
         job.recipe = recipes[i];
         job.all_gather = recipes[i] == ND_FP8_TENSORWISE;
         check(job, i % 2 ? &meshes[1] : &one);
@@ -218,8 +215,7 @@ Test(tune, recipes)
 /* Products of codes whose scales are applied afterwards. */
 Test(tune, an_older_library)
 {
-    observed o = {0};
-    mesh_job job = job_of(ND_PRECISION_FP8, &o);
+    mesh_job job = job_of(ND_PRECISION_FP8);
     setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
     job.recipe = ND_FP8_ROWWISE;
     check(job, &one);
@@ -236,16 +232,14 @@ static void expect_refused(const mesh_job *job, const mesh_case *mesh, const cha
 /* All ranks end, none waits for the others. */
 Test(tune, a_rank_with_another_gpu_refuses)
 {
-    observed o = {0};
-    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    mesh_job job = job_of(ND_PRECISION_BF16);
     nd_double_machine_get()->other = 3;
     expect_refused(&job, &meshes[1], "rank 3", "autotune");
 }
 
 Test(tune, a_replay_for_another_machine_is_refused)
 {
-    observed o = {0};
-    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    mesh_job job = job_of(ND_PRECISION_BF16);
     mesh_result tuned = mesh_trained(&job, &one);
     job.autotune_from = strdup(write_record(&tuned));
     nd_double_machine_get()->other = 0;
@@ -265,8 +259,7 @@ Test(tune, a_replay_for_another_machine_is_refused)
 
 Test(tune, on_a_cpu_it_is_an_error)
 {
-    observed o = {0};
-    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    mesh_job job = job_of(ND_PRECISION_BF16);
     mesh_use_gpus(false, false);
     expect_refused(&job, &one, "kernels.autotune is true", "--device cuda");
 }

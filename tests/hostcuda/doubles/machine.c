@@ -365,20 +365,12 @@ cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int 
     if (error != cudaSuccess) {
         return error;
     }
-    switch (attribute) {
-    case cudaDevAttrMultiProcessorCount:
-        *out = gpu.multiProcessorCount;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *out = (int)gpu.sharedMemPerBlockOptin;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *out = gpu.major;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *out = gpu.minor;
-        break;
-    default:
+    *out = attribute == cudaDevAttrMultiProcessorCount            ? gpu.multiProcessorCount
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (int)gpu.sharedMemPerBlockOptin
+           : attribute == cudaDevAttrComputeCapabilityMajor       ? gpu.major
+           : attribute == cudaDevAttrComputeCapabilityMinor       ? gpu.minor
+                                                                  : -1;
+    if (*out < 0) {
         nd_double_violation("cudaDeviceGetAttribute: attribute %d has no double", (int)attribute);
     }
     return cudaSuccess;

@@ -70,16 +70,11 @@ static bool step_random(double_device *device)
         count++;
     }
     turns = count > 0 ? machine_draw(device) % count : 0;
-    cudaStream_t first = device->streams;
+    cudaStream_t s = device->streams;
     while (turns-- > 0) {
-        first = first->next;
+        s = s->next;
     }
-    for (cudaStream_t s = first; s; s = s->next) {
-        if (step(device, s)) {
-            return true;
-        }
-    }
-    for (cudaStream_t s = device->streams; s != first; s = s->next) {
+    for (; count > 0; count--, s = s->next ? s->next : device->streams) {
         if (step(device, s)) {
             return true;
         }
