@@ -124,30 +124,17 @@ static const void *values(const nd_golden *golden, const char *name, nd_safetens
     return golden->bytes + tensor->begin;
 }
 
-const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count)
-{
-    return values(golden, name, ND_SAFETENSORS_F32, count);
-}
+#define READER(function, type, dtype)                                                              \
+    const type *function(const nd_golden *golden, const char *name, int64_t count)                 \
+    {                                                                                              \
+        return values(golden, name, dtype, count);                                                 \
+    }
 
-const int8_t *nd_golden_i8(const nd_golden *golden, const char *name, int64_t count)
-{
-    return values(golden, name, ND_SAFETENSORS_I8, count);
-}
-
-const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count)
-{
-    return values(golden, name, ND_SAFETENSORS_I32, count);
-}
-
-const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count)
-{
-    return values(golden, name, ND_SAFETENSORS_BF16, count);
-}
-
-const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count)
-{
-    return values(golden, name, ND_SAFETENSORS_U8, count);
-}
+READER(nd_golden_f32, float, ND_SAFETENSORS_F32)
+READER(nd_golden_i8, int8_t, ND_SAFETENSORS_I8)
+READER(nd_golden_i32, int32_t, ND_SAFETENSORS_I32)
+READER(nd_golden_bf16, uint16_t, ND_SAFETENSORS_BF16)
+READER(nd_golden_u8, uint8_t, ND_SAFETENSORS_U8)
 
 static const json_t *look_up(const nd_golden *golden, const char *key, va_list more)
 {

@@ -159,6 +159,10 @@ static nd_status keep_result(shared_run *run, int64_t step, const nd_step_result
     return ND_OK;
 }
 
+/* The job's function of this name, if it has one. */
+#define HOOK(run, name, ...)                                                                       \
+    ((run)->job->name ? (run)->job->name((run)->job->context, __VA_ARGS__) : ND_OK)
+
 static nd_status train_step(shared_run *run, nd_trainer *t, nd_loader *loader, int64_t step)
 {
     const mesh_job *job = run->job;
@@ -173,13 +177,9 @@ static nd_status train_step(shared_run *run, nd_trainer *t, nd_loader *loader, i
         ND_TRY(nd_trainer_gradients(t, &batch, &result));
         ND_TRY(job->observe(job->context, t));
     }
-    if (job->before_step) {
-        ND_TRY(job->before_step(job->context, t, step));
-    }
+    ND_TRY(HOOK(run, before_step, t, step));
     ND_TRY(nd_trainer_step(t, &batch, &result));
-    if (job->after_step) {
-        ND_TRY(job->after_step(job->context, t, step));
-    }
+    ND_TRY(HOOK(run, after_step, t, step));
     if (step == 0) {
         ND_TRY(collect(run, t, true));
     }
@@ -295,16 +295,12 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     if (run->job->bf16_weights) {
         round_weights(trainer);
     }
-    if (run->job->start) {
-        ND_TRY_OUT(run->job->start(run->job->context, trainer));
-    }
+    ND_TRY_OUT(HOOK(run, start, trainer));
     ND_TRY_OUT(open_loader(run, rank, run->config.train.gradient_accumulation_steps,
                            run->job->first_step, &loader));
     ND_TRY_OUT(train_steps(run, trainer, loader));
     ND_TRY_OUT(run->job->validates ? validate(run, trainer) : ND_OK);
-    if (run->job->end) {
-        ND_TRY_OUT(run->job->end(run->job->context, trainer));
-    }
+    ND_TRY_OUT(HOOK(run, end, trainer));
     ND_TRY_OUT(run->job->rewind ? train_again(run, trainer) : ND_OK);
     if (rank->rank == 0) {
         keep_counts(run->out, trainer);

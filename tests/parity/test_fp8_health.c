@@ -10,6 +10,7 @@
 #include "trainer/step/step.h"
 
 static tempdir dir;
+static const mesh_case one = {"one", 1, 1, 1, 1, 1};
 
 TEMPDIR_SUITE(fp8_health, tempdir_leave_empty, .timeout = 120);
 
@@ -42,7 +43,6 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 
 Test(fp8_health, health_counts_what_is_lost)
 {
-    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
 }
 
@@ -77,7 +77,6 @@ static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
 
 Test(fp8_health, the_worst_layer_of_each_linear)
 {
-    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
 }
 

@@ -297,52 +297,52 @@ static void check_product(const nd_ops *ops, const char *recipe, const product *
     free_cast(b);
 }
 
-#define E4M3(source, name, along)                                                                  \
-    {                                                                                              \
-        source, name, ND_DTYPE_F8_E4M3, ND_PER_##along                                             \
-    }
-#define E5M2(source, name, along)                                                                  \
-    {                                                                                              \
-        source, name, ND_DTYPE_F8_E5M2, ND_PER_##along                                             \
-    }
+#define E4M3   ND_DTYPE_F8_E4M3
+#define E5M2   ND_DTYPE_F8_E5M2
+#define TENSOR ND_PER_TENSOR
+#define ROW    ND_PER_ROW
+#define COLUMN ND_PER_COLUMN
 
-Test(fp8_op_goldens, tensorwise_linear)
+Test(fp8_op_goldens, linears_of_every_recipe)
 {
-    static const product products[] = {
-        {"y", E4M3("x", "x", TENSOR), E4M3("w", "w", TENSOR), false, true},
-        {"dx", E5M2("dy", "dy", TENSOR), E4M3("w", "w_dx", TENSOR), false, false},
-        {"dw", E5M2("dy", "dy_dw", TENSOR), E4M3("x", "x_dw", TENSOR), true, false},
-    };
+    static const struct {
+        const char *name;
+        bool power_of_two;
+        int count;
+        product products[3];
+    } recipes[] = {
+        {"tensorwise",
+         false,
+         3,
+         {{"y", {"x", "x", E4M3, TENSOR}, {"w", "w", E4M3, TENSOR}, false, true},
+          {"dx", {"dy", "dy", E5M2, TENSOR}, {"w", "w_dx", E4M3, TENSOR}, false, false},
+          {"dw", {"dy", "dy_dw", E5M2, TENSOR}, {"x", "x_dw", E4M3, TENSOR}, true, false}}},
+        {"rowwise",
+         true,
+         3,
+         {{"y", {"x", "x", E4M3, ROW}, {"w", "w", E4M3, ROW}, false, true},
+          {"dx", {"dy", "dy", E4M3, ROW}, {"w", "w_dx", E4M3, COLUMN}, false, false},
+          {"dw", {"dy", "dy_dw", E4M3, COLUMN}, {"x", "x_dw", E4M3, COLUMN}, true, false}}},
+        {"rowwise_with_gw_hp",
+         true,
+         2,
+         {{"y", {"x", "x", E4M3, ROW}, {"w", "w", E4M3, ROW}, false, true},
+          {"dx", {"dy", "dy", E4M3, ROW}, {"w", "w_dx", E4M3, TENSOR}, false, false}}}};
     CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
-    for (int i = 0; i < 3 * BACKENDS; i++) {
-        check_product(backends[i / 3], "tensorwise", &products[i % 3], false);
+    for (int b = 0; b < BACKENDS; b++) {
+        for (int i = 0; i < 3; i++) {
+            for (int k = 0; k < recipes[i].count; k++) {
+                check_product(backends[b], recipes[i].name, &recipes[i].products[k],
+                              recipes[i].power_of_two);
+            }
+        }
     }
 }
 
-Test(fp8_op_goldens, rowwise_linear)
+/* That of the recipe rowwise_with_gw_hp is a product in BF16. */
+Test(fp8_op_goldens, a_weight_gradient_in_bf16)
 {
-    static const product products[] = {
-        {"y", E4M3("x", "x", ROW), E4M3("w", "w", ROW), false, true},
-        {"dx", E4M3("dy", "dy", ROW), E4M3("w", "w_dx", COLUMN), false, false},
-        {"dw", E4M3("dy", "dy_dw", COLUMN), E4M3("x", "x_dw", COLUMN), true, false},
-    };
     CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
-    for (int i = 0; i < 3 * BACKENDS; i++) {
-        check_product(backends[i / 3], "rowwise", &products[i % 3], true);
-    }
-}
-
-/* Its weight gradient is a product in BF16. */
-Test(fp8_op_goldens, rowwise_with_gw_hp_linear)
-{
-    static const product products[] = {
-        {"y", E4M3("x", "x", ROW), E4M3("w", "w", ROW), false, true},
-        {"dx", E4M3("dy", "dy", ROW), E4M3("w", "w_dx", TENSOR), false, false},
-    };
-    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
-    for (int i = 0; i < 2 * BACKENDS; i++) {
-        check_product(backends[i / 2], "rowwise_with_gw_hp", &products[i % 2], true);
-    }
     for (int b = 0; b < BACKENDS; b++) {
         nd_bf16 dw[N * K];
         CHECK(ND_CALL(backends[b], &stream, product, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),

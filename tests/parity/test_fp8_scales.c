@@ -199,9 +199,7 @@ static void compare_weight_scales(const mesh_job *job, const mesh_case *mesh, in
 static long model_reductions(const mesh_job *job, const mesh_case *mesh)
 {
     memset(weights, 0, sizeof weights);
-    mesh_result result = mesh_trained(job, mesh);
-    long calls = (long)result.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE];
-    return calls;
+    return (long)mesh_trained(job, mesh).calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE];
 }
 
 /*

@@ -39,20 +39,16 @@ static const char *token_file(int64_t vocab)
 
 static mesh_job job_of(nd_shape shape, const char *path, nd_optimizer_kind optimizer)
 {
-    return (mesh_job){
-        .shape = shape,
-        .data_path = path,
-        .format = ND_DATA_LLMC,
-        .tokenizer = "file",
-        .global_batch = GLOBAL_BATCH,
-        .sequence = SEQUENCE,
-        .steps = STEPS,
-        .optimizer = optimizer,
-        .precision = ND_PRECISION_FP32,
-        .lr = optimizer == ND_OPTIMIZER_SGD ? 0.2 : 2e-3,
-        .max_grad_norm = optimizer == ND_OPTIMIZER_SGD ? 0.0 : 0.5,
-        .weight_decay = optimizer == ND_OPTIMIZER_SGD ? 0.0 : 0.1,
-    };
+    const bool sgd = optimizer == ND_OPTIMIZER_SGD;
+    mesh_job job = mesh_job_on_tokens(path, shape, ND_PRECISION_FP32);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.optimizer = optimizer;
+    job.lr = sgd ? 0.2 : 2e-3;
+    job.max_grad_norm = sgd ? 0.0 : 0.5;
+    job.weight_decay = sgd ? 0.0 : 0.1;
+    return job;
 }
 
 static void compare_all(const mesh_job *job, const mesh_case *meshes, size_t count)

@@ -172,28 +172,23 @@ Test(steps, tokens_seen_are_those_of_all_steps)
 
 /* A step that is skipped. */
 
-static void set_last_norm(nd_trainer *t, float value)
+static nd_status set_last_norm(nd_trainer *t, float value)
 {
     const nd_layout *layout = t->model->layout;
     const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_F, -1);
     t->model->fsdp.master[nd_layout_shard_range(layout, norm).begin] = value;
     nd_fsdp_weights_changed(&t->model->fsdp);
+    return ND_OK;
 }
 
 static nd_status poison(void *context, nd_trainer *t, int64_t step)
 {
-    if (step == 0) {
-        set_last_norm(t, NAN);
-    }
-    return ND_OK;
+    return step == 0 ? set_last_norm(t, NAN) : ND_OK;
 }
 
 static nd_status heal(void *context, nd_trainer *t, int64_t step)
 {
-    if (step == 0) {
-        set_last_norm(t, 1.0f); /* its initial value */
-    }
-    return ND_OK;
+    return step == 0 ? set_last_norm(t, 1.0f) : ND_OK; /* its initial value */
 }
 
 /* The update after it is the first one: that of a run that begins with the next sample. */
