@@ -167,8 +167,8 @@ static nd_status run_size(attention_bench *b, nd_device *device, const nd_bench_
     }
     directions[0].flops = 2 * 2.0 * seen * (double)head_dim;
     directions[1].flops = 5 * 2.0 * seen * (double)head_dim;
-    ND_TRY(measure(b, forward, o->repeats, &directions[0]));
-    ND_TRY(measure(b, backward, o->repeats, &directions[1]));
+    ND_TRY(measure(b, forward, (int)o->repeats, &directions[0]));
+    ND_TRY(measure(b, backward, (int)o->repeats, &directions[1]));
     print_direction("forward", head_dim, &directions[0]);
     print_direction("backward", head_dim, &directions[1]);
     return ND_OK;
@@ -198,7 +198,7 @@ nd_status nd_bench_attention(const nd_bench_options *o)
     attention_bench b = {0};
     nd_device *device = NULL;
     nd_status status = ND_OK;
-    ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, &device));
+    ND_TRY(nd_device_open_cpu(o->threads ? (int)o->threads : 2, &device));
     ND_TRY_OUT(nd_ops_cpu_start_threads(device, false));
     printf("causal attention, %lld tokens, %lld heads, %d threads\n%8s  %-10s %12s %12s %12s\n",
            (long long)o->sequence, (long long)o->heads, device->threads, "head", "", "best ms",

@@ -162,7 +162,7 @@ static nd_status run(const bench *b, bool ceiling)
 
 static nd_status prepare(bench *b, const nd_bench_options *o, nd_device **device)
 {
-    ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, device));
+    ND_TRY(nd_device_open_cpu(o->threads ? (int)o->threads : 2, device));
     ND_TRY(nd_ops_cpu_start_threads(*device, false));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
     if (o->stand_in) {
@@ -179,7 +179,7 @@ typedef enum part { PART_PRODUCTS, PART_CEILING, PART_PEAK, PART_ATTENTION, PART
 
 static nd_status run_products(const nd_bench_options *options, part chosen)
 {
-    bench b = {.repeats = options->repeats};
+    bench b = {.repeats = (int)options->repeats};
     nd_device *device = NULL;
     nd_status status = prepare(&b, options, &device);
     status = status == ND_OK ? run(&b, chosen == PART_CEILING) : status;
@@ -257,32 +257,27 @@ static nd_status read_seconds(const char *text, double *out)
 /* An option with its value. */
 static nd_status read_option(const char *option, const char *text, nd_bench_options *o)
 {
-    int64_t count = 0;
-    if (strcmp(option, "--threads") == 0) {
-        ND_TRY(read_count(option, text, 1, 4096, &count));
-        o->threads = (int)count;
-    } else if (strcmp(option, "--repeats") == 0) {
-        ND_TRY(read_count(option, text, 1, ND_BENCH_REPEATS_MAX, &count));
-        o->repeats = (int)count;
-    } else if (strcmp(option, "--seconds") == 0) {
-        return read_seconds(text, &o->seconds);
-    } else if (strcmp(option, "--mebibytes") == 0) {
-        return read_count(option, text, 0, 1 << 20, &o->mebibytes);
-    } else if (strcmp(option, "--sequence") == 0) {
-        return read_count(option, text, 1, 1 << 20, &o->sequence);
-    } else if (strcmp(option, "--heads") == 0) {
-        return read_count(option, text, 1, 1024, &o->heads);
-    } else if (strcmp(option, "--window") == 0) {
-        return read_count(option, text, 1, 1 << 20, &o->window);
-    } else if (strcmp(option, "--documents") == 0) {
-        return read_count(option, text, 1, 1 << 20, &o->documents);
-    } else if (strcmp(option, "--head-dim") == 0) {
-        if (o->head_dim_count == ND_BENCH_HEAD_DIMS_MAX) {
-            return nd_fail(ND_ERR_CONFIG, "--head-dim is given more than %d times; give fewer",
-                           ND_BENCH_HEAD_DIMS_MAX);
+    const struct {
+        const char *option;
+        int64_t least, most, *count;
+    } counts[] = {
+        {"--threads", 1, 4096, &o->threads},
+        {"--repeats", 1, ND_BENCH_REPEATS_MAX, &o->repeats},
+        {"--mebibytes", 0, 1 << 20, &o->mebibytes},
+        {"--sequence", 1, 1 << 20, &o->sequence},
+        {"--heads", 1, 1024, &o->heads},
+        {"--window", 1, 1 << 20, &o->window},
+        {"--documents", 1, 1 << 20, &o->documents},
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        if (strcmp(option, counts[i].option) == 0) {
+            return read_count(option, text, counts[i].least, counts[i].most, counts[i].count);
         }
-        return read_count(option, text, 1, 4096, &o->head_dims[o->head_dim_count++]);
-    } else {
+    }
+    if (strcmp(option, "--seconds") == 0) {
+        return read_seconds(text, &o->seconds);
+    }
+    if (strcmp(option, "--head-dim") != 0) {
         return nd_fail(
             ND_ERR_CONFIG,
             "there is no option %s; there are --ceiling, --peak, --attention, --stand-in, "
@@ -290,7 +285,11 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
             "--window, --documents and --help",
             option);
     }
-    return ND_OK;
+    if (o->head_dim_count == ND_BENCH_HEAD_DIMS_MAX) {
+        return nd_fail(ND_ERR_CONFIG, "--head-dim is given more than %d times; give fewer",
+                       ND_BENCH_HEAD_DIMS_MAX);
+    }
+    return read_count(option, text, 1, 4096, &o->head_dims[o->head_dim_count++]);
 }
 
 static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part *chosen)

@@ -12,9 +12,9 @@
 enum { ND_BENCH_REPEATS_MAX = 101, ND_BENCH_HEAD_DIMS_MAX = 8 };
 
 typedef struct nd_bench_options {
-    int threads;       /* 0: the part's own number */
-    int repeats;       /* at most ND_BENCH_REPEATS_MAX */
     double seconds;    /* of one repeat of a loop of --peak */
+    int64_t threads;   /* 0: the part's own number */
+    int64_t repeats;   /* at most ND_BENCH_REPEATS_MAX */
     int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache */
     int64_t sequence;  /* of --attention */
     int64_t window;    /* the same, the keys that a query sees; 0: all before it */

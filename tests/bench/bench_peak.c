@@ -257,6 +257,7 @@ typedef struct arrays {
     float *a, *b, *c; /* (threads, n) each */
     int64_t n;        /* of one thread; a multiple of ND_PEAK_FLOATS */
     int64_t cached;   /* the first floats of a thread's b that its second cache holds */
+    int64_t reads;    /* how many of them a pass that reads takes: n or cached */
 } arrays;
 
 static bool fill(void *arg, int thread, int64_t count)
@@ -269,22 +270,12 @@ static bool fill(void *arg, int thread, int64_t count)
     return true;
 }
 
-static bool read_memory(void *arg, int thread, int64_t count)
+static bool reading(void *arg, int thread, int64_t count)
 {
     const arrays *m = arg;
     bool right = true;
     for (; count > 0; count--) {
-        right = m->passes->read(m->b + thread * m->n, m->n) == (double)m->n && right;
-    }
-    return right;
-}
-
-static bool read_cache(void *arg, int thread, int64_t count)
-{
-    const arrays *m = arg;
-    bool right = true;
-    for (; count > 0; count--) {
-        right = m->passes->read(m->b + thread * m->n, m->cached) == (double)m->cached && right;
+        right = m->passes->read(m->b + thread * m->n, m->reads) == (double)m->reads && right;
     }
     return right;
 }
@@ -324,7 +315,8 @@ static nd_status measure_passes(const team *t, arrays *m, pass *list, int count)
     ND_TRY(run_once(t, &first, 1)); /* each page is touched by the thread that will use it */
     for (int i = 0; i < count; i++) {
         pass *p = &list[i];
-        const double bytes = (double)((p->cached ? m->cached : m->n) * p->moved) * sizeof(float);
+        m->reads = p->cached ? m->cached : m->n;
+        const double bytes = (double)(m->reads * p->moved) * sizeof(float);
         const work w = {p->name, p->run, m, .shared = !p->cached};
         ND_TRY(measure(t, &w, &p->bytes));
         p->bytes.best *= bytes;
@@ -444,10 +436,10 @@ static nd_status run(team *t, nd_device *device, int64_t mebibytes)
 {
     static const nd_peak_passes *const kinds[] = {&nd_peak_passes_baseline, &nd_peak_passes_avx2,
                                                   &nd_peak_passes_avx512, &nd_peak_passes_avx512};
-    pass passes[] = {{"memory read", read_memory, 1},
+    pass passes[] = {{"memory read", reading, 1},
                      {"memory copy", copy, 2},
                      {"memory triad", triad, 3},
-                     {"second cache read", read_cache, 1, .cached = true}};
+                     {"second cache read", reading, 1, .cached = true}};
     const int pass_count = mebibytes == 0 ? 0 : (int)(sizeof passes / sizeof *passes);
     nd_cpu_isa isa;
     products list[PRODUCTS_MAX];
@@ -472,8 +464,8 @@ nd_status nd_bench_peak(const nd_bench_options *options)
     cpu_set_t allowed;
     const int cpus = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
     const int cores = count_cores();
-    team t = {.threads = options->threads ? options->threads : cpus,
-              .repeats = options->repeats,
+    team t = {.threads = options->threads ? (int)options->threads : cpus,
+              .repeats = (int)options->repeats,
               .seconds = options->seconds};
     nd_device *device = NULL;
     nd_status status = ND_OK;

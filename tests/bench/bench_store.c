@@ -25,6 +25,7 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,9 +75,17 @@ typedef struct bench {
     board *board;
 } bench;
 
-static void fail(const char *what)
+static void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+/* Ends the program with this sentence, and with the thread's error if there is one. */
+static void fail(const char *format, ...)
 {
-    fprintf(stderr, "nd_bench_store: %s: %s\n", what, nd_error_last()->message);
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "nd_bench_store: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, ": %s\n", nd_error_last()->message);
+    va_end(arguments);
     exit(1);
 }
 
@@ -200,14 +209,6 @@ static void fill_card(int index, uint8_t *out)
     memset(out + HOST_BYTES, 0xc5, DIGEST_BYTES);
 }
 
-static void reach(crowd *c, phase p)
-{
-    board *b = c->all->board;
-    if (atomic_fetch_add(&b->arrived[p], 1) + 1 == c->world) {
-        atomic_store(&b->ended_ns[p], nd_clock_ns());
-    }
-}
-
 static void watch(crowd *c, client *one, int operation, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = one};
@@ -227,7 +228,7 @@ static void keep_unsent(client *one, const char *bytes, size_t count)
 {
     char *grown = realloc(one->unsent, one->unsent_bytes + count);
     if (!grown) {
-        exit(1);
+        fail("no memory");
     }
     memcpy(grown + one->unsent_bytes, bytes, count);
     one->unsent = grown;
@@ -280,8 +281,7 @@ static void connect_client(crowd *c, client *one)
     if (one->fd < 0 || setsockopt(one->fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on) ||
         bind(one->fd, (struct sockaddr *)&from, sizeof from) != 0 ||
         (connect(one->fd, (struct sockaddr *)&to, sizeof to) != 0 && errno != EINPROGRESS)) {
-        perror("nd_bench_store: connect");
-        exit(1);
+        fail("connect: %s", strerror(errno));
     }
     setsockopt(one->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     watch(c, one, EPOLL_CTL_ADD, EPOLLIN);
@@ -333,16 +333,13 @@ static void say_exchange(crowd *c, client *one, const char *name, size_t bytes)
     say(one, &out);
 }
 
-static void say_bye(client *one)
-{
-    nd_wire_buffer out = {0};
-    nd_wire_begin(&out, ND_WIRE_BYE);
-    say(one, &out);
-}
-
 static void next_phase(crowd *c, client *one)
 {
-    reach(c, one->phase);
+    board *b = c->all->board;
+    nd_wire_buffer bye = {0};
+    if (atomic_fetch_add(&b->arrived[one->phase], 1) + 1 == c->world) {
+        atomic_store(&b->ended_ns[one->phase], nd_clock_ns());
+    }
     one->phase++;
     one->received = 0;
     if (one->phase == PHASE_EXCHANGE) {
@@ -351,14 +348,9 @@ static void next_phase(crowd *c, client *one)
     } else if (one->phase == PHASE_BARRIER) {
         say_exchange(c, one, "barrier", 0);
     } else {
-        say_bye(one);
+        nd_wire_begin(&bye, ND_WIRE_BYE);
+        say(one, &bye);
     }
-}
-
-static void fail_answer(const char *what, int number)
-{
-    fprintf(stderr, "nd_bench_store: %s %d\n", what, number);
-    exit(1);
 }
 
 /* What the first client received are the cards of all. */
@@ -366,16 +358,13 @@ static void check_result(crowd *c, size_t packed)
 {
     const size_t total = CARD_BYTES * (size_t)c->world;
     uint8_t *unpacked = malloc(total + 1);
-    if (!unpacked) {
-        exit(1);
-    }
-    if (ZSTD_decompress(unpacked, total, c->result, packed) != total) {
+    if (!unpacked || ZSTD_decompress(unpacked, total, c->result, packed) != total) {
         fail("the result");
     }
     for (int i = 0; i < c->world; i++) {
         fill_card(i, c->card);
         if (memcmp(unpacked + (size_t)i * CARD_BYTES, c->card, CARD_BYTES) != 0) {
-            fail_answer("another card than that of client", i);
+            fail("another card than that of client %d", i);
         }
     }
     free(unpacked);
@@ -395,7 +384,7 @@ static void take(crowd *c, client *one, const nd_wire_frame *frame)
     const uint8_t *part = nd_wire_get_blob(&cursor, &count);
     if (frame->type != ND_WIRE_SLICE || !nd_wire_finished(&cursor) ||
         count > packed - one->received) {
-        fail_answer("an answer of type", (int)frame->type);
+        fail("an answer of type %d", (int)frame->type);
     }
     bool is_first = one == c->clients && one->phase == PHASE_EXCHANGE;
     if (is_first && count > 0) {
@@ -481,8 +470,7 @@ static void *run_crowd(void *argument)
             serve_client(c, events[i].data.ptr);
         }
         if (nd_clock_ns() > end) {
-            fprintf(stderr, "nd_bench_store: the deadline has passed\n");
-            exit(1);
+            fail("the deadline has passed");
         }
     }
     nd_tls_context_destroy(c->tls);
@@ -504,8 +492,7 @@ static void wait_for_port(const bench *all, pid_t pid)
     int64_t end = nd_clock_ns() + (int64_t)(all->deadline * 1e9);
     while (atomic_load(&all->board->port) == 0) {
         if (waitpid(pid, NULL, WNOHANG) != 0 || nd_clock_ns() > end) {
-            fprintf(stderr, "nd_bench_store: the store does not listen\n");
-            exit(1);
+            fail("the store does not listen");
         }
         usleep(1000);
     }
@@ -524,8 +511,7 @@ static bool measure(const bench *all, int clients)
         exit(serve(all, clients));
     }
     if (pid < 0) {
-        perror("nd_bench_store: fork");
-        exit(1);
+        fail("fork: %s", strerror(errno));
     }
     wait_for_port(all, pid);
     int64_t begin = nd_clock_ns();
