@@ -10,23 +10,17 @@
 
 static _Thread_local nd_error last_error;
 
-static nd_status fail_with(nd_status status, const char *format, va_list args)
+nd_status nd_fail_as(nd_failure_cause cause, nd_status status, const char *format, ...)
 {
     char text[ND_ERROR_MESSAGE_MAX]; /* the arguments may point into the record */
-    ND_ASSERT(status != ND_OK);
-    vsnprintf(text, sizeof text, format, args);
-    last_error.status = status;
-    nd_escape(last_error.message, sizeof last_error.message, text, "");
-    last_error.cause = ND_CAUSE_OWN;
-    return status;
-}
-
-nd_status nd_fail(nd_status status, const char *format, ...)
-{
     va_list args;
+    ND_ASSERT(status != ND_OK);
     va_start(args, format);
-    fail_with(status, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    last_error.status = status;
+    last_error.cause = cause;
+    nd_escape(last_error.message, sizeof last_error.message, text, "");
     return status;
 }
 
@@ -56,26 +50,6 @@ nd_status nd_fail_system(int code, const char *what, ...)
                    code == EAGAIN ? "; raise the limit of processes (ulimit -u)"
                    : descriptors  ? "; raise the limit of open files (ulimit -n)"
                                   : "");
-}
-
-nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fail_with(status, format, args);
-    va_end(args);
-    last_error.cause = ND_CAUSE_ELSEWHERE;
-    return status;
-}
-
-nd_status nd_fail_local(nd_status status, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fail_with(status, format, args);
-    va_end(args);
-    last_error.cause = ND_CAUSE_LOCAL;
-    return status;
 }
 
 nd_status nd_fail_context(nd_status status, const char *format, ...)
@@ -114,29 +88,20 @@ void nd_error_restore(const nd_error *error)
 
 const char *nd_status_name(nd_status status)
 {
-    switch (status) {
-    case ND_OK:
-        return "ok";
-    case ND_ERR_INTERNAL:
-        return "internal";
-    case ND_ERR_CONFIG:
-        return "configuration";
-    case ND_ERR_DATA:
-        return "data";
-    case ND_ERR_NUMERIC:
-        return "numeric";
-    case ND_ERR_RESOURCE:
-        return "resource";
-    case ND_ERR_CANTCREATE:
-        return "output";
-    case ND_ERR_IO:
-        return "i/o";
-    case ND_ERR_PREEMPTED:
-        return "preempted";
-    case ND_ERR_HANG:
-        return "hang";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [ND_OK] = "ok",
+        [ND_ERR_INTERNAL] = "internal",
+        [ND_ERR_CONFIG] = "configuration",
+        [ND_ERR_DATA] = "data",
+        [ND_ERR_NUMERIC] = "numeric",
+        [ND_ERR_RESOURCE] = "resource",
+        [ND_ERR_CANTCREATE] = "output",
+        [ND_ERR_IO] = "i/o",
+        [ND_ERR_PREEMPTED] = "preempted",
+        [ND_ERR_HANG] = "hang",
+    };
+    const size_t place = (size_t)status;
+    return place < sizeof names / sizeof *names && names[place] ? names[place] : "unknown";
 }
 
 void nd_assert_failed(const char *expression, const char *file, int line)

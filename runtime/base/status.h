@@ -44,13 +44,13 @@ typedef struct nd_error {
 } nd_error;
 
 /* Fills the thread's record (replacing an older one) and returns `status`. */
-nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same for an error whose reason another rank has and reports. */
-nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-/* The same for an I/O error (74) that no other rank has caused, such as a disk that fails. */
-nd_status nd_fail_local(nd_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+nd_status nd_fail_as(nd_failure_cause cause, nd_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+#define nd_fail(status, ...) nd_fail_as(ND_CAUSE_OWN, status, __VA_ARGS__)
+/* For an error whose reason another rank has and reports. */
+#define nd_fail_elsewhere(status, ...) nd_fail_as(ND_CAUSE_ELSEWHERE, status, __VA_ARGS__)
+/* For an I/O error (74) that no other rank has caused, such as a disk that fails. */
+#define nd_fail_local(status, ...) nd_fail_as(ND_CAUSE_LOCAL, status, __VA_ARGS__)
 
 /* Host memory ran out: fills the record with "out of host memory for <what>" and returns
  * ND_ERR_RESOURCE. Every failed allocation of host memory is reported through this. */
