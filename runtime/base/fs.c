@@ -487,6 +487,16 @@ FILE *nd_fs_stream_kernel(const char *path)
     return fopen(path, "re");
 }
 
+void nd_fs_read_kernel(const char *path, char *text, size_t size)
+{
+    int fd = nd_fs_open_kernel(path);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
+    text[n > 0 ? n : 0] = '\0';
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
 /* Locking. */
 
 nd_status nd_fs_lock(int fd, const char *path, nd_fs_locked *out)

@@ -104,6 +104,9 @@ int nd_fs_open_folder(const char *path);
 /* A file of the kernel, in /proc, /sys or /dev, to be read. -1 and errno, or NULL. */
 int nd_fs_open_kernel(const char *path);
 FILE *nd_fs_stream_kernel(const char *path);
+/* The first size - 1 bytes of such a file as a text, "" where it cannot be read. A FILE would
+ * allocate, and how often this process allocates must not depend on others. */
+void nd_fs_read_kernel(const char *path, char *text, size_t size);
 
 /* Locking. */
 

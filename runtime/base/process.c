@@ -34,12 +34,7 @@ int64_t nd_limits_raise_files(void)
 static bool read_pages(long long *space, long long *data)
 {
     char line[256];
-    int fd = nd_fs_open_kernel("/proc/self/statm"); /* without a FILE: it would allocate */
-    ssize_t bytes = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
-    if (fd >= 0) {
-        close(fd);
-    }
-    line[bytes > 0 ? bytes : 0] = '\0';
+    nd_fs_read_kernel("/proc/self/statm", line, sizeof line);
     return sscanf(line, "%lld %*d %*d %*d %*d %lld", space, data) == 2;
 }
 

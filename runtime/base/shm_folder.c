@@ -23,14 +23,7 @@ static unsigned long long start_of(long pid)
 {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    /* A FILE would allocate, and how often this process allocates must not depend on others. */
-    int fd = nd_fs_open_kernel(path);
-    if (fd < 0) {
-        return 0;
-    }
-    ssize_t bytes = read(fd, line, sizeof line - 1);
-    close(fd);
-    line[bytes > 0 ? bytes : 0] = '\0';
+    nd_fs_read_kernel(path, line, sizeof line);
     /* The second field, a name in parentheses, may hold blanks; the 22nd is the start. */
     char *field = strrchr(line, ')');
     if (field && (strncmp(field, ") Z", 3) == 0 || strncmp(field, ") X", 3) == 0)) {

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
@@ -63,22 +62,12 @@ void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
     nd_report_add(to, "%s", process);
 }
 
-static void read_file(const char *path, char *text, size_t size)
-{
-    int fd = nd_fs_open_kernel(path);
-    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
-    text[n > 0 ? n : 0] = '\0';
-    if (fd >= 0) {
-        close(fd);
-    }
-}
-
 nd_status nd_report_host(const char *const *spaces, uint64_t *out)
 {
     static const char boot_id[] = "/proc/sys/kernel/random/boot_id";
     char text[64], path[64];
     uint64_t h = UINT64_C(0xcbf29ce484222325);
-    read_file(boot_id, text, sizeof text);
+    nd_fs_read_kernel(boot_id, text, sizeof text);
     if (!text[0]) {
         return nd_fail_local(ND_ERR_IO,
                              "%s cannot be read, by which ranks of one host know each "
@@ -126,7 +115,7 @@ bool nd_report_process(int pid, char *text, size_t size)
 {
     char path[64], line[512];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    read_file(path, line, sizeof line);
+    nd_fs_read_kernel(path, line, sizeof line);
     const char *name_end = strrchr(line, ')'); /* the letter is the first field behind the name */
     const char letter = name_end && name_end[1] == ' ' ? name_end[2] : '\0';
     snprintf(text, size, " (process %d is %s)", pid, state_in_words(letter));
