@@ -94,7 +94,6 @@ static nd_status new_node(reader *r, const yaml_event_t *event, nd_yaml_kind kin
     ND_TRY(ND_ALLOC(1, &node));
     node->kind = kind;
     node->line = line_of(event);
-    node->column = (int)event->start_mark.column + 1;
     *out = node;
     return ND_OK;
 }
@@ -118,8 +117,7 @@ static nd_status take_text(const reader *r, const yaml_event_t *event, char **ou
 static nd_status build_node(reader *r, const yaml_event_t *event, int depth, nd_yaml_node **out);
 
 /* Reads one key of a map; *end is set at the end of the map. */
-static nd_status read_key(reader *r, const nd_yaml_node *map, bool *end, int *line, int *column,
-                          char **key)
+static nd_status read_key(reader *r, const nd_yaml_node *map, bool *end, int *line, char **key)
 {
     yaml_event_t event;
     ND_TRY(next_event(r, &event));
@@ -129,7 +127,6 @@ static nd_status read_key(reader *r, const nd_yaml_node *map, bool *end, int *li
         goto out;
     }
     *line = line_of(&event);
-    *column = (int)event.start_mark.column + 1;
     if (event.type == YAML_ALIAS_EVENT) {
         status = nd_fail(ND_ERR_CONFIG, "%s:%d: '*%.40s' is a YAML alias, which is not supported",
                          r->name, *line, (const char *)event.data.alias.anchor);
@@ -162,10 +159,10 @@ static nd_status fill_children(reader *r, nd_yaml_node *parent, int depth)
     nd_yaml_node **tail = &parent->first;
     for (;;) {
         char *key = NULL;
-        int line = 0, column = 0;
+        int line = 0;
         if (parent->kind == ND_YAML_MAP) {
             bool end;
-            ND_TRY(read_key(r, parent, &end, &line, &column, &key));
+            ND_TRY(read_key(r, parent, &end, &line, &key));
             if (end) {
                 return ND_OK;
             }
@@ -184,7 +181,6 @@ static nd_status fill_children(reader *r, nd_yaml_node *parent, int depth)
         if (*tail && key) {
             (*tail)->key = key;
             (*tail)->line = line;
-            (*tail)->column = column;
         } else {
             free(key);
         }

@@ -22,11 +22,11 @@ typedef enum nd_yaml_kind { ND_YAML_SCALAR = 0, ND_YAML_SEQUENCE, ND_YAML_MAP } 
 
 typedef struct nd_yaml_node {
     nd_yaml_kind kind;
-    int line, column; /* from 1; of the key when the node is an entry of a map */
-    char *key;        /* entry of a map; else NULL */
-    char *text;       /* scalar; else NULL */
-    bool quoted;      /* scalar in quotes or a block scalar: never null, a number or a boolean */
-    int count;        /* children of a map or sequence */
+    int line;    /* from 1; of the key when the node is an entry of a map */
+    char *key;   /* entry of a map; else NULL */
+    char *text;  /* scalar; else NULL */
+    bool quoted; /* scalar in quotes or a block scalar: never null, a number or a boolean */
+    int count;   /* children of a map or sequence */
     struct nd_yaml_node *first, *next;
 } nd_yaml_node;
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/yaml.h"
+#include "tests/support/tempdir.h"
 
 static nd_yaml_node *good(const char *text)
 {
@@ -42,7 +43,6 @@ Test(yaml, tree_with_lines)
     const nd_yaml_node *tp = nd_yaml_find(mesh, "tp");
     cr_assert_str_eq(tp->text, "2");
     cr_assert_eq(tp->line, 3);
-    cr_assert_eq(tp->column, 3);
     cr_assert(!tp->quoted);
     cr_assert(nd_yaml_find(mesh, "name")->quoted);
     const nd_yaml_node *list = nd_yaml_find(root, "list");
@@ -61,7 +61,6 @@ Test(yaml, a_byte_order_mark_is_skipped)
     nd_yaml_node *root = good("\xef\xbb\xbfmesh:\n  tp: 2\ntrain:\n  steps: 3\n");
     cr_assert_eq(root->count, 2);
     cr_assert_str_eq(nd_yaml_find(nd_yaml_find(root, "mesh"), "tp")->text, "2");
-    cr_assert_eq(nd_yaml_find(root, "mesh")->column, 1);
     nd_yaml_destroy(root);
     root = good("\xef\xbb\xbf---\na: 1\n");
     nd_yaml_destroy(root);
@@ -156,8 +155,7 @@ Test(yaml, limits)
 Test(yaml, files)
 {
     nd_yaml_node *root = NULL;
-    cr_assert_eq(nd_yaml_read("/nonexistent/x.yaml", &root), ND_ERR_CONFIG);
-    cr_assert(strstr(nd_error_last()->message, "/nonexistent/x.yaml"));
+    assert_fails(nd_yaml_read("/nonexistent/x.yaml", &root), ND_ERR_CONFIG, "/nonexistent/x.yaml");
     cr_assert_eq(nd_yaml_read("/tmp", &root), ND_ERR_CONFIG, "a folder is no file");
     cr_assert_null(root);
 }
