@@ -51,18 +51,10 @@ void nd_json_append(json_t **array, json_t *value)
     }
 }
 
-static bool is_ascii(const char *text)
-{
-    while (*text && (unsigned char)*text < 0x80) {
-        text++;
-    }
-    return !*text;
-}
-
 json_t *nd_json_string(const char *text)
 {
     json_t *value = json_string(text);
-    char *ascii = value || is_ascii(text) ? NULL : strdup(text);
+    char *ascii = value ? NULL : strdup(text);
     if (ascii) {
         for (char *c = ascii; *c; c++) {
             *c = (unsigned char)*c < 0x80 ? *c : '?';
@@ -89,10 +81,12 @@ char *nd_json_text(const json_t *root, size_t flags)
 
 nd_status nd_json_write(const char *folder, const char *name, json_t *root, size_t flags)
 {
-    char path[PATH_MAX], *text = nd_json_text(root, flags);
+    char *path = NULL, *text = nd_json_text(root, flags);
     json_decref(root);
-    nd_status status = text ? nd_fs_path(path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     status = status == ND_OK ? nd_fs_write_atomic(path, text, strlen(text)) : status;
+    free(path);
     free(text);
     return status;
 }
