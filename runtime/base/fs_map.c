@@ -65,13 +65,6 @@ static void install(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-static bool is_whole(const nd_fs_map *map)
-{
-    struct stat st;
-    return map->descriptor <= 0 || fstat(map->descriptor - 1, &st) != 0 ||
-           (uint64_t)st.st_size >= map->size;
-}
-
 /* Helper threads block all signals; a fault while SIGBUS is blocked would end the process. */
 static nd_status run(nd_status (*read)(void *context), void *context, bool *faulted)
 {
@@ -98,9 +91,11 @@ nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*re
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install);
+    struct stat st;
     bool faulted = false;
     nd_status status = run(read, context, &faulted);
-    if (!is_whole(map)) {
+    if (map->descriptor > 0 && fstat(map->descriptor - 1, &st) == 0 &&
+        (uint64_t)st.st_size < map->size) {
         return nd_fail(ND_ERR_IO,
                        "\"%s\" became shorter while it was read: it had %zu bytes when the run "
                        "began; leave the file alone during a run",

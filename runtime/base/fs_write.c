@@ -51,6 +51,15 @@ nd_status nd_fs_sync_folder(const char *folder)
     return ND_OK;
 }
 
+static nd_status sync_parent(const char *path)
+{
+    char *parent = NULL;
+    ND_TRY(nd_fs_parent(path, &parent));
+    nd_status status = nd_fs_sync_folder(parent);
+    free(parent);
+    return status;
+}
+
 static nd_status write_and_rename(const char *path, const char *temporary, mode_t mode,
                                   const void *data, size_t size)
 {
@@ -80,16 +89,11 @@ nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size)
 
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size)
 {
-    nd_status status = ND_OK;
-    char *temporary = NULL, *folder = NULL;
-    ND_TRY_OUT(nd_fs_temporary(path, &temporary));
-    ND_TRY_OUT(nd_fs_parent(path, &folder));
-    ND_TRY_OUT(write_and_rename(path, temporary, mode, data, size));
-    ND_TRY_OUT(nd_fs_sync_folder(folder));
-out:
-    free(folder);
+    char *temporary = NULL;
+    ND_TRY(nd_fs_temporary(path, &temporary));
+    nd_status status = write_and_rename(path, temporary, mode, data, size);
     free(temporary);
-    return status;
+    return status == ND_OK ? sync_parent(path) : status;
 }
 
 nd_status nd_fs_temporary(const char *path, char **out)
@@ -196,18 +200,10 @@ nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purp
     return nd_fs_check_space_left(folder, NULL, bytes, purpose);
 }
 
-static nd_status sync_parent(const char *path)
+static nd_status fail_make(nd_status status, const char *what, const char *path, const char *why,
+                           const char *advice)
 {
-    char *parent = NULL;
-    ND_TRY(nd_fs_parent(path, &parent));
-    nd_status status = nd_fs_sync_folder(parent);
-    free(parent);
-    return status;
-}
-
-static nd_status fail_make(const char *what, const char *path, const char *why, const char *advice)
-{
-    return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path, why, advice);
+    return nd_fail(status, "%s %s cannot be created: %s; %s", what, path, why, advice);
 }
 
 /* The longest beginning of the path that is there, or "."; owned by the caller. */
@@ -255,12 +251,11 @@ static nd_status check_missing(const char *path, const char *there, const char *
     const char *missing = begins ? path + length : path;
     const char *why = find_bad_name(missing, there);
     if (why) {
-        return fail_make(what, path, why, advice);
+        return fail_make(ND_ERR_CANTCREATE, what, path, why, advice);
     }
     if (missing[strspn(missing, "/")] && access(there, W_OK | X_OK) != 0) {
         const int code = errno;
-        return nd_fail(nd_fs_blame_write(code), "%s %s cannot be created: %s; %s", what, path,
-                       strerror(code), advice);
+        return fail_make(nd_fs_blame_write(code), what, path, strerror(code), advice);
     }
     return ND_OK;
 }
@@ -280,7 +275,7 @@ nd_status nd_fs_check_folders(const char *path, const char *what, const char *ad
     ND_TRY_OUT(nd_fs_look(there, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
         ND_TRY_OUT(nd_fs_format(&why, "%s is a file, not a folder", there));
-        ND_TRY_OUT(fail_make(what, path, why, advice));
+        ND_TRY_OUT(fail_make(ND_ERR_CANTCREATE, what, path, why, advice));
     }
     ND_TRY_OUT(check_missing(path, there, what, advice));
     if (out) {
@@ -309,7 +304,7 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *adv
         if (mkdir(part, 0777) == 0) {
             ND_TRY(sync_parent(part));
         } else if (errno != EEXIST && i == length) {
-            return fail_make(what, path, strerror(errno), advice);
+            return fail_make(ND_ERR_CANTCREATE, what, path, strerror(errno), advice);
         }
     }
     return ND_OK;

@@ -85,16 +85,6 @@ static size_t put(nd_outlet *o, const char *bytes, size_t count)
     return done;
 }
 
-/* A line whose end alone is lost counts, too. */
-static long lines_in(const char *bytes, size_t count)
-{
-    long lines = count > 0 && bytes[count - 1] != '\n';
-    for (size_t i = 0; i < count; i++) {
-        lines += bytes[i] == '\n';
-    }
-    return lines;
-}
-
 /* False: there is still no room. */
 static bool tell_lost(nd_outlet *o)
 {
@@ -121,10 +111,14 @@ bool nd_outlet_write(nd_outlet *outlet, const char *bytes, size_t count)
         done = put(outlet, bytes, count);
     }
     if (done < count) {
+        long lines = bytes[count - 1] != '\n'; /* a line whose end alone is lost counts, too */
+        for (size_t i = done; i < count; i++) {
+            lines += bytes[i] == '\n';
+        }
         if (done > 0) {
             atomic_store(&outlet->torn, true);
         }
-        atomic_fetch_add(&outlet->lost, lines_in(bytes + done, count - done));
+        atomic_fetch_add(&outlet->lost, lines);
     }
     return done == count;
 }

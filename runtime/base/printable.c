@@ -144,7 +144,7 @@ size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *o
 
 static nd_shown standard_output = {.text_only = true};
 
-static bool write_all(const char *bytes, size_t count)
+bool nd_stdout_write(const char *bytes, size_t count)
 {
     while (count > 0) {
         ssize_t n = write(STDOUT_FILENO, bytes, count);
@@ -163,7 +163,7 @@ static ssize_t write_shown(void *cookie, const char *bytes, size_t count)
     char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
     for (size_t at = 0; at < count; at += PART) {
         const size_t part = count - at < PART ? count - at : PART;
-        if (!write_all(text, nd_shown_filter(cookie, bytes + at, part, text))) {
+        if (!nd_stdout_write(text, nd_shown_filter(cookie, bytes + at, part, text))) {
             return 0; /* the stream has an error then */
         }
     }
@@ -174,7 +174,7 @@ static void end(void)
 {
     char rest[ND_SHOWN_HELD];
     fflush(stdout);
-    (void)write_all(rest, nd_shown_filter(&standard_output, NULL, 0, rest));
+    (void)nd_stdout_write(rest, nd_shown_filter(&standard_output, NULL, 0, rest));
 }
 
 void nd_shown_guard_terminal(void)
