@@ -95,8 +95,8 @@ static void direct_message(nd_p2p_op *op, int lane, int64_t index, nd_message *o
 
 const nd_p2p_plan nd_plan_direct = {.begin = direct_begin, .message = direct_message};
 
-/* Gather: a short all-reduce as one exchange; staging holds the block of member (index + k) % size
- * at place k. */
+/* Gather: a short all-reduce as one exchange among few members; staging holds the block of member
+ * (index + k) % size at place k. */
 
 static void gather_finish(nd_p2p_op *op)
 {
@@ -118,9 +118,10 @@ static void gather_finish(nd_p2p_op *op)
 
 static void gather_begin(nd_p2p_op *op)
 {
-    memcpy(staging(op), op->args.send, op->block);
-    op->lanes[ND_LANE_RECV].total = op->comm->size - 1;
-    op->lanes[ND_LANE_SEND].total = op->comm->size - 1;
+    const bool bruck = op->plan == &nd_plan_bruck;
+    const int messages = bruck ? doubling_steps(op->comm->size) : op->comm->size - 1;
+    copy_own(staging(op), op->args.send, op->block);
+    op->lanes[ND_LANE_RECV].total = op->lanes[ND_LANE_SEND].total = messages;
 }
 
 static void gather_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
@@ -136,7 +137,11 @@ static void gather_message(nd_p2p_op *op, int lane, int64_t index, nd_message *o
 
 static void gather_arrived(nd_p2p_op *op, int lane, int64_t index)
 {
-    if (lane == ND_LANE_RECV && op->lanes[lane].done == op->lanes[lane].total) {
+    if (lane != ND_LANE_RECV) {
+        return;
+    }
+    op->steps_done |= UINT64_C(1) << index;
+    if (op->block > 0 && op->lanes[lane].done == op->lanes[lane].total) {
         gather_finish(op);
     }
 }
@@ -146,15 +151,8 @@ const nd_p2p_plan nd_plan_gather = {.needs_staging = true,
                                     .message = gather_message,
                                     .arrived = gather_arrived};
 
-/* Bruck: step m passes on the first min(2^m, n - 2^m) blocks of the staging to the member 2^m
- * before. A barrier has empty blocks. */
-
-static void bruck_begin(nd_p2p_op *op)
-{
-    copy_own(staging(op), op->args.send, op->block);
-    op->lanes[ND_LANE_RECV].total = doubling_steps(op->comm->size);
-    op->lanes[ND_LANE_SEND].total = doubling_steps(op->comm->size);
-}
+/* Bruck: a gather whose step m passes on the first min(2^m, n - 2^m) blocks of the staging to the
+ * member 2^m before. A barrier has empty blocks. */
 
 static void bruck_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
@@ -175,22 +173,11 @@ static bool bruck_ready(const nd_p2p_op *op, int lane, int64_t index)
     return lane != ND_LANE_SEND || (op->steps_done & before) == before;
 }
 
-static void bruck_arrived(nd_p2p_op *op, int lane, int64_t index)
-{
-    if (lane != ND_LANE_RECV) {
-        return;
-    }
-    op->steps_done |= UINT64_C(1) << index;
-    if (op->block > 0 && op->lanes[lane].done == op->lanes[lane].total) {
-        gather_finish(op);
-    }
-}
-
 const nd_p2p_plan nd_plan_bruck = {.needs_staging = true,
-                                   .begin = bruck_begin,
+                                   .begin = gather_begin,
                                    .message = bruck_message,
                                    .ready = bruck_ready,
-                                   .arrived = bruck_arrived};
+                                   .arrived = gather_arrived};
 
 /* Tree: relative place v = (index - root) mod n; its parent clears v's lowest bit, its children set
  * a lower one. */

@@ -352,24 +352,20 @@ static bool waits_for_peers(const waiting *w)
     return w->pending && !w->ends;
 }
 
-/* A peer that ended later may have ended because of the first. */
-static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
-{
-    int64_t one = state->peers[rank].gone_ns, two = state->peers[other].gone_ns;
-    return one != two ? one < two : is_member(comm, rank) && !is_member(comm, other);
-}
-
-/* A peer that has ended has done its part of what is pending here, or never will. */
+/* A peer that has ended has done its part of what is pending here, or never will. One that ended
+ * later may have ended because of the first. */
 static nd_status check_peers(const nd_transport *transport, const waiting *w)
 {
     const nccl_state *state = nccl_state_of(transport);
-    int64_t now = nd_clock_ns();
+    int64_t now = nd_clock_ns(), first = INT64_MAX;
     int gone = -1;
     for (int r = 0; r < transport->size && waits_for_peers(w); r++) {
-        int64_t missed = state->peers[r].missed_ns;
-        if (missed && now - missed > COMMON_END_NS &&
-            (gone < 0 || goes_before(state, w->comm, r, gone))) {
+        const nccl_peer *p = &state->peers[r];
+        bool as_early = p->gone_ns == first && is_member(w->comm, r) && !is_member(w->comm, gone);
+        if (p->missed_ns && now - p->missed_ns > COMMON_END_NS &&
+            (p->gone_ns < first || as_early)) {
             gone = r;
+            first = p->gone_ns;
         }
     }
     if (gone < 0) {

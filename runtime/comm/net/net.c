@@ -517,19 +517,17 @@ nd_status nd_net_progress(nd_net *net)
     return net_failure(net);
 }
 
-/* Nobody has acknowledged what was sent for about half a minute. */
-static bool is_dead(const nd_link *link)
-{
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof info;
-    return !link->connecting && getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
-           info.tcpi_retransmits >= LOST_RESENDS;
-}
-
 bool nd_net_gone(const nd_net *net, int rank)
 {
     const net_peer *peer = &net->peers[rank];
-    return peer->gone || (peer->link && is_dead(peer->link));
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    if (peer->gone || !peer->link || peer->link->connecting) {
+        return peer->gone;
+    }
+    /* Nobody has acknowledged what was sent for about half a minute. */
+    return getsockopt(peer->link->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+           info.tcpi_retransmits >= LOST_RESENDS;
 }
 
 static nd_status listen_at(nd_net *net, const nd_address *own, nd_net_card *card)
