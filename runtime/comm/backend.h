@@ -11,21 +11,10 @@
 
 #include "runtime/comm/comm.h"
 
-/* A transport as its caller described it. */
-static inline nd_transport nd_transport_of(const nd_comm_backend *backend,
-                                           const nd_transport_options *options, void *native)
-{
-    return (nd_transport){.backend = backend,
-                          .rank = options->rank,
-                          .size = options->size,
-                          .alone = options->alone,
-                          .timeout_seconds = options->timeout_seconds,
-                          .progress = options->progress,
-                          .page = options->page,
-                          .slot_of_rank = options->slot_of_rank,
-                          .slot_context = options->slot_context,
-                          .native = native};
-}
+/* A transport as its caller described it, whose `native` has so many zero bytes that
+ * nd_transport_close frees after the backend's close. */
+nd_status nd_transport_create(const nd_comm_backend *backend, const nd_transport_options *options,
+                              size_t native_bytes, nd_transport **out);
 
 /*
  * reduce.c: the arithmetic of a reduction. Element i of dst is src[0][i] op src[1][i] op ... in

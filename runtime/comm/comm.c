@@ -12,15 +12,6 @@ enum { DUPLICATES_MAX = 8 };
 /* The group of one: every operation is at most one copy, none where send and receive place are the
  * same. A waiter needs no more than the stream's own order. */
 
-static nd_status self_create(nd_transport *transport, nd_comm *comm)
-{
-    return ND_OK;
-}
-
-static void self_destroy(nd_comm *comm)
-{
-}
-
 static nd_status self_run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
                           nd_event *done)
 {
@@ -39,26 +30,12 @@ static nd_status self_run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const
     return ND_OK;
 }
 
-static void self_close(nd_transport *transport)
-{
-}
-
-static const nd_comm_backend self_backend = {.name = "self",
-                                             .create = self_create,
-                                             .destroy = self_destroy,
-                                             .run = self_run,
-                                             .close = self_close};
+static const nd_comm_backend self_backend = {.name = "self", .run = self_run};
 
 nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out)
 {
-    nd_transport *transport = NULL;
-    ND_TRY(ND_ALLOC(1, &transport));
-    transport->backend = &self_backend;
-    transport->size = 1;
-    transport->timeout_seconds = 1;
-    transport->progress = progress;
-    *out = transport;
-    return ND_OK;
+    const nd_transport_options options = {.size = 1, .timeout_seconds = 1, .progress = progress};
+    return nd_transport_create(&self_backend, &options, 0, out);
 }
 
 /* The front of every backend: checks arguments, counts, numbers the operation and publishes it. */
@@ -255,10 +232,38 @@ nd_status nd_comm_group_end(nd_comm *comm)
     return comm->backend->group_end ? comm->backend->group_end(comm) : ND_OK;
 }
 
+nd_status nd_transport_create(const nd_comm_backend *backend, const nd_transport_options *options,
+                              size_t native_bytes, nd_transport **out)
+{
+    nd_transport *transport = NULL;
+    void *native = NULL;
+    ND_TRY(ND_ALLOC(1, &transport));
+    nd_status status = nd_alloc(native_bytes, 1, &native);
+    if (status != ND_OK) {
+        free(transport);
+        return status;
+    }
+    *transport = (nd_transport){.backend = backend,
+                                .rank = options->rank,
+                                .size = options->size,
+                                .alone = options->alone,
+                                .timeout_seconds = options->timeout_seconds,
+                                .progress = options->progress,
+                                .page = options->page,
+                                .slot_of_rank = options->slot_of_rank,
+                                .slot_context = options->slot_context,
+                                .native = native};
+    *out = transport;
+    return ND_OK;
+}
+
 void nd_transport_close(nd_transport *transport)
 {
     if (transport) {
-        transport->backend->close(transport);
+        if (transport->backend->close) {
+            transport->backend->close(transport);
+        }
+        free(transport->native);
         free(transport);
     }
 }
@@ -293,7 +298,9 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
     for (int i = 0; status == ND_OK && i < comm->size; i++) {
         comm->ranks[i] = nd_mesh_group_member(mesh, kind, transport->rank, i);
     }
-    status = status == ND_OK ? comm->backend->create(transport, comm) : status;
+    if (status == ND_OK && comm->backend->create) {
+        status = comm->backend->create(transport, comm);
+    }
     if (status != ND_OK) {
         free(comm->ranks);
         free(comm);
@@ -306,7 +313,9 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
 void nd_comm_destroy(nd_comm *comm)
 {
     if (comm) {
-        comm->backend->destroy(comm);
+        if (comm->backend->destroy) {
+            comm->backend->destroy(comm);
+        }
         free(comm->ranks);
         free(comm);
     }

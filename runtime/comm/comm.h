@@ -89,16 +89,16 @@ typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_
 /* One backend. The public functions below check arguments, count, and publish progress before they
  * call it. */
 typedef struct nd_comm_backend {
-    const char *name; /* "self", "ucx", "nccl" */
-    nd_status (*create)(nd_transport *transport, nd_comm *comm);
-    void (*destroy)(nd_comm *comm);
+    const char *name;                                            /* "self", "ucx", "nccl" */
+    nd_status (*create)(nd_transport *transport, nd_comm *comm); /* NULL: nothing is to be made */
+    void (*destroy)(nd_comm *comm);                              /* NULL: nor to be ended */
     /* Every operation, of one element at least, and a barrier, of none and without an event. */
     nd_status (*run)(nd_comm *, nd_stream *, nd_comm_op, const nd_comm_args *, nd_event *done);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
     bool shows; /* the backend writes the progress slot; otherwise comm.c does */
     void (*abandon)(nd_transport *transport); /* NULL: nothing waits for a peer at the end */
-    void (*close)(nd_transport *transport);
+    void (*close)(nd_transport *transport);   /* NULL: nothing is to be closed */
 } nd_comm_backend;
 
 struct nd_transport {

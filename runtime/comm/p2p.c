@@ -267,23 +267,15 @@ static nd_status advance_lane(nd_p2p_op *op, int lane, bool *moved)
     return ND_OK;
 }
 
-static bool staging_is_free(const nd_p2p_comm *pc, const nd_p2p_op *op)
-{
-    for (int i = 0; i < ND_P2P_PENDING; i++) {
-        const nd_p2p_op *other = &pc->ops[i];
-        if (other->active && other->plan->needs_staging && other->sequence < op->sequence) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static nd_status advance_op(nd_p2p_transport *native, nd_p2p_comm *pc, nd_p2p_op *op, bool *moved)
 {
-    if (!op->begun) {
-        if (op->plan->needs_staging && !staging_is_free(pc, op)) {
-            return ND_OK;
+    for (int i = 0; !op->begun && op->plan->needs_staging && i < ND_P2P_PENDING; i++) {
+        const nd_p2p_op *other = &pc->ops[i];
+        if (other->active && other->plan->needs_staging && other->sequence < op->sequence) {
+            return ND_OK; /* it has the staging */
         }
+    }
+    if (!op->begun) {
         op->plan->begin(op);
         op->begun = true;
     }
@@ -542,18 +534,9 @@ static void p2p_destroy(nd_comm *comm)
     comm->native = NULL;
 }
 
-static nd_status connect_members(nd_comm *comm)
-{
-    const nd_comm_args nothing = {.dtype = ND_DTYPE_U8};
-    for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
-        int member = (comm->index + k) % comm->size;
-        ND_TRY(nd_p2p_of(comm)->p2p->connect(comm->transport, comm->ranks[member]));
-    }
-    return p2p_run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
-}
-
 static nd_status p2p_create(nd_transport *transport, nd_comm *comm)
 {
+    const nd_comm_args nothing = {.dtype = ND_DTYPE_U8};
     nd_p2p_transport *native = transport->native;
     nd_p2p_comm *pc = NULL;
     nd_status status;
@@ -576,7 +559,11 @@ static nd_status p2p_create(nd_transport *transport, nd_comm *comm)
         status = nd_fail_memory("the staging buffer of a group (%zu bytes)", pc->staging_bytes);
         goto out;
     }
-    status = connect_members(comm);
+    for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
+        int member = (comm->index + k) % comm->size;
+        ND_TRY_OUT(native->p2p->connect(transport, comm->ranks[member]));
+    }
+    status = p2p_run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
     if (status != ND_OK) {
         nd_fail_context(status, "the members of %s met for the first time",
                         nd_group_name(comm->kind));
@@ -591,32 +578,26 @@ out:
 static void p2p_close(nd_transport *transport)
 {
     nd_p2p_transport *native = transport->native;
-    if (native) {
-        ND_ASSERT(native->comms == NULL); /* communicators are destroyed before their transport */
-        native->p2p->close(transport, native->failed != ND_OK);
-        free(native);
-    }
+    ND_ASSERT(native->comms == NULL); /* communicators are destroyed before their transport */
+    native->p2p->close(transport, native->failed != ND_OK);
+    free(native->state);
 }
 
 nd_status nd_p2p_transport_create(const nd_p2p *p2p, const nd_transport_options *options,
-                                  void *state, nd_transport **out)
+                                  size_t state_bytes, nd_transport **out)
 {
     static const nd_comm_backend backend = {.name = "ucx",
                                             .create = p2p_create,
                                             .destroy = p2p_destroy,
                                             .run = p2p_run,
                                             .close = p2p_close};
-    nd_transport *transport = NULL;
-    nd_p2p_transport *native = NULL;
-    ND_TRY(ND_ALLOC(1, &transport));
-    nd_status status = ND_ALLOC(1, &native);
+    void *state;
+    ND_TRY(nd_alloc(state_bytes, 1, &state));
+    nd_status status = nd_transport_create(&backend, options, sizeof(nd_p2p_transport), out);
     if (status != ND_OK) {
-        free(transport);
+        free(state);
         return status;
     }
-    native->p2p = p2p;
-    native->state = state;
-    *transport = nd_transport_of(&backend, options, native);
-    *out = transport;
+    *(nd_p2p_transport *)(*out)->native = (nd_p2p_transport){.p2p = p2p, .state = state};
     return ND_OK;
 }

@@ -147,8 +147,9 @@ typedef struct nd_p2p_transport {
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_p2p_transport;
 
+/* With so many zero bytes of `state`, which are freed after p2p->close. */
 nd_status nd_p2p_transport_create(const nd_p2p *p2p, const nd_transport_options *options,
-                                  void *state, nd_transport **out);
+                                  size_t state_bytes, nd_transport **out);
 
 /* p2p_plans.c */
 extern const nd_p2p_plan nd_plan_direct; /* all-gather, all-to-all, exchange, barrier of few */

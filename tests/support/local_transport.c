@@ -209,7 +209,6 @@ static void local_close(nd_transport *transport, bool failed)
     for (int i = 0; i < state->hub->size; i++) {
         notify(&state->hub->boxes[i]);
     }
-    free(state);
 }
 
 static const nd_p2p local_p2p = {
@@ -261,12 +260,7 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
     ND_ASSERT(rank >= 0 && rank < hub->size && timeout_seconds > 0 && progress);
     const nd_transport_options options = {
         .rank = rank, .size = hub->size, .timeout_seconds = timeout_seconds, .progress = progress};
-    local_state *state = NULL;
-    ND_TRY(ND_ALLOC(1, &state));
-    *state = (local_state){.hub = hub, .box = &hub->boxes[rank]};
-    nd_status status = nd_p2p_transport_create(&local_p2p, &options, state, out);
-    if (status != ND_OK) {
-        free(state);
-    }
-    return status;
+    ND_TRY(nd_p2p_transport_create(&local_p2p, &options, sizeof(local_state), out));
+    *state_of(*out) = (local_state){.hub = hub, .box = &hub->boxes[rank]};
+    return ND_OK;
 }

@@ -303,16 +303,6 @@ static void call_end(nccl_state *state, int call)
     nd_call_limit_end(state->limit, call);
 }
 
-static nd_status ring_init(nd_device *device, nccl_ring *ring)
-{
-    for (int i = 0; i < NCCL_RING; i++) {
-        nccl_entry *e = &ring->entries[i];
-        ND_CUDA(device, cudaEventCreateWithFlags(&e->begin, cudaEventDisableTiming));
-        ND_CUDA(device, cudaEventCreateWithFlags(&e->end, cudaEventDisableTiming));
-    }
-    return ND_OK;
-}
-
 static void ring_fini(nccl_ring *ring)
 {
     for (int i = 0; i < NCCL_RING; i++) {
@@ -337,7 +327,11 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     if (state->max_blocks > 0 && nd_group_rows[comm->kind].communicators > 1) {
         config.maxCTAs = state->max_blocks;
     }
-    ND_TRY(ring_init(state->device, &nc->ring));
+    for (int i = 0; i < NCCL_RING; i++) {
+        nccl_entry *e = &nc->ring.entries[i];
+        ND_CUDA(state->device, cudaEventCreateWithFlags(&e->begin, cudaEventDisableTiming));
+        ND_CUDA(state->device, cudaEventCreateWithFlags(&e->end, cudaEventDisableTiming));
+    }
     ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
     int call = call_begin(transport, "ncclCommSplit");
     ncclResult_t result =
@@ -399,19 +393,6 @@ static bool is_duplicate(const nd_comm *comm)
     return comm->id != (int)comm->kind;
 }
 
-/* The communicator of another group that serves this one too; NULL: it needs its own. All ranks
- * answer alike. */
-static nccl_comm *find_shared(const nccl_state *state, const nd_comm *comm)
-{
-    for (nccl_comm *nc = state->comms; nc && !is_duplicate(comm); nc = nc->next) {
-        if (comm->shares != comm->kind && nc->group.kind == comm->shares &&
-            !is_duplicate(&nc->group)) {
-            return nc;
-        }
-    }
-    return NULL;
-}
-
 static nd_status new_comm(const nd_comm *comm, nccl_comm **out)
 {
     nccl_comm *nc = NULL;
@@ -452,7 +433,11 @@ static nd_status nccl_create(nd_transport *transport, nd_comm *comm)
 {
     nccl_state *state = nccl_state_of(transport);
     ND_TRY(nccl_failure(state));
-    nccl_comm *nc = find_shared(state, comm);
+    /* The communicator of another group may serve this one too. All ranks answer alike. */
+    nccl_comm *nc = is_duplicate(comm) || comm->shares == comm->kind ? NULL : state->comms;
+    while (nc && (nc->group.kind != comm->shares || is_duplicate(&nc->group))) {
+        nc = nc->next;
+    }
     if (nc) {
         nc->users++;
         comm->native = nc;
@@ -504,7 +489,6 @@ static void nccl_close(nd_transport *transport)
     nd_monitor_fini(&state->watching);
     pthread_mutex_destroy(&state->ring);
     pthread_mutex_destroy(&state->calls);
-    free(state);
 }
 
 /* The transport. */
@@ -657,15 +641,8 @@ nd_status nd_transport_open_nccl(const nd_transport_options *options, nd_transpo
 {
     ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
     nd_transport *transport = NULL;
-    nccl_state *state = NULL;
-    ND_TRY(ND_ALLOC(1, &transport));
-    nd_status status = ND_ALLOC(1, &state);
-    if (status != ND_OK) {
-        free(transport);
-        return status;
-    }
-    *transport = nd_transport_of(&nccl_backend, options, state);
-    status = fill(transport, options);
+    ND_TRY(nd_transport_create(&nccl_backend, options, sizeof(nccl_state), &transport));
+    nd_status status = fill(transport, options);
     if (status != ND_OK) {
         nd_transport_close(transport);
         return status;

@@ -226,6 +226,7 @@ static nd_status guard(ucx_state *state, void (*call)(void *context), void *cont
 typedef struct post {
     ucx_state *state;
     nd_p2p_request *request;
+    bool received; /* a send is complete when the other side has it */
 } post;
 
 static void post_send(void *context)
@@ -236,10 +237,11 @@ static void post_send(void *context)
                                            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                        .cb.send = on_sent,
                                        .user_data = request};
-    keep(request,
-         nd_ucx.ucp_tag_send_nbx(p->state->peers[request->peer].endpoint, request->buffer,
-                                 request->bytes, request->tag, &param),
-         true);
+    ucp_ep_h endpoint = p->state->peers[request->peer].endpoint;
+    ucs_status_ptr_t native =
+        (p->received ? nd_ucx.ucp_tag_send_sync_nbx : nd_ucx.ucp_tag_send_nbx)(
+            endpoint, request->buffer, request->bytes, request->tag, &param);
+    keep(request, native, true);
 }
 
 static void post_recv(void *context)
@@ -265,7 +267,7 @@ static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
         return nd_net_send(state->net, request);
     }
     ND_TRY(ucx_connect(transport, request->peer));
-    return guard(state, post_send, &(post){state, request});
+    return guard(state, post_send, &(post){state, request, false});
 }
 
 static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
@@ -274,7 +276,7 @@ static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
     if (is_remote(state, request->peer)) {
         return nd_net_recv(state->net, request);
     }
-    return guard(state, post_recv, &(post){state, request});
+    return guard(state, post_recv, &(post){state, request, false});
 }
 
 /* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left
@@ -348,20 +350,6 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     return true;
 }
 
-/* Complete when the other side has it, so no message is in flight when this rank ends. */
-static nd_status send_sync(ucx_state *state, nd_p2p_request *send)
-{
-    const ucp_request_param_t param = {.op_attr_mask =
-                                           UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                       .cb.send = on_sent,
-                                       .user_data = send};
-    keep(
-        send,
-        nd_ucx.ucp_tag_send_sync_nbx(state->peers[send->peer].endpoint, NULL, 0, send->tag, &param),
-        true);
-    return ND_OK;
-}
-
 /* One step of the leave-taking; false when the other side does not come in time. */
 static bool meet(nd_transport *transport, int to, int from, uint64_t step, double until)
 {
@@ -375,8 +363,12 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
     *recv = (nd_p2p_request){.state = ND_REQUEST_POSTED, .peer = from};
     send->tag = base | (nd_tag)state->rank << ND_TAG_RANK_AT;
     recv->tag = base | (nd_tag)from << ND_TAG_RANK_AT;
-    if ((is_remote(state, to) ? nd_net_send(state->net, send) : send_sync(state, send)) != ND_OK ||
-        ucx_recv(transport, recv) != ND_OK) {
+    if (!is_remote(state, to)) { /* no message is to be in flight when this rank ends */
+        post_send(&(post){state, send, .received = true});
+    } else if (nd_net_send(state->net, send) != ND_OK) {
+        return false;
+    }
+    if (ucx_recv(transport, recv) != ND_OK) {
         return false;
     }
     const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
@@ -447,7 +439,6 @@ static void ucx_close(nd_transport *transport, bool failed)
     free(state->peers);
     free(state->polled);
     free(state->polled_rank);
-    free(state);
 }
 
 static const nd_p2p ucx_p2p = {
@@ -601,14 +592,8 @@ nd_status nd_transport_open_ucx(const nd_transport_options *options, nd_transpor
                        options->size, 1 << ND_TAG_RANK_BITS);
     }
     nd_transport *transport = NULL;
-    ucx_state *state = NULL;
-    ND_TRY(ND_ALLOC(1, &state));
-    nd_status status = nd_p2p_transport_create(&ucx_p2p, options, state, &transport);
-    if (status != ND_OK) {
-        free(state);
-        return status;
-    }
-    status = fill_state(state, options);
+    ND_TRY(nd_p2p_transport_create(&ucx_p2p, options, sizeof(ucx_state), &transport));
+    nd_status status = fill_state(state_of(transport), options);
     if (status != ND_OK) { /* so that it does not take leave of ranks that it has not met */
         ((nd_p2p_transport *)transport->native)->failed = status;
         nd_transport_close(transport);
