@@ -214,18 +214,6 @@ static nd_status check_training(const nd_config *c)
     return ND_OK;
 }
 
-/* All keys that do not depend on the number of steps. The workers and the mesh are resolved. */
-static nd_status check_keys(const nd_config *config)
-{
-    ND_TRY(check_nodes(config));
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        ND_TRY(check_need(config, &needs[i]));
-    }
-    ND_TRY(check_gpu_ids(config));
-    ND_TRY(check_model_and_data(config));
-    return check_training(config);
-}
-
 /* The section log. */
 
 /* Digits up to a hyphen or the end; -1: there is no number of up to 12 digits. */
@@ -299,14 +287,6 @@ static nd_status check_follower(const nd_config *c, nd_tracker tracker, const ch
               "--tracker-python",
               c->log.python, library);
     return ND_OK;
-}
-
-static nd_status check_log(const nd_config *c)
-{
-    ND_TRY(check_follower(c, ND_TRACKER_WANDB, "wandb"));
-    ND_TRY(check_follower(c, ND_TRACKER_TRACKIO, "trackio"));
-    ND_TRY(check_steps(c, "profile_steps", c->log.profile_steps));
-    return check_steps(c, "dump_steps", c->log.dump_steps);
 }
 
 /* Values that follow from others. */
@@ -447,7 +427,10 @@ static nd_status resolve_steps(nd_config *c)
 {
     const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
     ND_TRY(resolve_warmup(c));
-    ND_TRY(check_log(c));
+    ND_TRY(check_follower(c, ND_TRACKER_WANDB, "wandb"));
+    ND_TRY(check_follower(c, ND_TRACKER_TRACKIO, "trackio"));
+    ND_TRY(check_steps(c, "profile_steps", c->log.profile_steps));
+    ND_TRY(check_steps(c, "dump_steps", c->log.dump_steps));
     /* An interval of -1 is not known yet. */
     ND_REFUSE(c->checkpoint.load_best && every > 0 && saves > 0 && saves % every != 0,
               "checkpoint.load_best is true, but checkpoint.interval %lld is not a multiple of "
@@ -466,7 +449,14 @@ nd_status nd_config_resolve(nd_config *c)
     ND_TRY(resolve_threads(c));
     ND_TRY(resolve_workers(c));
     ND_TRY(resolve_mesh(c));
-    ND_TRY(check_keys(c));
+    /* All keys that do not depend on the number of steps. */
+    ND_TRY(check_nodes(c));
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        ND_TRY(check_need(c, &needs[i]));
+    }
+    ND_TRY(check_gpu_ids(c));
+    ND_TRY(check_model_and_data(c));
+    ND_TRY(check_training(c));
     ND_TRY(nd_data_sources_read("", "data.path", c->data.path, &sources));
     c->data_sources = sources.count;
     nd_data_sources_fini(&sources);

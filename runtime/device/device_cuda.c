@@ -94,17 +94,6 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
                    ops[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
 }
 
-/* ND_ERR_HANG: the GPU has not ended its work, whose last ops are named. */
-static nd_status stuck(const nd_device *device, double seconds)
-{
-    char ops[1024];
-    format_recent_ops(device, ops, sizeof ops);
-    return nd_fail(ND_ERR_HANG,
-                   "%s has not ended in %.1f s what was enqueued on it%s%s; see nvidia-smi and the "
-                   "kernel's log (Xid)",
-                   device->name, seconds, ops[0] ? ", last the ops " : "", ops);
-}
-
 static void append_op(nd_cuda_recent_ops *recent, const char *op)
 {
     const char *end = ", ...)";
@@ -178,7 +167,12 @@ static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t ev
         if (device->while_waiting) { /* a transport has its own deadline */
             status = device->while_waiting(device->waiting_context, seconds);
         } else if (seconds >= nd_cuda_device_of(device)->patience) {
-            status = stuck(device, seconds);
+            char ops[1024];
+            format_recent_ops(device, ops, sizeof ops);
+            status = nd_fail(ND_ERR_HANG,
+                             "%s has not ended in %.1f s what was enqueued on it%s%s; see "
+                             "nvidia-smi and the kernel's log (Xid)",
+                             device->name, seconds, ops[0] ? ", last the ops " : "", ops);
         }
         if (status != ND_OK) {
             nd_cuda_give_up(device);

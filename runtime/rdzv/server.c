@@ -387,9 +387,9 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
     free_peer(peer);
 }
 
-/* Strangers are ordered by the last sign, not by age. */
-static void drop_late(nd_server *server, int64_t now)
+void nd_server_tick(nd_server *server, int64_t now)
 {
+    /* Strangers are ordered by the last sign, not by age. */
     for (nd_stranger *s = server->strangers.oldest; s; s = s->newer) {
         nd_peer *peer = s->owner;
         char why[96];
@@ -401,10 +401,5 @@ static void drop_late(nd_server *server, int64_t now)
         nd_server_note_refused(server, peer->name, why, now);
         nd_server_drop(server, peer);
     }
-}
-
-void nd_server_tick(nd_server *server, int64_t now)
-{
-    drop_late(server, now);
     nd_server_exchange_tick(server, now);
 }

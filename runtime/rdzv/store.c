@@ -386,19 +386,6 @@ out:
     return ND_OK;
 }
 
-/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
- * NULL is legal. */
-static void stop_thread(store_thread *thread, double timeout_seconds)
-{
-    if (thread) {
-        atomic_store(&thread->leave_by, nd_clock_ns() + (int64_t)(timeout_seconds * 1e9) + 1);
-        nd_thread_join(&thread->native, INFINITY);
-        nd_monitor_fini(&thread->monitor);
-        uv_loop_close(&thread->loop);
-        free(thread);
-    }
-}
-
 /* Connections. */
 
 static nd_status connect_store(nd_store *store, const nd_identity *identity,
@@ -586,7 +573,15 @@ void nd_store_close(nd_store *store, bool failed)
         send_request(store, nd_clock_ns() + margin_ns);
     }
     nd_channel_close(store->channel);
-    stop_thread(store->thread, goodbye ? store->timeout_seconds : 0);
+    store_thread *thread = store->thread;
+    if (thread) { /* it ends once the other ranks have left the store, or at the deadline */
+        const double seconds = goodbye ? store->timeout_seconds : 0;
+        atomic_store(&thread->leave_by, nd_clock_ns() + (int64_t)(seconds * 1e9) + 1);
+        nd_thread_join(&thread->native, INFINITY);
+        nd_monitor_fini(&thread->monitor);
+        uv_loop_close(&thread->loop);
+        free(thread);
+    }
     if (store->key_path[0]) {
         unlink(store->key_path);
     }
