@@ -32,21 +32,6 @@ static const int64_t ready_ns = 10000000000; /* after it any worker is taken to 
  * reader, as in any pipeline.
  */
 
-static void write_all(int fd, const char *bytes, size_t count)
-{
-    while (count > 0) {
-        ssize_t n = write(fd, bytes, count);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return; /* the reader is gone; the job continues */
-        }
-        bytes += n;
-        count -= (size_t)n;
-    }
-}
-
 /* False: bytes are lost. */
 static bool give(const nd_output *output, const char *bytes, size_t count)
 {
@@ -57,7 +42,7 @@ static bool give(const nd_output *output, const char *bytes, size_t count)
     if (!attempt->options.input) {
         return nd_outlet_write(&attempt->standard_output, bytes, count);
     }
-    write_all(STDOUT_FILENO, bytes, count);
+    (void)nd_stdout_write(bytes, count); /* without its reader the job continues */
     return true;
 }
 
@@ -150,9 +135,16 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
     *buffer = uv_buf_init(bytes, sizeof bytes);
 }
 
-static void on_closed_output(uv_handle_t *handle)
+static void on_closed(uv_handle_t *handle)
 {
-    ((nd_output *)handle->data)->child->attempt->handles--;
+    ((nd_attempt *)handle->data)->handles--;
+}
+
+/* The last that is heard of the handle. */
+static void close_handle(nd_attempt *attempt, void *handle)
+{
+    ((uv_handle_t *)handle)->data = attempt;
+    uv_close(handle, on_closed);
 }
 
 static void close_output(nd_output *output)
@@ -169,7 +161,7 @@ static void close_output(nd_output *output)
         fclose(output->file);
         output->file = NULL;
     }
-    uv_close((uv_handle_t *)&output->pipe, on_closed_output);
+    close_handle(output->child->attempt, &output->pipe);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
@@ -289,17 +281,12 @@ static nd_status make_environment(const nd_attempt *attempt, int local_rank, cha
     return nd_environment_make(own, o->run_folder[0] ? count : count - 1, out);
 }
 
-static void on_closed_child(uv_handle_t *handle)
-{
-    ((nd_child *)handle->data)->attempt->handles--;
-}
-
 static void on_exit_child(uv_process_t *process, int64_t code, int number)
 {
     nd_child *child = process->data;
     nd_attempt *attempt = child->attempt;
+    close_handle(attempt, process);
     if (!child->running) { /* it was given up */
-        uv_close((uv_handle_t *)process, on_closed_child);
         return;
     }
     child->running = false;
@@ -307,7 +294,6 @@ static void on_exit_child(uv_process_t *process, int64_t code, int number)
     child->signal = number;
     child->ended_ns = nd_clock_ns();
     attempt->running--;
-    uv_close((uv_handle_t *)process, on_closed_child);
     if (code == ND_ERR_PREEMPTED && number == 0) {
         nd_attempt_start_grace(attempt); /* all ranks agree on the step after which they end */
     } else if ((code != 0 || number != 0) && !attempt->stopping) {
@@ -514,17 +500,12 @@ bool nd_attempt_start_grace(nd_attempt *attempt)
     return true;
 }
 
-static void on_closed_timer(uv_handle_t *handle)
-{
-    ((nd_attempt *)handle->data)->handles--;
-}
-
 bool nd_attempt_free(nd_attempt *attempt, bool loop_ended)
 {
     uv_timer_t *const timers[] = {&attempt->kill_timer, &attempt->ready_timer};
     for (int i = 0; i < 2; i++) {
         if (timers[i]->data && !uv_is_closing((uv_handle_t *)timers[i])) {
-            uv_close((uv_handle_t *)timers[i], on_closed_timer);
+            close_handle(attempt, timers[i]);
         }
     }
     if (attempt->handles > 0 && !loop_ended) {

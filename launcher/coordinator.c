@@ -30,7 +30,6 @@ typedef enum coordinator_state {
 
 typedef struct coordinator {
     nd_nodes nodes;
-    nd_store_server *store;
     uv_timer_t pulse;
     uv_timer_t restart; /* until the nodes are gathered for the next start */
     nd_roster roster;
@@ -57,7 +56,7 @@ static const int64_t leave_ns = 3000000000; /* for nodes to leave after the rele
 
 static nd_server *server_of(const coordinator *c)
 {
-    return nd_store_server_engine(c->store);
+    return nd_store_server_engine(c->nodes.store);
 }
 
 /* Sends nothing to a node that is not connected. */
@@ -76,7 +75,7 @@ static void send_frame(coordinator *c, int index, int type, const uint32_t *numb
 static void report_replaced(const coordinator *c)
 {
     const nd_roster *r = &c->roster;
-    int workers = c->nodes.options.local_workers;
+    int workers = c->nodes.options.job->local_workers;
     for (int p = 0; p < r->places; p++) {
         if (r->former[p] >= 0 && r->former[p] != r->holder[p]) {
             nd_log_warning("ndlaunch: node %d (host %s) takes the place of node %d (host %s), "
@@ -90,7 +89,7 @@ static void report_replaced(const coordinator *c)
 /* Workers of this start. */
 static int world_size(const coordinator *c)
 {
-    return c->roster.places * c->nodes.options.local_workers;
+    return c->roster.places * c->nodes.options.job->local_workers;
 }
 
 static void send_plans(coordinator *c)
@@ -98,7 +97,7 @@ static void send_plans(coordinator *c)
     for (int i = 1; i < c->roster.count; i++) {
         const nd_node *n = &c->roster.nodes[i];
         if (n->place >= 0) {
-            uint32_t first_rank = (uint32_t)(n->place * c->nodes.options.local_workers);
+            uint32_t first_rank = (uint32_t)(n->place * c->nodes.options.job->local_workers);
             const uint32_t numbers[] = {first_rank, (uint32_t)world_size(c), (uint32_t)c->epoch};
             send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->nodes.options.run_folder);
         } else {
@@ -128,7 +127,7 @@ static nd_status take_join(coordinator *c, nd_peer *peer, int index, nd_wire_cur
     const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
     bool first = c->epoch < 0 && c->state != RELEASED;
     bool again =
-        c->nodes.options.config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
+        c->nodes.options.job->config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
     if (c->refused != ND_OK) {
         c->refused_count++;
         return nd_fail(c->refused, "%s", c->refusal);
@@ -140,13 +139,13 @@ static nd_status take_join(coordinator *c, nd_peer *peer, int index, nd_wire_cur
     snprintf(ours, sizeof ours, "node 0 (%s)", c->nodes.options.host_name);
     snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
     char *text = strndup((const char *)blob, bytes);
-    nd_status status = text ? nd_config_diff(c->nodes.options.job_text, ours, text, theirs)
+    nd_status status = text ? nd_config_diff(c->nodes.options.job->job_text, ours, text, theirs)
                             : nd_fail_memory("the settings of node %d", index);
     free(text);
-    if (status == ND_OK && (int)workers != c->nodes.options.local_workers) {
+    if (status == ND_OK && (int)workers != c->nodes.options.job->local_workers) {
         status =
             nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d; start equally many on all nodes",
-                    theirs, workers, ours, c->nodes.options.local_workers);
+                    theirs, workers, ours, c->nodes.options.job->local_workers);
     }
     if (status != ND_OK) { /* one that comes back may be corrected and come once more */
         return first ? refuse(c, status) : status;
@@ -184,7 +183,7 @@ static void warn_missing(const coordinator *c, double seconds)
         nd_log_warning("ndlaunch: %s", line);
     } else {
         nd_log_warning("ndlaunch: %s; start the same command there within %g s", line,
-                       nd_nodes_limit(c->nodes.options.config));
+                       nd_nodes_limit(c->nodes.options.job->config));
     }
 }
 
@@ -192,7 +191,7 @@ static void warn_missing(const coordinator *c, double seconds)
  * none. The last reason why a number does not do is the thread's error then. */
 static int fitting_nodes(const coordinator *c)
 {
-    const nd_config *config = c->nodes.options.config;
+    const nd_config *config = c->nodes.options.job->config;
     nd_config fewer;
     int joined = nd_roster_joined(&c->roster);
     int most = joined < c->roster.most_places ? joined : c->roster.most_places;
@@ -362,7 +361,7 @@ static void give_up(coordinator *c, int code)
 {
     char why[ND_ERROR_MESSAGE_MAX];
     snprintf(why, sizeof why, "%s", nd_error_last()->message);
-    if (!c->nodes.options.cannot_start) {
+    if (!c->nodes.options.job->cannot_start) {
         nd_log_error("ndlaunch: %s", why);
     }
     for (int i = 1; i < c->roster.count && c->epoch < 0; i++) {
@@ -408,7 +407,7 @@ static void fit_places(coordinator *c)
         return;
     }
     nd_roster_set_places(&c->roster, places);
-    if (nd_config_with_nodes(c->nodes.options.config, places, &config) == ND_OK) {
+    if (nd_config_with_nodes(c->nodes.options.job->config, places, &config) == ND_OK) {
         char mesh[128];
         nd_log_warning("ndlaunch: the job goes on with %d of %d nodes: mesh %s, "
                        "train.gradient_accumulation_steps %lld",
@@ -422,7 +421,7 @@ static void fit_places(coordinator *c)
 static void gather(coordinator *c, int64_t now)
 {
     const bool first = c->epoch < 0;
-    const nd_config *config = c->nodes.options.config;
+    const nd_config *config = c->nodes.options.job->config;
     double waited = (double)(now - c->gather_ns) * 1e-9;
     int joined = nd_roster_joined(&c->roster);
     if (c->asked) {
@@ -434,7 +433,7 @@ static void gather(coordinator *c, int64_t now)
     }
     /* A coordinator that cannot start stays for a while to refuse the members, which would
      * otherwise wait for it until their deadline. */
-    bool leaves = !c->nodes.options.cannot_start || c->refused_count >= c->roster.count - 1 ||
+    bool leaves = !c->nodes.options.job->cannot_start || c->refused_count >= c->roster.count - 1 ||
                   waited > refusing_seconds;
     if (first && c->refused != ND_OK && leaves) {
         give_up(c, (int)nd_fail(c->refused, "%s", c->refusal));
@@ -561,13 +560,6 @@ static void asked(nd_nodes *nodes, int number)
     }
 }
 
-static void close_store(nd_nodes *nodes)
-{
-    coordinator *c = (coordinator *)nodes;
-    nd_store_server_close(c->store);
-    c->store = NULL;
-}
-
 static void destroy(nd_nodes *nodes)
 {
     nd_roster_fini(&((coordinator *)nodes)->roster);
@@ -608,28 +600,28 @@ static nd_status open_store(coordinator *c, const uint8_t key[ND_KEY_BYTES])
         .loop = n->options.loop,
         .server = {.version = ND_VERSION,
                    .run_id = n->job,
-                   .world_size = n->options.world_size,
+                   .world_size = n->options.job->world_size,
                    .nnodes = c->roster.count},
         .hooks = {.context = c, .notice = on_notice, .left = on_left, .node_frame = on_frame},
     };
     /* A key file may serve many jobs, so the job's name comes from a random number of its own. */
     ND_TRY(nd_key_random(bytes));
     snprintf(n->job, sizeof n->job, "nd-%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
-    ND_TRY(find_endpoint(n->options.config, &options.address));
+    ND_TRY(find_endpoint(n->options.job->config, &options.address));
     memcpy(options.key, key, ND_KEY_BYTES);
-    nd_status status = nd_store_server_open(&options, &c->store);
+    nd_status status = nd_store_server_open(&options, &n->store);
     explicit_bzero(options.key, sizeof options.key);
     ND_TRY(status);
-    snprintf(n->master_addr, sizeof n->master_addr, "%s", nd_store_server_address(c->store));
-    n->master_port = nd_store_server_port(c->store);
+    snprintf(n->master_addr, sizeof n->master_addr, "%s", nd_store_server_address(n->store));
+    n->master_port = nd_store_server_port(n->store);
     return ND_OK;
 }
 
 nd_status nd_coordinator_open(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
                               nd_nodes **out)
 {
-    static const nd_nodes_role role = {failed, ended, asked, close_store, destroy};
-    const nd_config *config = options->config;
+    static const nd_nodes_role role = {failed, ended, asked, destroy};
+    const nd_config *config = options->job->config;
     coordinator *c;
     ND_TRY(ND_ALLOC(1, &c));
     *out = &c->nodes;
@@ -638,8 +630,8 @@ nd_status nd_coordinator_open(const nd_nodes_options *options, const uint8_t key
     c->epoch = -1;
     ND_TRY(nd_roster_init((int)config->launch.nnodes, (int)config->launch.spare_nodes,
                           options->host_name, &c->roster));
-    if (options->cannot_start) {
-        c->refused = (nd_status)options->cannot_start;
+    if (options->job->cannot_start) {
+        c->refused = (nd_status)options->job->cannot_start;
         snprintf(c->refusal, sizeof c->refusal,
                  "node 0 (%s) failed its start-up check; see its own output for the reason",
                  options->host_name);

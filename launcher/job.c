@@ -45,10 +45,12 @@ typedef struct nd_job {
     int exit_code;
 } nd_job;
 
-static void close_watcher(uv_handle_t *handle, void *context)
+/* Each handle, or with `watchers_only` those that no store and no worker closes. */
+static void close_handle(uv_handle_t *handle, void *watchers_only)
 {
     uv_handle_type type = uv_handle_get_type(handle);
-    if ((type == UV_TIMER || type == UV_SIGNAL || type == UV_POLL) && !uv_is_closing(handle)) {
+    bool watcher = type == UV_TIMER || type == UV_SIGNAL || type == UV_POLL;
+    if ((watcher || !watchers_only) && !uv_is_closing(handle)) {
         uv_close(handle, NULL);
     }
 }
@@ -73,8 +75,8 @@ static void finish(void *context, int exit_code)
         }
     }
     pthread_sigmask(SIG_BLOCK, &set, NULL);
-    job->nodes->role->close(job->nodes);
-    uv_walk(&job->loop, close_watcher, NULL);
+    nd_nodes_close_store(job->nodes);
+    uv_walk(&job->loop, close_handle, &(bool){true});
 }
 
 /* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */
@@ -292,12 +294,8 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     const nd_job_options *o = &job->options;
     const nd_nodes_options options = {
         .loop = &job->loop,
-        .config = o->config,
+        .job = o,
         .host_name = job->host_name,
-        .job_text = o->job_text,
-        .local_workers = o->local_workers,
-        .world_size = o->world_size,
-        .cannot_start = o->cannot_start,
         .context = job,
         .stop = stop_workers,
         .start = start_workers,
@@ -334,13 +332,6 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-static void close_handle(uv_handle_t *handle, void *context)
-{
-    if (!uv_is_closing(handle)) {
-        uv_close(handle, NULL);
-    }
-}
-
 static nd_status run(nd_job *job, int *exit_code)
 {
     uint8_t key[ND_KEY_BYTES];
@@ -352,7 +343,7 @@ static nd_status run(nd_job *job, int *exit_code)
     }
     if (job->loop.data) {
         if (job->nodes) {
-            job->nodes->role->close(job->nodes);
+            nd_nodes_close_store(job->nodes);
         }
         uv_walk(&job->loop, close_handle, NULL);
         uv_run(&job->loop, UV_RUN_DEFAULT);

@@ -249,17 +249,6 @@ nd_restart_choice nd_restart_decide(const nd_restart_case *c);
 
 /* job.c: the job on this node, from the store to the last handle. */
 
-typedef struct nd_job_options {
-    const nd_config *config;
-    char *const *args; /* of a worker, and whether rank 0 has input: nd_attempt_options */
-    bool input;
-    const char *slurm_job; /* its id, or "" */
-    const char *job_text;  /* what all nodes must agree on, with digests of files */
-    int config_fd;
-    int local_workers, world_size;
-    int cannot_start; /* 0, or the code of this node's failed check: only tells the other nodes */
-} nd_job_options;
-
 /* Runs the job to its end. *exit_code: 0, the first failing worker's code, or 128 + its signal. */
 nd_status nd_job_run(const nd_job_options *options, int *exit_code);
 

@@ -64,16 +64,6 @@ static void print_start(const nd_config *config)
     }
 }
 
-/* What the nodes compare: settings of the job, and digests of its files in place of their paths. */
-static nd_status make_job_text(const nd_config *config, const char *digests, char **out)
-{
-    char *settings = NULL;
-    ND_TRY(nd_config_job_text(config, &settings));
-    bool made = asprintf(out, "%s%s", settings, digests) >= 0;
-    free(settings);
-    return made ? ND_OK : nd_fail_memory("the settings of the job");
-}
-
 /* What the workers run. */
 typedef struct worker_command {
     nd_command_id command; /* ND_COMMAND_NONE: train */
@@ -101,7 +91,7 @@ static nd_status check(const nd_config *config, const worker_command *command, c
 static nd_status launch(const nd_config *config, const nd_slurm *slurm,
                         const worker_command *command, int *exit_code)
 {
-    char program[PATH_CAPACITY], digests[1024], *job_text = NULL;
+    char program[PATH_CAPACITY], digests[1024], *settings = NULL, *job_text = NULL;
     nd_preflight preflight = {
         .args = command->check,
         .config_name = config->source,
@@ -131,7 +121,11 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     if (config->launch.node_rank == 0) {
         print_start(config);
     }
-    ND_TRY(make_job_text(config, digests, &job_text));
+    /* What the nodes compare: settings of the job, and digests of files in place of their paths. */
+    ND_TRY(nd_config_job_text(config, &settings));
+    bool made = asprintf(&job_text, "%s%s", settings, digests) >= 0;
+    free(settings);
+    ND_TRY(made ? ND_OK : nd_fail_memory("the settings of the job"));
     job.job_text = job_text;
     job.config_fd = preflight.config_fd;
     status = nd_job_run(&job, exit_code);

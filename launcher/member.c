@@ -60,7 +60,7 @@ static void read_text(nd_wire_cursor *cursor, char *out, size_t capacity)
 static nd_status join(member *m, const uint8_t key[ND_KEY_BYTES])
 {
     nd_nodes *n = &m->nodes;
-    const nd_nodes_options *o = &n->options;
+    const nd_job_options *o = n->options.job;
     char host[ND_HOST_MAX];
     double limit = nd_nodes_limit(o->config);
     if (o->cannot_start && limit > failed_check_seconds) {
@@ -74,7 +74,7 @@ static nd_status join(member *m, const uint8_t key[ND_KEY_BYTES])
     snprintf(n->master_addr, sizeof n->master_addr, "%s", nd_channel_peer(m->channel));
     nd_hello hello = {.version = ND_VERSION,
                       .run_id = "",
-                      .host = o->host_name,
+                      .host = n->options.host_name,
                       .role = ND_WIRE_NODE,
                       .index = (int)o->config->launch.node_rank};
     ND_TRY(nd_channel_hello(m->channel, &hello, m->join_by, n->job, sizeof n->job, &world));
@@ -164,8 +164,8 @@ static void on_plan(member *m, const nd_wire_frame *frame)
     start.epoch = nd_wire_get_u32(&cursor);
     read_text(&cursor, run_folder, sizeof run_folder);
     if (!nd_wire_finished(&cursor) || start.world_size < 1 ||
-        start.world_size > m->nodes.options.world_size ||
-        start.world_size % m->nodes.options.local_workers != 0 || !m->ended ||
+        start.world_size > m->nodes.options.job->world_size ||
+        start.world_size % m->nodes.options.job->local_workers != 0 || !m->ended ||
         start.epoch <= m->epoch) {
         lose_node_0(m, "it sent a plan that does not fit this node's state");
         return;
@@ -272,7 +272,7 @@ static void on_pulse(uv_timer_t *timer)
         lose_node_0(m, "it gave no sign of life for 15 s");
         return;
     }
-    double limit = nd_nodes_limit(m->nodes.options.config) + release_seconds;
+    double limit = nd_nodes_limit(m->nodes.options.job->config) + release_seconds;
     if (m->stopped_ns && (double)(now - m->stopped_ns) * 1e-9 > limit) {
         lose_node_0(m, "it neither ended the job nor started it again in time");
     }
@@ -310,10 +310,6 @@ static void asked(nd_nodes *nodes, int number)
     }
 }
 
-static void close_nothing(nd_nodes *nodes)
-{
-}
-
 static void destroy(nd_nodes *nodes)
 {
     nd_channel_close(((member *)nodes)->channel);
@@ -323,7 +319,7 @@ static void destroy(nd_nodes *nodes)
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
                          nd_nodes **out)
 {
-    static const nd_nodes_role role = {failed, ended, asked, close_nothing, destroy};
+    static const nd_nodes_role role = {failed, ended, asked, destroy};
     member *m;
     ND_TRY(ND_ALLOC(1, &m));
     *out = &m->nodes;

@@ -86,13 +86,23 @@ typedef struct nd_nodes_start {
     const char *run_folder;
 } nd_nodes_start;
 
+/* The job, as this node was asked for it; all borrowed. */
+typedef struct nd_job_options {
+    const nd_config *config;
+    char *const *args; /* of a worker, and whether rank 0 has input: nd_attempt_options */
+    bool input;
+    const char *slurm_job; /* its id, or "" */
+    const char *job_text;  /* what all nodes must agree on, with digests of files */
+    int config_fd;
+    int local_workers, world_size;
+    int cannot_start; /* 0, or the code of this node's failed check: only tells the other nodes */
+} nd_job_options;
+
 /* What the coordinator or the member knows of the job of its own node; all borrowed. */
 typedef struct nd_nodes_options {
     uv_loop_t *loop;
-    const nd_config *config;
-    const char *host_name, *job_text;
-    int local_workers, world_size;
-    int cannot_start; /* 0, or the code of this node's failed check */
+    const nd_job_options *job;
+    const char *host_name;
     void *context;
     /* Ends the workers of this node, because one has failed (nd_attempt_stop). */
     void (*stop)(void *context, int patience_ms);
@@ -125,18 +135,25 @@ typedef struct nd_nodes_role {
     /* A signal came while no worker of this node ran: node 0 is to end the job, or a member ends
      * alone if another one has taken its place. */
     void (*asked)(nd_nodes *nodes, int number);
-    void (*close)(nd_nodes *nodes);   /* ends what it has on the loop beside timers and polls */
     void (*destroy)(nd_nodes *nodes); /* after the loop has run out */
 } nd_nodes_role;
 
 struct nd_nodes {
     const nd_nodes_role *role;
     nd_nodes_options options;
+    nd_store_server *store; /* node 0's; NULL: a member, or it is closed */
     /* The job's name, and where its store is. */
     char job[64];
     char master_addr[128];
     int master_port;
 };
+
+/* Ends what a node has on the loop beside timers and polls. */
+static inline void nd_nodes_close_store(nd_nodes *nodes)
+{
+    nd_store_server_close(nodes->store);
+    nodes->store = NULL;
+}
 
 /*
  * coordinator.c: node 0, also of a job that has no other. Opens the store and gathers the nodes for
