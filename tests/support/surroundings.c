@@ -15,37 +15,12 @@ extern char **environ;
 /* Variables in which ndlaunch, torchrun, Slurm and MPI name a worker and its job. */
 static const char *const families[] = {"SLURM", "SBATCH_", "PMIX_",
                                        "PMI_",  "OMPI_",   "TORCHELASTIC_"};
-static const char *const names[] = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "ND_RUN_ID",
-    "ND_NODE_RANK",
-    "ND_NNODES",
-    "ND_RESTART_EPOCH",
-    "ND_RUN_FOLDER",
-    "ND_MASTER_PORT",
-    "ND_KEY_FD",
-    "ND_PROGRESS_FD",
-    "ND_CONFIG_FD",
-    "ND_CONFIG_NAME",
-    "ND_TERMINAL",
-    "ND_LAUNCHER_PID",
-    "ND_RDZV_KEY_FILE",
-    "ND_WORKER",
-    "OMP_WAIT_POLICY",
-    "UCX_TLS",
-    "UCX_NET_DEVICES",
-    "POSIXLY_CORRECT",
-    "CDPATH",
-    "BASH_ENV",
-    "ENV",
-};
+static const char names[] =
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR "
+    "MASTER_PORT ND_RUN_ID ND_NODE_RANK ND_NNODES ND_RESTART_EPOCH ND_RUN_FOLDER "
+    "ND_MASTER_PORT ND_KEY_FD ND_PROGRESS_FD ND_CONFIG_FD ND_CONFIG_NAME ND_TERMINAL "
+    "ND_LAUNCHER_PID ND_RDZV_KEY_FILE ND_WORKER OMP_WAIT_POLICY UCX_TLS UCX_NET_DEVICES "
+    "POSIXLY_CORRECT CDPATH BASH_ENV ENV";
 
 static int is_of_a_family(const char *entry)
 {
@@ -59,8 +34,10 @@ static int is_of_a_family(const char *entry)
 
 static void clear_environment(void)
 {
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        unsetenv(names[i]);
+    char list[sizeof names];
+    memcpy(list, names, sizeof list);
+    for (const char *name = strtok(list, " "); name; name = strtok(NULL, " ")) {
+        unsetenv(name);
     }
     for (char **entry = environ; entry && *entry;) {
         char name[128];
