@@ -5,6 +5,7 @@
 
 #include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
+#include "tests/support/variables.h"
 
 /* The value of the only variable of this name, NULL without one. */
 static const char *value_of(char **env, const char *name)
@@ -24,9 +25,7 @@ Test(environment, ours_stands_over_what_is_inherited)
 {
     const nd_variable own[] = {{"RANK", "3"}, {"ND_TEST_OWN", ""}};
     char **env;
-    setenv("RANK", "77", 1);
-    setenv("RANKING", "kept", 1);
-    setenv("ND_TEST_OWN", "replaced", 1);
+    SET_VARIABLES("RANK=77", "RANKING=kept", "ND_TEST_OWN=replaced");
     assert_ok(nd_environment_make(own, 2, &env));
     cr_assert_str_eq(value_of(env, "RANK"), "3");
     cr_assert_str_eq(value_of(env, "RANKING"), "kept");

@@ -187,16 +187,9 @@ Test(report, the_operation_that_a_rank_was_in)
                  "step 3; inside all_gather of group tp, sequence 17\n");
     expect_place((nd_progress_slot){.group = ND_GROUP_TP, .op = ND_COMM_ALL_GATHER, .sequence = 17},
                  "step 0; after all_gather of group tp, sequence 17\n");
-}
-
-Test(report, a_set_up_has_no_sequence_and_is_named)
-{
+    /* A set-up has no sequence, and a rank that entered nothing no operation. */
     expect_place((nd_progress_slot){.group = ND_GROUP_TP, .op = ND_COMM_SETUP, .since_ns = 5},
                  "step 0; inside the communicator of group tp\n");
-}
-
-Test(report, a_rank_that_entered_nothing_has_no_operation)
-{
     expect_place((nd_progress_slot){0}, "step 0\n");
 }
 

@@ -20,6 +20,13 @@ static void teardown(void)
 
 TestSuite(roster, .init = setup, .fini = teardown);
 
+/* Another one in its place. */
+static void set_size(int places, int spares)
+{
+    nd_roster_fini(&roster);
+    assert_ok(nd_roster_init(places, spares, "head", &roster));
+}
+
 Test(roster, nodes_are_missing_until_they_join)
 {
     char line[256];
@@ -37,8 +44,9 @@ Test(roster, nodes_are_missing_until_they_join)
 }
 
 /* Nodes that have joined, as a set of bits, and then the nodes of the places in order. */
-static void expect_places(nd_roster *r, unsigned joined, const char *expected)
+static void expect_places(unsigned joined, const char *expected)
 {
+    nd_roster *r = &roster;
     char text[64] = "";
     for (int i = 0; i < r->count; i++) {
         r->nodes[i].joined = joined & 1u << i;
@@ -55,66 +63,57 @@ static void expect_places(nd_roster *r, unsigned joined, const char *expected)
 /* Node 1 of 4 is lost, then 3 nodes do with 2 places, and all come back. */
 Test(roster, places_may_be_fewer_and_grow_again)
 {
-    nd_roster r;
-    assert_ok(nd_roster_init(4, 0, "head", &r));
-    expect_places(&r, 0xf, "0 1 2 3 ");
-    r.nodes[1].joined = false;
-    cr_expect_eq(nd_roster_joined(&r), 3);
-    cr_expect_not(nd_roster_assign(&r));
-    nd_roster_set_places(&r, 2);
-    expect_places(&r, 0xd, "0 2 ");
-    cr_expect_eq(r.nodes[3].place, -1);
-    nd_roster_set_places(&r, 1);
-    expect_places(&r, 0x1, "0 ");
-    nd_roster_set_places(&r, 4);
-    expect_places(&r, 0xf, "0 1 2 3 ");
-    nd_roster_fini(&r);
+    set_size(4, 0);
+    expect_places(0xf, "0 1 2 3 ");
+    roster.nodes[1].joined = false;
+    cr_expect_eq(nd_roster_joined(&roster), 3);
+    cr_expect_not(nd_roster_assign(&roster));
+    nd_roster_set_places(&roster, 2);
+    expect_places(0xd, "0 2 ");
+    cr_expect_eq(roster.nodes[3].place, -1);
+    nd_roster_set_places(&roster, 1);
+    expect_places(0x1, "0 ");
+    nd_roster_set_places(&roster, 4);
+    expect_places(0xf, "0 1 2 3 ");
 }
 
 Test(roster, the_first_nodes_by_rank_get_the_places)
 {
-    nd_roster r;
-    assert_ok(nd_roster_init(3, 2, "head", &r));
-    expect_places(&r, 0x1f, "0 1 2 ");
-    cr_expect(r.nodes[3].waits && r.nodes[4].waits && !r.nodes[2].waits);
-    nd_roster_fini(&r);
-    assert_ok(nd_roster_init(3, 2, "head", &r));
-    expect_places(&r, 0x19, "0 3 4 ");
-    nd_roster_fini(&r);
+    set_size(3, 2);
+    expect_places(0x1f, "0 1 2 ");
+    cr_expect(roster.nodes[3].waits && roster.nodes[4].waits && !roster.nodes[2].waits);
+    set_size(3, 2);
+    expect_places(0x19, "0 3 4 ");
 }
 
 Test(roster, a_spare_takes_the_place_of_a_lost_node_and_keeps_it)
 {
     char text[128];
-    nd_roster r;
-    assert_ok(nd_roster_init(3, 2, "head", &r));
-    expect_places(&r, 0x1f, "0 1 2 ");
-    expect_places(&r, 0x1d, "0 3 2 ");
-    nd_roster_text(&r, true, text, sizeof text);
+    set_size(3, 2);
+    expect_places(0x1f, "0 1 2 ");
+    expect_places(0x1d, "0 3 2 ");
+    nd_roster_text(&roster, true, text, sizeof text);
     cr_expect_str_eq(text, "0, 2-3");
-    expect_places(&r, 0x1f, "0 3 2 "); /* node 1 is back, as a spare */
-    nd_roster_text(&r, false, text, sizeof text);
+    expect_places(0x1f, "0 3 2 "); /* node 1 is back, as a spare */
+    nd_roster_text(&roster, false, text, sizeof text);
     cr_expect_str_eq(text, "1, 4");
-    expect_places(&r, 0x13, "0 1 4 ");
-    r.nodes[4].joined = false;
-    cr_expect_not(nd_roster_assign(&r));
-    nd_roster_missing(&r, 6, text, sizeof text);
+    expect_places(0x13, "0 1 4 ");
+    roster.nodes[4].joined = false;
+    cr_expect_not(nd_roster_assign(&roster));
+    nd_roster_missing(&roster, 6, text, sizeof text);
     cr_expect_str_eq(text,
                      "nodes 2-4 of 5 nodes are missing after 6 s, and the job needs 1 of them");
-    nd_roster_fini(&r);
 }
 
 /* It has no workers whose end could be waited for. */
 Test(roster, a_start_is_over_without_the_spares)
 {
-    nd_roster r;
-    assert_ok(nd_roster_init(2, 1, "head", &r));
-    expect_places(&r, 0x7, "0 1 ");
-    nd_node_end(&r.nodes[0], 0, false, "", 0);
-    cr_expect_not(nd_roster_all_over(&r));
-    nd_node_end(&r.nodes[1], 0, false, "", 0);
-    cr_expect(nd_roster_all_over(&r));
-    nd_roster_fini(&r);
+    set_size(2, 1);
+    expect_places(0x7, "0 1 ");
+    nd_node_end(&roster.nodes[0], 0, false, "", 0);
+    cr_expect_not(nd_roster_all_over(&roster));
+    nd_node_end(&roster.nodes[1], 0, false, "", 0);
+    cr_expect(nd_roster_all_over(&roster));
 }
 
 /* Node 0 lost a peer first, node 1 was stopped, and node 2 has the reason. */

@@ -5,6 +5,7 @@
 
 #include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
+#include "tests/support/variables.h"
 
 static nd_config config;
 
@@ -25,15 +26,15 @@ TestSuite(slurm, .init = setup, .fini = teardown);
 /* The second of two nodes, one ndlaunch on each. */
 static void set_step(void)
 {
-    setenv("SLURM_JOB_ID", "77", 1);
-    setenv("SLURMD_NODENAME", "c12", 1);
-    setenv("SLURM_JOB_NUM_NODES", "2", 1);
-    setenv("SLURM_STEP_ID", "0", 1);
-    setenv("SLURM_STEP_NUM_NODES", "2", 1);
-    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
-    setenv("SLURM_NODEID", "1", 1);
+    SET_VARIABLES("SLURM_JOB_ID=77", "SLURMD_NODENAME=c12", "SLURM_JOB_NUM_NODES=2",
+                  "SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NUM_TASKS=2",
+                  "SLURM_NODEID=1");
 }
 
+/* With these flags. */
+#define COMPLETE(...)                                                                              \
+    complete(sizeof((char *[]){"ndlaunch", ##__VA_ARGS__}) / sizeof(char *),                       \
+             (char *[]){"ndlaunch", ##__VA_ARGS__})
 static nd_slurm complete(int argc, char **argv)
 {
     nd_slurm slurm;
@@ -47,8 +48,7 @@ static nd_slurm complete(int argc, char **argv)
 Test(slurm, outside_of_a_job_nothing_changes)
 {
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    char *argv[] = {(char *)"ndlaunch"};
-    nd_slurm slurm = complete(1, argv);
+    nd_slurm slurm = COMPLETE();
     cr_assert_not(slurm.in_job);
     cr_assert_str_empty(slurm.job_id);
     cr_assert_eq(config.launch.nnodes, 1);
@@ -60,8 +60,7 @@ Test(slurm, a_step_gives_nodes_and_gpus)
     set_step();
     setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3", 1);
     setenv("SLURM_GPUS_ON_NODE", "8", 1); /* of the job; the step sees four */
-    char *argv[] = {(char *)"ndlaunch"};
-    nd_slurm slurm = complete(1, argv);
+    nd_slurm slurm = COMPLETE();
     cr_assert_str_eq(slurm.job_id, "77");
     cr_assert_str_eq(slurm.node, "c12");
     cr_assert_eq(config.launch.nnodes, 2);
@@ -73,9 +72,7 @@ Test(slurm, what_is_told_goes_before)
 {
     set_step();
     setenv("SLURM_GPUS_ON_NODE", "8", 1);
-    char *argv[] = {(char *)"ndlaunch", (char *)"--num-processes", (char *)"6",
-                    (char *)"--node-rank", (char *)"0"};
-    complete(5, argv);
+    COMPLETE("--num-processes", "6", "--node-rank", "0");
     cr_assert_eq(config.launch.workers, 6);
     cr_assert_eq(config.launch.nproc_per_node, 0);
     cr_assert_eq(config.launch.node_rank, 0);
@@ -85,14 +82,13 @@ Test(slurm, cpus_have_no_workers_for_gpus)
 {
     set_step();
     setenv("SLURM_GPUS_ON_NODE", "8", 1);
-    char *argv[] = {(char *)"ndlaunch", (char *)"--device", (char *)"cpu"};
-    complete(3, argv);
+    COMPLETE("--device", "cpu");
     cr_assert_eq(config.launch.nproc_per_node, 0);
     teardown();
     setup();
     set_step();
     setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles", 1);
-    complete(1, argv);
+    COMPLETE();
     cr_assert_eq(config.launch.nproc_per_node, 0);
 }
 
@@ -100,8 +96,7 @@ Test(slurm, the_shell_of_a_batch_script_is_no_step)
 {
     set_step();
     setenv("SLURM_STEP_ID", "4294967291", 1);
-    char *argv[] = {(char *)"ndlaunch"};
-    nd_slurm slurm = complete(1, argv);
+    nd_slurm slurm = COMPLETE();
     cr_assert(slurm.in_job);
     cr_assert_not(slurm.in_step);
     cr_assert_eq(config.launch.nnodes, 1);
