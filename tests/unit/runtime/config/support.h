@@ -23,19 +23,19 @@ static inline nd_status read_text(nd_config *config, const char *text)
     return nd_config_read_text(config, text, strlen(text), "test.yaml");
 }
 
-/* Flags without the program's name, over the defaults. */
+/* Flags without the program's name, over the defaults; what else they ask is in `asked`. */
+static nd_cli asked;
 #define FLAGS(config, ...)                                                                         \
     flags_of(config, sizeof((const char *[]){__VA_ARGS__}) / sizeof(const char *),                 \
              (const char *[]){__VA_ARGS__})
 static inline nd_status flags_of(nd_config *config, size_t count, const char **flags)
 {
     char *argv[32] = {"ndlaunch"};
-    nd_cli cli;
     for (size_t i = 0; i < count; i++) {
         argv[i + 1] = (char *)flags[i];
     }
     assert_ok(nd_config_init(config));
-    return nd_config_parse(config, &cli, (int)count + 1, argv);
+    return nd_config_parse(config, &asked, (int)count + 1, argv);
 }
 
 /* Flags in one text, with blanks between them. */
@@ -86,15 +86,19 @@ typedef struct keys_case {
     bool resolved;
 } keys_case;
 
-static inline void expect_case(const keys_case *k, nd_status (*read)(nd_config *, const char *))
+static inline void expect_cases(const keys_case *k, size_t count,
+                                nd_status (*read)(nd_config *, const char *))
 {
     nd_config c;
-    cr_assert_eq(read(&c, k->input), ND_OK, "%s: %s", k->input, nd_error_last()->message);
-    if (k->resolved) {
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s: %s", k->input, nd_error_last()->message);
+    for (const keys_case *end = k + count; k < end; k++) {
+        cr_assert_eq(read(&c, k->input), ND_OK, "%s: %s", k->input, nd_error_last()->message);
+        if (k->resolved) {
+            cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s: %s", k->input,
+                         nd_error_last()->message);
+        }
+        expect_keys(&c, k->keys, k->input);
+        nd_config_fini(&c);
     }
-    expect_keys(&c, k->keys, k->input);
-    nd_config_fini(&c);
 }
 
 /* Flags, in one text, that are good. */

@@ -36,9 +36,7 @@ static const keys_case fixtures[] = {
 
 Test(accelerate, fixtures_set_keys)
 {
-    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) {
-        expect_case(&fixtures[i], read_fixture);
-    }
+    expect_cases(fixtures, sizeof fixtures / sizeof *fixtures, read_fixture);
 }
 
 /* One line names each key without a meaning, and no other. */
@@ -93,8 +91,7 @@ static const keys_case texts[] = {
      MESH("1", "2", "4", "1") ";parallel.cp_comm=ulysses", true},
     /* FP8 of torchao, which gathers codes unless it is told not to. */
     {FSDP "mixed_precision: fp8\n", "fp8.recipe=tensorwise;fp8.all_gather=true"},
-    {FSDP "mixed_precision: fp8\nfp8_config:\n  backend: AO\n"
-          "  enable_fsdp_float8_all_gather: false\n",
+    {FSDP "mixed_precision: fp8\nfp8_config: {backend: AO, enable_fsdp_float8_all_gather: false}\n",
      "fp8.all_gather=false"},
     /* A precision that is absent is no, which YAML also has as a boolean. */
     {FSDP, "train.precision=fp32"},
@@ -122,63 +119,54 @@ static const keys_case texts[] = {
 
 Test(accelerate, files_set_keys)
 {
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        expect_case(&texts[i], read_text);
-    }
+    expect_cases(texts, sizeof texts / sizeof *texts, read_text);
 }
+
+#define OF_FSDP "distributed_type: FSDP\n"
+static const char *const refused[][2] = {
+    {"mixed_precision: bf16\n", "test.yaml|no distributed_type"},
+    {OF_FSDP "mixed_precision: fp16\n", "test.yaml:2|FP16 is not supported|bf16"},
+    {OF_FSDP "fp16: true\n", "test.yaml:2|FP16"},
+    {"distributed_type: DEEPSPEED\n", "test.yaml:1|DEEPSPEED|FSDP"},
+    {"distributed_type: 'NO'\nnum_processes: 8\n", "num_processes is 8|MULTI_GPU"},
+    {OF_FSDP "num_procesess: 8\n", "test.yaml:2|num_procesess|did you mean num_processes?"},
+    {OF_FSDP "fsdp_config:\n  fsdp_offload_param: true\n",
+     "test.yaml:3|fsdp_config.fsdp_offload_param|did you mean fsdp_offload_params?"},
+    {OF_FSDP "fsdp_config:\n  fsdp_offload_params: true\n", "test.yaml:3|not offloaded"},
+    {OF_FSDP "fsdp_config:\n  fsdp_version: 3\n", "fsdp_version is 3"},
+    {OF_FSDP "fsdp_config: 3\n", "test.yaml:2|a map of keys"},
+    {OF_FSDP "parallelism_config:\n  parallelism_config_tp_size: 0\n",
+     "test.yaml:3|parallelism_config_tp_size is 0|1 or more"},
+    {OF_FSDP "parallelism_config:\n  parallelism_config_sp_size: "
+             "2\n  parallelism_config_cp_size: 4\n",
+     "the sizes of cp, 4, and sp, 2|mesh.cp 8|parallel.ulysses 2"},
+    {OF_FSDP "parallelism_config:\n  parallelism_config_sp_size: 0\n",
+     "parallelism_config_sp_size is 0|1 or more"},
+    {OF_FSDP "parallelism_config:\n  tp_size: 2\n", "tp_size"},
+    {OF_FSDP "fp8_config:\n  backend: MSAMP\n", "AO|TE"},
+    {OF_FSDP "fp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3"},
+    {OF_FSDP "fp8_config:\n  backend: AO\n  margin: 1\n", "margin|backend: TE"},
+    {OF_FSDP "fp8_config:\n  backend: TE\n  enable_fsdp_float8_all_gather: true\n",
+     "enable_fsdp_float8_all_gather|backend: AO"},
+    /* Without a backend it is AO. */
+    {OF_FSDP "mixed_precision: fp8\nfp8_config:\n  amax_history_len: 16\n",
+     "amax_history_len|backend: TE"},
+    {OF_FSDP "fp8_config:\n  backend: TE\n  amax_history_len: 16\n  amax_history_length: 32\n",
+     "test.yaml:5|amax_history_length|keep one"},
+    {OF_FSDP "deepspeed_config:\n  zero_stage: 3\n", "test.yaml:2|deepspeed_config"},
+    {OF_FSDP "compute_environment: AMAZON_SAGEMAKER\n", "compute_environment"},
+    {OF_FSDP "num_processes: 6\nparallelism_config:\n  parallelism_config_dp_shard_size: 4\n",
+     "dp_shard 4|= 4 workers|is 6"},
+    {OF_FSDP "main_process_port: 99999\n", "99999|65535"},
+    {OF_FSDP "num_processes: 8\nnum_machines: 3\n", "8|3|multiple"},
+    {"distributed_type: MULTI_GPU\nparallelism_config:\nparallelism_config_tp_size: 2\n",
+     "test.yaml:3|is a key of parallelism_config|indent"},
+    {OF_FSDP "fsdp_version: 2\n", "test.yaml:2|fsdp_version is a key of fsdp_config|indent"},
+};
 
 Test(accelerate, refusals)
 {
-    expect_bad_text("mixed_precision: bf16\n", "test.yaml|no distributed_type");
-    expect_bad_text("distributed_type: FSDP\nmixed_precision: fp16\n",
-                    "test.yaml:2|FP16 is not supported|bf16");
-    expect_bad_text("distributed_type: FSDP\nfp16: true\n", "test.yaml:2|FP16");
-    expect_bad_text("distributed_type: DEEPSPEED\n", "test.yaml:1|DEEPSPEED|FSDP");
-    expect_bad_text("distributed_type: 'NO'\nnum_processes: 8\n", "num_processes is 8|MULTI_GPU");
-    expect_bad_text("distributed_type: FSDP\nnum_procesess: 8\n",
-                    "test.yaml:2|num_procesess|did you mean num_processes?");
-    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_param: true\n",
-                    "test.yaml:3|fsdp_config.fsdp_offload_param|did you mean fsdp_offload_params?");
-    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n",
-                    "test.yaml:3|not offloaded");
-    expect_bad_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 3\n",
-                    "fsdp_version is 3");
-    expect_bad_text("distributed_type: FSDP\nfsdp_config: 3\n", "test.yaml:2|a map of keys");
-    expect_bad_text(
-        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 0\n",
-        "test.yaml:3|parallelism_config_tp_size is 0|1 or more");
-    expect_bad_text("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: "
-                    "2\n  parallelism_config_cp_size: 4\n",
-                    "the sizes of cp, 4, and sp, 2|mesh.cp 8|parallel.ulysses 2");
-    expect_bad_text(
-        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 0\n",
-        "parallelism_config_sp_size is 0|1 or more");
-    expect_bad_text("distributed_type: FSDP\nparallelism_config:\n  tp_size: 2\n", "tp_size");
-    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: MSAMP\n", "AO|TE");
-    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3");
-    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: AO\n  margin: 1\n",
-                    "margin|backend: TE");
-    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: TE\n"
-                    "  enable_fsdp_float8_all_gather: true\n",
-                    "enable_fsdp_float8_all_gather|backend: AO");
-    expect_bad_text("distributed_type: FSDP\nmixed_precision: fp8\nfp8_config:\n"
-                    "  amax_history_len: 16\n", /* without a backend it is AO */
-                    "amax_history_len|backend: TE");
-    expect_bad_text("distributed_type: FSDP\nfp8_config:\n  backend: TE\n  amax_history_len: 16\n"
-                    "  amax_history_length: 32\n",
-                    "test.yaml:5|amax_history_length|keep one");
-    expect_bad_text("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3\n",
-                    "test.yaml:2|deepspeed_config");
-    expect_bad_text("distributed_type: FSDP\ncompute_environment: AMAZON_SAGEMAKER\n",
-                    "compute_environment");
-    expect_bad_text("distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n"
-                    "  parallelism_config_dp_shard_size: 4\n",
-                    "dp_shard 4|= 4 workers|is 6");
-    expect_bad_text("distributed_type: FSDP\nmain_process_port: 99999\n", "99999|65535");
-    expect_bad_text("distributed_type: FSDP\nnum_processes: 8\nnum_machines: 3\n", "8|3|multiple");
-    expect_bad_text("distributed_type: MULTI_GPU\nparallelism_config:\n"
-                    "parallelism_config_tp_size: 2\n",
-                    "test.yaml:3|is a key of parallelism_config|indent");
-    expect_bad_text("distributed_type: FSDP\nfsdp_version: 2\n",
-                    "test.yaml:2|fsdp_version is a key of fsdp_config|indent");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        expect_bad_text(refused[i][0], refused[i][1]);
+    }
 }

@@ -30,9 +30,7 @@ static const keys_case good[] = {
 Test(native, files_set_keys)
 {
     nd_config c;
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        expect_case(&good[i], read_text);
-    }
+    expect_cases(good, sizeof good / sizeof *good, read_text);
     assert_ok(read_text(&c, good[0].input));
     cr_expect_str_eq(c.source, "test.yaml");
     cr_expect_not(c.from_accelerate);
@@ -55,6 +53,8 @@ Test(native, unknown_names_have_file_line_and_hint)
     expect_bad_text("checkpoint:\n  frequency: 3\n",
                     "test.yaml:2|checkpoint.frequency|keys of checkpoint are interval, keep_last");
     expect_bad_text("train: {steps: 1}\ntrain: {steps: 2}\n", "test.yaml:2|'train' is given twice");
+    expect_bad_text("train:\n  steps: 1\n  steps: 2\n", "test.yaml:3|'steps' is given twice");
+    expect_bad_text("train: [1, 2\n", "test.yaml:|broken YAML");
 }
 
 Test(native, wrong_types_name_key_value_and_want)

@@ -53,12 +53,16 @@ Test(echo, each_and_get)
     nd_config_fini(&c);
 }
 
-static void job_texts(const char *flag_a, const char *flag_b, char **a, char **b)
+/* What two nodes share, by a flag of each; valid until the next call. */
+static char *a, *b;
+
+static void job_texts(const char *flag_a, const char *flag_b)
 {
     nd_config c;
     const char *flags[] = {flag_a, flag_b};
-    char **texts[] = {a, b};
+    char **texts[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
+        free(*texts[i]);
         assert_ok(FLAGS(&c, "--num-processes=4", flags[i]));
         assert_ok(nd_config_resolve(&c));
         assert_ok(nd_config_job_text(&c, texts[i]));
@@ -68,29 +72,21 @@ static void job_texts(const char *flag_a, const char *flag_b, char **a, char **b
 
 Test(echo, job_text_holds_what_nodes_must_share)
 {
-    char *a, *b;
-    job_texts("--num-steps=7", "--num-steps=7", &a, &b);
+    job_texts("--num-steps=7", "--num-steps=7");
     cr_expect_eq(nd_config_diff(a, "node 0", b, "node 1"), ND_OK);
     cr_expect(strstr(a, "train.steps=7\n"));
     cr_expect_null(strstr(a, "launch.node_rank"));
     cr_expect_null(strstr(a, "data.path"), "paths may differ; contents are compared by digest");
-    free(a);
-    free(b);
-    job_texts("--log-dir=x", "--log-dir=y", &a, &b);
+    job_texts("--log-dir=x", "--log-dir=y");
     cr_expect_eq(nd_config_diff(a, "node 0", b, "node 1"), ND_OK);
-    free(a);
-    free(b);
 }
 
 Test(echo, diff_names_key_and_both_values)
 {
-    char *a, *b;
-    job_texts("--num-steps=7", "--num-steps=70", &a, &b);
+    job_texts("--num-steps=7", "--num-steps=70");
     expect_sentence(nd_config_diff(a, "node 0", b, "node 3"), ND_ERR_CONFIG,
                     "train.steps is '7' on node 0|'70' on node 3");
     expect_sentence(nd_config_diff("a=1\n", "x", "a=1\nb=2\n", "y"), ND_ERR_CONFIG,
                     "b=2|same version");
     expect_sentence(nd_config_diff("a=1\n", "x", "b=1\n", "y"), ND_ERR_CONFIG, "a=1|b=1");
-    free(a);
-    free(b);
 }

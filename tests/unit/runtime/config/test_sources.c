@@ -97,10 +97,7 @@ Test(sources, faults_have_line_and_key)
     expect_bad_text("data:\n  path: [{path: a, name: 'x y'}]\n", "'x y'|letters");
     expect_bad_text("data:\n  validation_path: 0.5 a 0.5 b\n",
                     "test.yaml:2: data.validation_path|reads each set once");
-    nd_config config;
-    expect_sentence(FLAGS(&config, "--data-path", "[{path: a, weight: x}]"), ND_ERR_CONFIG,
-                    "--data-path|'x'");
-    nd_config_fini(&config);
+    expect_bad_value("--data-path", "[{path: a, weight: x}]", "--data-path|'x'");
 }
 
 Test(sources, each_path_must_exist)
