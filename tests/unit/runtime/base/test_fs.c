@@ -47,6 +47,12 @@ Test(fs, what_is_not_a_file_is_refused_with_the_callers_status)
     assert_fails(nd_fs_read(fifo, 9, ND_ERR_DATA, &text, &size), ND_ERR_DATA, "pipe"); /* at once */
 }
 
+/* Folders of this name, and those above it. */
+static void make_folder(const char *name)
+{
+    assert_ok(nd_fs_make_folders(tempdir_file(&dir, name), "the folder", ""));
+}
+
 static int matches(const char *pattern)
 {
     nd_fs_names names;
@@ -58,27 +64,22 @@ static int matches(const char *pattern)
 
 Test(fs, two_stars_stand_for_folders)
 {
-    char path[256];
-    snprintf(path, sizeof path, "%s/a/b", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", ""));
-    snprintf(path, sizeof path, "%s/.hidden", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    char deep[128] = "deep";
+    make_folder("a/b");
+    make_folder(".hidden");
     tempdir_write(&dir, "0.jsonl", "", 0);
     tempdir_write(&dir, "a/1.jsonl", "", 0);
     tempdir_write(&dir, "a/b/2.jsonl", "", 0);
     tempdir_write(&dir, "a/b/2.txt", "", 0);
     tempdir_write(&dir, ".hidden/3.jsonl", "", 0);
-    snprintf(path, sizeof path, "%s/a/loop", dir.path);
-    cr_assert_eq(symlink(dir.path, path), 0);
+    cr_assert_eq(symlink(dir.path, tempdir_file(&dir, "a/loop")), 0);
     cr_expect_eq(matches("**/*.jsonl"), 3);
     cr_expect_eq(matches("*/**/*.jsonl"), 2);
     cr_expect_eq(matches("a/**/2.*"), 2);
     cr_expect_eq(matches("a/**"), 5, "1.jsonl, b, loop, and two below b: %d", matches("a/**"));
     cr_expect_eq(matches("none/**/*"), 0);
-    snprintf(path, sizeof path, "%s/a/set[1]*", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", ""));
-    snprintf(path, sizeof path, "%s/a/set1x", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    make_folder("a/set[1]*");
+    make_folder("a/set1x");
     tempdir_write(&dir, "a/set[1]*/3.csv", "", 0);
     tempdir_write(&dir, "a/set1x/4.csv", "", 0);
     cr_expect_eq(matches("**/*.csv"), 2, "names of folders are no patterns");
@@ -90,11 +91,10 @@ Test(fs, two_stars_stand_for_folders)
     cr_assert_eq(names.count, 1);
     cr_expect_str_eq(names.list[0], "a/b/2.txt");
     nd_fs_names_fini(&names);
-    snprintf(path, sizeof path, "%s/deep", dir.path);
     for (int i = 0; i < 33; i++) {
-        strcat(path, "/d");
+        strcat(deep, "/d");
     }
-    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    make_folder(deep);
     assert_fails(nd_fs_glob(tempdir_file(&dir, "deep/**"), &names), ND_ERR_CONFIG, "too deep");
 }
 

@@ -23,6 +23,15 @@ nd_status case_world(nd_transport *transport, nd_comm **out)
     return nd_comm_create(transport, &mesh, ND_GROUP_WORLD, 0, out);
 }
 
+static nd_status finish(nd_event *event)
+{
+    return event->finish ? event->finish(event->operation) : ND_OK;
+}
+
+/* ND_CHECK in a function with a label. */
+#define CHECK_OUT(condition, ...)                                                                  \
+    ND_TRY_OUT((condition) ? ND_OK : nd_fail(ND_ERR_INTERNAL, __VA_ARGS__))
+
 static nd_status use_pending(nd_comm *comms[4])
 {
     enum { N = 5000, OPS = 4 };
@@ -52,21 +61,15 @@ static nd_status use_pending(nd_comm *comms[4])
             &events[OPS + k]));
     }
     for (int k = 0; k < OPS + 3; k++) {
-        nd_event *event = &events[order[k]];
-        ND_TRY_OUT(event->finish ? event->finish(event->operation) : ND_OK);
+        ND_TRY_OUT(finish(&events[order[k]]));
     }
     for (int k = 0; k < OPS * N; k++) {
         float want = (float)(n * (n - 1) / 2 + n * (k / N + k % N % 5));
-        if (sums[k] != want) {
-            status = nd_fail(ND_ERR_INTERNAL, "pending sum %d is %g, not %g", k, sums[k], want);
-            goto out;
-        }
+        CHECK_OUT(sums[k] == want, "pending sum %d is %g, not %g", k, sums[k], want);
     }
     for (int k = 0; k < 3 * n * N; k++) {
-        if (gathered[k] != (float)(100 * (k / (n * N)) + k / N % n)) {
-            status = nd_fail(ND_ERR_INTERNAL, "pending gather: element %d is %g", k, gathered[k]);
-            goto out;
-        }
+        CHECK_OUT(gathered[k] == (float)(100 * (k / (n * N)) + k / N % n),
+                  "pending gather: element %d is %g", k, gathered[k]);
     }
 out:
     free(sums);
@@ -86,7 +89,7 @@ static nd_status overfill(nd_comm *comm)
         ND_TRY(nd_comm_all_reduce(comm, NULL, &x[k], 1, ND_DTYPE_I64, ND_REDOP_SUM, &events[k]));
     }
     for (int k = 0; k < OPS; k++) {
-        ND_TRY(events[k].finish ? events[k].finish(events[k].operation) : ND_OK);
+        ND_TRY(finish(&events[k]));
         int64_t want = comm->size * 100 * k + comm->size * (comm->size - 1) / 2;
         ND_CHECK(x[k] == want, "sum %d of %d is %lld", k, OPS, (long long)x[k]);
     }
@@ -117,11 +120,6 @@ static nd_status sum_one(nd_comm *comm, int64_t *x, nd_event *done)
     return nd_comm_all_reduce(comm, NULL, x, 1, ND_DTYPE_I64, ND_REDOP_SUM, done);
 }
 
-static nd_status finish(nd_event *event)
-{
-    return event->finish ? event->finish(event->operation) : ND_OK;
-}
-
 nd_status case_uneven_body(nd_transport *transport, void *context)
 {
     nd_comm *comm = NULL;
@@ -138,11 +136,8 @@ nd_status case_uneven_body(nd_transport *transport, void *context)
     ND_TRY_OUT(nd_comm_all_reduce(comm, NULL, x, count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
     for (int64_t i = 0; i < count; i++) {
         float want = (float)(comm->size * (comm->size - 1) / 2 + comm->size * (i % 7));
-        if (x[i] != want) {
-            status = nd_fail(ND_ERR_INTERNAL, "element %lld of %lld is %g, not %g", (long long)i,
-                             (long long)count, (double)x[i], (double)want);
-            goto out;
-        }
+        CHECK_OUT(x[i] == want, "element %lld of %lld is %g, not %g", (long long)i,
+                  (long long)count, (double)x[i], (double)want);
     }
 out:
     free(x);
@@ -242,16 +237,12 @@ nd_status case_nan_body(nd_transport *transport, void *context)
             NULL));
         for (int64_t i = 0; i < count; i++) {
             bool nan_expected = i % 8 < transport->size;
-            if (!!isnan(x[i]) != nan_expected || (!nan_expected && x[i] != (float)i)) {
-                status = nd_fail(ND_ERR_INTERNAL, "max of element %lld is %g", (long long)i, x[i]);
-                goto out;
-            }
+            CHECK_OUT(nan_expected ? isnan(x[i]) : x[i] == (float)i, "max of element %lld is %g",
+                      (long long)i, x[i]);
         }
         for (int r = 0; r < transport->size; r++) {
-            if (memcmp(others + r * count, x, (size_t)count * sizeof *x) != 0) {
-                status = nd_fail(ND_ERR_INTERNAL, "rank %d has other bits", r);
-                goto out;
-            }
+            CHECK_OUT(memcmp(others + r * count, x, (size_t)count * sizeof *x) == 0,
+                      "rank %d has other bits", r);
         }
     }
 out:

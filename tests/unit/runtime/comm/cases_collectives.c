@@ -85,11 +85,16 @@ typedef struct run {
     uint64_t digest;
 } run;
 
+static nd_comm_args args_of(const run *t, const char *send, char *recv)
+{
+    return (nd_comm_args){
+        .send = send, .recv = recv, .count = t->count, .dtype = t->dtype, .redop = t->redop};
+}
+
 /* An operation whose arguments are those of the run. */
 static nd_status call(const run *t, nd_comm_call *operation, const char *send, char *recv)
 {
-    const nd_comm_args args = {
-        .send = send, .recv = recv, .count = t->count, .dtype = t->dtype, .redop = t->redop};
+    const nd_comm_args args = args_of(t, send, recv);
     return operation(t->comm, NULL, &args, NULL);
 }
 
@@ -154,14 +159,10 @@ static nd_status check_uneven(run *t)
         fill(t, t->a + (size_t)out * element, me, r * t->count, sends[r]);
         fill(t, t->want + (size_t)in * element, r, me * t->count, receives[r]);
     }
-    ND_TRY(nd_comm_all_to_all(comm, NULL,
-                              &(nd_comm_args){.send = t->a,
-                                              .recv = t->b,
-                                              .count = t->count,
-                                              .dtype = t->dtype,
-                                              .sends = sends,
-                                              .receives = receives},
-                              NULL));
+    nd_comm_args args = args_of(t, t->a, t->b);
+    args.sends = sends;
+    args.receives = receives;
+    ND_TRY(nd_comm_all_to_all(comm, NULL, &args, NULL));
     return expect(t, "uneven all_to_all", t->b, nd_comm_elements_before(receives, 0, n));
 }
 
@@ -204,14 +205,10 @@ static nd_status check_moves(run *t)
         int from = (comm->index - hop + comm->size) % comm->size;
         fill(t, t->a, comm->index, 0, t->count);
         fill(t, t->want, from, 0, t->count);
-        ND_TRY(nd_comm_exchange(comm, NULL,
-                                &(nd_comm_args){.send = t->a,
-                                                .recv = t->b,
-                                                .count = t->count,
-                                                .dtype = t->dtype,
-                                                .to = to,
-                                                .from = from},
-                                NULL));
+        nd_comm_args args = args_of(t, t->a, t->b);
+        args.to = to;
+        args.from = from;
+        ND_TRY(nd_comm_exchange(comm, NULL, &args, NULL));
         ND_TRY(expect(t, "exchange", t->b, t->count));
     }
     return nd_comm_barrier(comm);

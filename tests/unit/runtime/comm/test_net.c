@@ -13,6 +13,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/net/net_state.h"
+#include "tests/support/tempdir.h"
 
 static const nd_tls_use ranks = {.identity = "ndtrain-ranks", .records = ND_TLS_RECORDS};
 static const uint8_t job_key[ND_KEY_BYTES] = {1}, other_key[ND_KEY_BYTES] = {2};
@@ -36,7 +37,11 @@ static nd_status meet_itself(void *context, const void *send, void *recv, size_t
     return ND_OK;
 }
 
-static const nd_net_card *open_net(nd_net **net)
+static nd_net *net;
+static const nd_net_card *card;       /* of that net */
+static net_hello hello = {.rank = 1}; /* with its token */
+
+static void open_net(void)
 {
     const nd_transport_options options = {.rank = 0, .size = 2, .exchange = meet_itself};
     nd_address addresses[ND_ADDRESS_MAX];
@@ -45,9 +50,17 @@ static const nd_net_card *open_net(nd_net **net)
     const nd_comm_network network = {.address = addresses[0],
                                      .client = context_of(false, job_key, NULL),
                                      .server = context_of(true, job_key, NULL)};
-    cr_assert_eq(nd_net_open(&options, &network, &fd, net), ND_OK, "%s", nd_error_last()->message);
-    return &(*net)->peers[0].card;
+    cr_assert_eq(nd_net_open(&options, &network, &fd, &net), ND_OK, "%s", nd_error_last()->message);
+    card = &net->peers[0].card;
+    memcpy(hello.token, card->token, sizeof hello.token);
 }
+
+static void close_net(void)
+{
+    nd_net_close(net, true);
+}
+
+TestSuite(net, .init = open_net, .fini = close_net);
 
 typedef struct visitor {
     nd_tls_context *client;
@@ -64,13 +77,13 @@ static void leave(visitor *v)
 
 /* Whether the net answers a connection with this key, protocol (NULL: the store's) and hello (NULL:
  * none); else it closes the connection. */
-static bool greet(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
-                  const nd_tls_use *use, const net_hello *hello, visitor *v)
+static bool greet(const uint8_t key[ND_KEY_BYTES], const nd_tls_use *use,
+                  const net_hello *said_hello, visitor *v)
 {
     nd_link *link;
     char answer = 0;
     size_t count = 0;
-    bool idle, said = !hello;
+    bool idle, said = !said_hello;
     v->client = context_of(false, key, use);
     v->epoll = epoll_create1(EPOLL_CLOEXEC);
     cr_assert_eq(nd_link_connect(&card->address, v->client, v->epoll, &link), ND_OK);
@@ -80,7 +93,7 @@ static bool greet(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY
         cr_assert_lt(nd_clock_seconds(), until, "the net neither answers nor closes");
         status = nd_link_flush(link, &idle);
         if (status == ND_OK && idle && nd_tls_established(link->tls) && !said) {
-            status = nd_link_write(link, hello, sizeof *hello, &idle);
+            status = nd_link_write(link, said_hello, sizeof *said_hello, &idle);
             said = true;
         }
         nd_net_progress(net);
@@ -90,50 +103,42 @@ static bool greet(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY
     return count == 1;
 }
 
-static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
-                        const nd_tls_use *use, const net_hello *hello)
+static bool is_answered(const uint8_t key[ND_KEY_BYTES], const nd_tls_use *use,
+                        const net_hello *said_hello)
 {
     visitor v;
-    bool answered = greet(net, card, key, use, hello, &v);
+    bool answered = greet(key, use, said_hello, &v);
     leave(&v);
     return answered;
 }
 
 Test(net, only_the_key_and_the_token_open_a_connection)
 {
-    nd_net *net;
-    const nd_net_card *card = open_net(&net);
-    net_hello hello = {.rank = 1};
-    memcpy(hello.token, card->token, sizeof hello.token);
-    cr_expect_not(is_answered(net, card, other_key, &ranks, &hello), "another key");
-    cr_expect_not(is_answered(net, card, job_key, NULL, &hello), "the store's protocol");
+    cr_expect_not(is_answered(other_key, &ranks, &hello), "another key");
+    cr_expect_not(is_answered(job_key, NULL, &hello), "the store's protocol");
     hello.rank = 2;
-    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "a rank that there is not");
+    cr_expect_not(is_answered(job_key, &ranks, &hello), "a rank that there is not");
     hello.rank = 1;
     hello.token[5] ^= 1;
-    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "another token");
+    cr_expect_not(is_answered(job_key, &ranks, &hello), "another token");
     hello.token[5] ^= 1;
-    cr_expect(is_answered(net, card, job_key, &ranks, &hello), "a rank of the job");
-    cr_expect_not(is_answered(net, card, job_key, &ranks, &hello), "the same rank again");
+    cr_expect(is_answered(job_key, &ranks, &hello), "a rank of the job");
+    cr_expect_not(is_answered(job_key, &ranks, &hello), "the same rank again");
     cr_expect_not(nd_net_gone(net, 0));
     cr_expect(nd_net_gone(net, 1), "its connection has ended");
-    nd_net_close(net, true);
 }
 
 /* A port without a key, and one with the key that says nothing more. */
 Test(net, who_says_no_hello_is_sent_away)
 {
-    nd_net *net;
     char byte;
-    const nd_net_card *card = open_net(&net);
     int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const nd_address *at = &card->address;
     cr_assert_eq(connect(silent, (const struct sockaddr *)&at->storage, at->bytes), 0);
-    cr_expect_not(is_answered(net, card, job_key, &ranks, NULL));
+    cr_expect_not(is_answered(job_key, &ranks, NULL));
     cr_expect_eq(recv(silent, &byte, 1, MSG_DONTWAIT), 0, "the silent one is still connected");
     close(silent);
     cr_expect_not(nd_net_gone(net, 1));
-    nd_net_close(net, true);
 }
 
 /* Until it is raised again, no descriptor can be opened. */
@@ -150,32 +155,23 @@ static struct rlimit forbid_files(void)
 
 Test(net, a_rank_without_descriptors_fails_with_that_reason)
 {
-    nd_net *net;
-    open_net(&net);
     nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
     struct rlimit old = forbid_files();
-    cr_expect_eq(nd_net_send(net, &request), ND_ERR_RESOURCE);
-    cr_expect(strstr(nd_error_last()->message, "Too many open files"), "%s",
-              nd_error_last()->message);
+    assert_fails(nd_net_send(net, &request), ND_ERR_RESOURCE, "Too many open files");
     setrlimit(RLIMIT_NOFILE, &old);
     nd_error_clear();
     cr_expect_eq(nd_net_progress(net), ND_ERR_RESOURCE, "the first reason stays");
     cr_expect(strstr(nd_error_last()->message, "Too many open files"), "%s",
               nd_error_last()->message);
-    nd_net_close(net, true);
 }
 
 /* Its answer to a large message needs a connection. The other rank has done nothing wrong. */
 Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
 {
     static char buffer[2 * NET_EAGER_BYTES];
-    nd_net *net;
     visitor v;
     bool idle;
-    const nd_net_card *card = open_net(&net);
-    net_hello hello = {.rank = 1};
-    memcpy(hello.token, card->token, sizeof hello.token);
-    cr_assert(greet(net, card, job_key, &ranks, &hello, &v));
+    cr_assert(greet(job_key, &ranks, &hello, &v));
     nd_p2p_request request = {
         .state = ND_REQUEST_POSTED, .peer = 1, .tag = 7, .buffer = buffer, .bytes = sizeof buffer};
     const net_head offer = {.tag = 7, .bytes = sizeof buffer, .kind = NET_OFFER};
@@ -190,13 +186,10 @@ Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
     setrlimit(RLIMIT_NOFILE, &old);
     cr_expect_eq(status, ND_ERR_RESOURCE, "%d", status);
     leave(&v);
-    nd_net_close(net, true);
 }
 
 Test(net, a_connection_that_cannot_be_accepted_yet_does_not_keep_a_rank_awake)
 {
-    nd_net *net;
-    const nd_net_card *card = open_net(&net);
     int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const nd_address *at = &card->address;
     cr_assert_eq(connect(waiting, (const struct sockaddr *)&at->storage, at->bytes), 0);
@@ -206,16 +199,13 @@ Test(net, a_connection_that_cannot_be_accepted_yet_does_not_keep_a_rank_awake)
     cr_expect_eq(nd_net_progress(net), ND_OK);
     cr_expect_eq(poll(&polled, 1, 0), 0);
     setrlimit(RLIMIT_NOFILE, &old);
-    net_hello hello = {.rank = 1};
-    memcpy(hello.token, card->token, sizeof hello.token);
-    cr_expect(is_answered(net, card, job_key, &ranks, &hello));
+    cr_expect(is_answered(job_key, &ranks, &hello));
     close(waiting);
-    nd_net_close(net, true);
 }
 
 /* The other side of a connection that `net` makes: answers its hello with `answer`, and returns the
  * number of bytes that follow before the connection ends or has a head. */
-static size_t answer_with(nd_net *net, int listener, nd_tls_context *server, char answer)
+static size_t answer_with(int listener, nd_tls_context *server, char answer)
 {
     char bytes[sizeof(net_head)];
     size_t count = 0, got;
@@ -246,8 +236,6 @@ static size_t answer_with(nd_net *net, int listener, nd_tls_context *server, cha
 
 Test(net, only_a_welcome_gets_messages)
 {
-    nd_net *net;
-    open_net(&net);
     nd_tls_context *server = context_of(true, job_key, &ranks);
     nd_address *at = &net->peers[1].card.address;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -257,21 +245,18 @@ Test(net, only_a_welcome_gets_messages)
     cr_assert_eq(getsockname(listener, (struct sockaddr *)&at->storage, &at->bytes), 0);
     nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
     cr_assert_eq(nd_net_send(net, &request), ND_OK);
-    cr_expect_eq(answer_with(net, listener, server, 0), 0, "another answer is taken for a welcome");
+    cr_expect_eq(answer_with(listener, server, 0), 0, "another answer is taken for a welcome");
     cr_expect_eq(atomic_load(&request.state), ND_REQUEST_POSTED);
-    cr_expect_eq(answer_with(net, listener, server, NET_WELCOME), sizeof(net_head));
+    cr_expect_eq(answer_with(listener, server, NET_WELCOME), sizeof(net_head));
     close(listener);
     nd_tls_context_destroy(server);
-    nd_net_close(net, true);
 }
 
 Test(net, an_idle_connection_to_a_host_that_is_gone_ends_within_half_a_minute)
 {
-    nd_net *net;
     nd_link *link;
     int epoll = epoll_create1(EPOLL_CLOEXEC), on, idle, probe, probes;
     socklen_t bytes = sizeof on;
-    const nd_net_card *card = open_net(&net);
     nd_tls_context *client = context_of(false, job_key, &ranks);
     cr_assert_eq(nd_link_connect(&card->address, client, epoll, &link), ND_OK);
     cr_assert_eq(getsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &bytes), 0);
@@ -282,5 +267,4 @@ Test(net, an_idle_connection_to_a_host_that_is_gone_ends_within_half_a_minute)
     nd_link_close(link);
     nd_tls_context_destroy(client);
     close(epoll);
-    nd_net_close(net, true);
 }

@@ -7,21 +7,13 @@
 
 #include "runtime/rdzv/identity.h"
 #include "tests/support/tempdir.h"
+#include "tests/support/variables.h"
 
 /* Rank 5 of 8, the second of four on the second node. */
 static void set_torchrun(void)
 {
-    static const char *const variables[][2] = {
-        {"RANK", "5"},
-        {"WORLD_SIZE", "8"},
-        {"LOCAL_RANK", "1"},
-        {"MASTER_PORT", "29500"},
-        {"LOCAL_WORLD_SIZE", "4"},
-        {"MASTER_ADDR", "10.0.0.1"},
-    };
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        setenv(variables[i][0], variables[i][1], 1);
-    }
+    SET_VARIABLES("RANK=5", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_PORT=29500",
+                  "LOCAL_WORLD_SIZE=4", "MASTER_ADDR=10.0.0.1");
 }
 
 Test(identity, alone)
@@ -43,9 +35,7 @@ Test(identity, of_ndlaunch)
     setenv("ND_RUN_ID", "nd-1234", 1);
     snprintf(fd, sizeof fd, "%d", file);
     setenv("ND_CONFIG_FD", fd, 1);
-    setenv("ND_NODE_RANK", "1", 1);
-    setenv("ND_NNODES", "2", 1);
-    setenv("ND_TERMINAL", "1", 1);
+    SET_VARIABLES("ND_NODE_RANK=1", "ND_NNODES=2", "ND_TERMINAL=1");
     setenv("GROUP_RANK", "9", 1); /* torchrun's, without a meaning here */
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_NDLAUNCH);
@@ -94,11 +84,9 @@ Test(identity, of_torchrun)
     cr_assert_str_eq(id.run_id, "environment");
     cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.restart_epoch == 0);
     cr_assert_eq(id.master_port, 29500);
-    setenv("TORCHELASTIC_RUN_ID", "job 7", 1);
-    setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
-    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1); /* its agent has the port */
-    setenv("GROUP_RANK", "3", 1);
-    setenv("GROUP_WORLD_SIZE", "4", 1);
+    SET_VARIABLES("TORCHELASTIC_RUN_ID=job 7", "TORCHELASTIC_RESTART_COUNT=2",
+                  "TORCHELASTIC_USE_AGENT_STORE=True", /* its agent has the port */
+                  "GROUP_RANK=3", "GROUP_WORLD_SIZE=4");
     assert_ok(nd_identity_read(&id));
     cr_assert_str_eq(id.run_id, "job 7");
     cr_assert(id.node_rank == 3 && id.nnodes == 4 && id.restart_epoch == 2);

@@ -89,47 +89,49 @@ static nd_status pump(nd_tls *from, nd_tls *to)
     return ND_OK;
 }
 
-typedef struct ends {
+/* The ends of the test's connection. */
+static struct {
     const nd_tls_use *uses[2]; /* NULL: the store's */
     nd_tls_context *contexts[2];
     nd_tls *client, *server;
-} ends;
+} e;
 
-static nd_status connect_ends(ends *e, uint8_t client_first, uint8_t server_first)
+static nd_status connect_ends(uint8_t client_first, uint8_t server_first)
 {
     uint8_t key[ND_KEY_BYTES] = {client_first, 2, 3};
-    assert_ok(nd_tls_context_create(false, key, &e->contexts[0]));
+    assert_ok(nd_tls_context_create(false, key, &e.contexts[0]));
     key[0] = server_first;
-    assert_ok(nd_tls_context_create(true, key, &e->contexts[1]));
+    assert_ok(nd_tls_context_create(true, key, &e.contexts[1]));
     for (int i = 0; i < 2; i++) {
-        if (e->uses[i]) {
-            nd_tls_context_set(e->contexts[i], e->uses[i]);
+        if (e.uses[i]) {
+            nd_tls_context_set(e.contexts[i], e.uses[i]);
         }
     }
-    assert_ok(nd_tls_create(e->contexts[0], &e->client));
-    assert_ok(nd_tls_create(e->contexts[1], &e->server));
+    assert_ok(nd_tls_create(e.contexts[0], &e.client));
+    assert_ok(nd_tls_create(e.contexts[1], &e.server));
     for (int i = 0; i < 4; i++) {
-        ND_TRY(pump(e->client, e->server));
-        ND_TRY(pump(e->server, e->client));
+        ND_TRY(pump(e.client, e.server));
+        ND_TRY(pump(e.server, e.client));
     }
     return ND_OK;
 }
 
-static void close_ends(ends *e)
+static void close_ends(void)
 {
-    nd_tls_destroy(e->client);
-    nd_tls_destroy(e->server);
-    nd_tls_context_destroy(e->contexts[0]);
-    nd_tls_context_destroy(e->contexts[1]);
+    nd_tls_destroy(e.client);
+    nd_tls_destroy(e.server);
+    nd_tls_context_destroy(e.contexts[0]);
+    nd_tls_context_destroy(e.contexts[1]);
 }
 
-Test(key, ends_with_the_same_key_talk_in_secret)
+TestSuite(tls_key, .fini = close_ends);
+
+Test(tls_key, ends_with_the_same_key_talk_in_secret)
 {
-    ends e = {0};
     char plain[32], cipher[4096];
     size_t count;
     bool closed;
-    assert_ok(connect_ends(&e, 1, 1));
+    assert_ok(connect_ends(1, 1));
     cr_assert(nd_tls_established(e.client) && nd_tls_established(e.server));
     assert_ok(nd_tls_write(e.client, "a secret word", 13));
     count = take_cipher(e.client, cipher, sizeof cipher);
@@ -138,37 +140,33 @@ Test(key, ends_with_the_same_key_talk_in_secret)
     assert_ok(nd_tls_read(e.server, plain, sizeof plain, &count, &closed));
     cr_assert_eq(count, 13);
     cr_assert_arr_eq(plain, "a secret word", 13);
-    close_ends(&e);
 }
 
-Test(key, ends_with_different_keys_do_not_meet)
+Test(tls_key, ends_with_different_keys_do_not_meet)
 {
-    ends e = {0};
-    assert_fails(connect_ends(&e, 1, 9), ND_ERR_CONFIG, "key");
+    assert_fails(connect_ends(1, 9), ND_ERR_CONFIG, "key");
     cr_assert_not(nd_tls_established(e.server));
-    close_ends(&e);
 }
 
 static const nd_tls_use other_use = {.identity = "other", .records = 4};
 
 /* One key opens several protocols, and connects no two of them. */
-Test(key, ends_of_different_protocols_do_not_meet)
+Test(tls_key, ends_of_different_protocols_do_not_meet)
 {
-    ends e = {.uses = {&other_use, NULL}};
-    assert_fails(connect_ends(&e, 1, 1), ND_ERR_CONFIG, "key");
+    e.uses[0] = &other_use;
+    assert_fails(connect_ends(1, 1), ND_ERR_CONFIG, "key");
     cr_assert_not(nd_tls_established(e.server));
-    close_ends(&e);
 }
 
 /* A write that takes a new key has one record more, which says so. */
-Test(key, a_new_key_follows_a_number_of_records)
+Test(tls_key, a_new_key_follows_a_number_of_records)
 {
     static const size_t writes[] = {1, 1, 1, 1, 1, 1, 20000, 1, 1};
     static const bool new_key[] = {false, false, false, false, true, false, false, true, false};
     enum { RECORD = 5 + 1 + 16, UPDATE = RECORD + 5 }; /* without the plaintext */
     static char plain[20000], cipher[40000], got[20000];
-    ends e = {.uses = {&other_use, &other_use}};
-    assert_ok(connect_ends(&e, 1, 1));
+    e.uses[0] = e.uses[1] = &other_use;
+    assert_ok(connect_ends(1, 1));
     for (size_t i = 0; i < sizeof writes / sizeof *writes; i++) {
         size_t records = writes[i] > 16384 ? 2 : 1, count, part = 1;
         bool closed;
@@ -184,14 +182,12 @@ Test(key, a_new_key_follows_a_number_of_records)
         cr_assert_eq(count, writes[i]);
         cr_assert_arr_eq(got, plain, count);
     }
-    close_ends(&e);
 }
 
-Test(key, a_changed_byte_ends_the_channel)
+Test(tls_key, a_changed_byte_ends_the_channel)
 {
-    ends e = {0};
     char cipher[4096];
-    assert_ok(connect_ends(&e, 1, 1));
+    assert_ok(connect_ends(1, 1));
     assert_ok(nd_tls_write(e.client, "a secret word", 13));
     size_t count = take_cipher(e.client, cipher, sizeof cipher), got;
     bool closed;
@@ -200,7 +196,6 @@ Test(key, a_changed_byte_ends_the_channel)
     char plain[32];
     status = status == ND_OK ? nd_tls_read(e.server, plain, sizeof plain, &got, &closed) : status;
     cr_assert_eq(status, ND_ERR_IO);
-    close_ends(&e);
 }
 
 Test(key, junk_is_not_the_protocol)

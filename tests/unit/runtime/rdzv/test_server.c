@@ -135,6 +135,16 @@ static void expect_error(int i, nd_status status, const char *words)
     cr_assert_not_null(strstr(message, words), "no \"%s\" in: %s", words, message);
 }
 
+/* A new client, whose hello is refused. */
+static void refuse(int i, const char *version, const char *run, uint32_t epoch, nd_wire_role role,
+                   int index, const char *words)
+{
+    connect_client(i);
+    hello(i, version, run, epoch, role, index);
+    expect_error(i, ND_ERR_CONFIG, words);
+    cr_assert(clients[i].dropped);
+}
+
 static void close_server(void)
 {
     nd_server_destroy(server);
@@ -238,10 +248,7 @@ Test(server, the_rank_of_a_lost_worker_stays_taken)
 {
     open_joined(2, 2);
     nd_server_gone(server, clients[1].peer);
-    connect_client(2);
-    hello(2, "1.2", "job", 3, ND_WIRE_WORKER, 1);
-    expect_error(2, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
-    cr_assert(clients[2].dropped);
+    refuse(2, "1.2", "job", 3, ND_WIRE_WORKER, 1, "rank 1, claimed by hosty, is taken");
 }
 
 Test(server, a_lost_rank_ends_the_others_wait)
@@ -381,19 +388,13 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
         {"1.2", "", 3, ND_WIRE_NODE, 0, "outside of 1 to 1"},
     };
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-        connect_client(i);
-        hello(i, cases[i].version, cases[i].run, cases[i].epoch, cases[i].role, cases[i].index);
-        expect_error(i, ND_ERR_CONFIG, cases[i].words);
-        cr_assert(clients[i].dropped);
+        refuse(i, cases[i].version, cases[i].run, cases[i].epoch, cases[i].role, cases[i].index,
+               cases[i].words);
     }
     welcome(20, "", 3, ND_WIRE_NODE, 1);
-    connect_client(21);
-    hello(21, "1.2", "", 3, ND_WIRE_NODE, 1);
-    expect_error(21, ND_ERR_CONFIG, "is taken");
+    refuse(21, "1.2", "", 3, ND_WIRE_NODE, 1, "is taken");
     join(1);
-    connect_client(22);
-    hello(22, "1.2", "job", 3, ND_WIRE_WORKER, 1);
-    expect_error(22, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
+    refuse(22, "1.2", "job", 3, ND_WIRE_WORKER, 1, "rank 1, claimed by hosty, is taken");
 }
 
 /* Another version may lay out what follows its number otherwise, as protocol 3 did the role. */
@@ -436,10 +437,7 @@ Test(server, a_later_start_refuses_members_of_another_one)
          "of job job.4; others are refused, so give each job a port of its own"},
     };
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-        connect_client(i);
-        hello(i, "1.2", cases[i].run, cases[i].epoch, cases[i].role, 1);
-        expect_error(i, ND_ERR_CONFIG, cases[i].words);
-        cr_assert(clients[i].dropped);
+        refuse(i, "1.2", cases[i].run, cases[i].epoch, cases[i].role, 1, cases[i].words);
         const bool other_job = strcmp(cases[i].run, "jobs.4") == 0;
         cr_expect_eq(strstr(message, "a port of its own") != NULL, other_job, "%s", message);
     }
@@ -463,9 +461,7 @@ Test(server, a_later_start_may_have_fewer_workers)
         expect_error(i, ND_ERR_IO, "this start of the job has ended");
         nd_server_gone(server, clients[i].peer);
     }
-    connect_client(3);
-    hello(3, "1.2", "job.4", 4, ND_WIRE_WORKER, 2);
-    expect_error(3, ND_ERR_CONFIG, "2");
+    refuse(3, "1.2", "job.4", 4, ND_WIRE_WORKER, 2, "2");
     for (int i = 4; i < 6; i++) {
         welcome(i, "job.4", 4, ND_WIRE_WORKER, i - 4);
     }
