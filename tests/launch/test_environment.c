@@ -6,6 +6,7 @@
 
 #include "tests/launch/tiny_job.h"
 #include "tests/support/port.h"
+#include "tests/support/variables.h"
 
 enum { RANKS = 4 };
 
@@ -20,9 +21,7 @@ static void setup(void)
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
-    setenv("WORLD_SIZE", "4", 1);
-    setenv("LOCAL_WORLD_SIZE", "4", 1);
-    setenv("TORCHELASTIC_RUN_ID", "some-run", 1);
+    SET_VARIABLES("WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4", "TORCHELASTIC_RUN_ID=some-run");
 }
 
 TEMPDIR_SUITE(environment, setup, .timeout = 280);
@@ -50,9 +49,7 @@ Test(environment, ranks_train_as_under_ndlaunch)
 {
     launched one;
     start("4", -1, NULL); /* the axis that is -1 takes WORLD_SIZE */
-    for (int rank = 0; rank < RANKS; rank++) {
-        launched_expect(&ranks[rank], 0);
-    }
+    launched_expect_all(ranks, RANKS, 0);
     tiny_ndlaunch(&one, &dir, "one", RANKS, (const char *[]){"--num-steps", "4", NULL});
     launched_expect(&one, 0);
     tiny_expect_same(&dir, "ranks", "one", 4);

@@ -43,8 +43,7 @@ Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
         launched_until(&nodes[i], "of epoch 0 waits", 1);
     }
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
-    launched_expect(&nodes[0], 0);
-    launched_expect(&nodes[1], 0);
+    launched_expect_all(nodes, 2, 0);
     assert_says(&nodes[0], "the job goes on with 1 of 3 nodes: mesh ",
                 "train.gradient_accumulation_steps 3\n", "rank 0 is one of 1 on 1 nodes\n");
     assert_says(&nodes[1], "the job goes on without this node");

@@ -397,25 +397,15 @@ static void harm_at_some_bytes(proxy_harm kind, bool to_store)
     harm_all(rules, PLACES);
 }
 
-Test(hostile, a_network_that_drops_what_goes_to_the_store)
-{
-    harm_at_some_bytes(PROXY_DROPS, true);
-}
-
-Test(hostile, a_network_that_drops_what_comes_from_the_store)
-{
-    harm_at_some_bytes(PROXY_DROPS, false);
-}
-
-Test(hostile, a_network_that_resets)
-{
-    harm_at_some_bytes(PROXY_RESETS, false);
-}
-
-Test(hostile, a_network_that_corrupts)
-{
-    harm_at_some_bytes(PROXY_CORRUPTS, true);
-}
+#define TEST_HARM(name, kind, to_store)                                                            \
+    Test(hostile, a_network_that_##name)                                                           \
+    {                                                                                              \
+        harm_at_some_bytes(kind, to_store);                                                        \
+    }
+TEST_HARM(drops_what_goes_to_the_store, PROXY_DROPS, true)
+TEST_HARM(drops_what_comes_from_the_store, PROXY_DROPS, false)
+TEST_HARM(resets, PROXY_RESETS, false)
+TEST_HARM(corrupts, PROXY_CORRUPTS, true)
 
 /* In the handshake, behind the join, and of a worker. */
 Test(hostile, a_network_that_stalls)

@@ -61,8 +61,7 @@ Test(kill, each_rank_at_some_step)
         start(&l, name, (const char *[]){"--max-restarts", "1", NULL});
         launched_until(&l, "\nstep ", at);
         kill(launched_child(&l, i % WORKERS), SIGKILL);
-        launched_expect(&l, 0);
-        assert_says(&l, "restart 1 of 1 follows at once, from ");
+        assert_ends(&l, 0, "restart 1 of 1 follows at once, from ");
         cr_assert_null(strstr(l.text, "process_vm_"), "%s", l.text); /* UCX's own line */
         tiny_expect_same(&dir, name, "whole", STEPS);
     }
@@ -95,8 +94,7 @@ Test(kill, a_stopped_rank_is_a_reason_too)
           (const char *[]){"--max-restarts", "1", "--comm-timeout-seconds", "5", NULL});
     launched_until(&l, "\nstep ", 25);
     kill(launched_child(&l, 2), SIGSTOP);
-    launched_expect(&l, 0);
-    assert_says(&l, "failed (exit code 124, ");
+    assert_ends(&l, 0, "failed (exit code 124, ");
     tiny_expect_same(&dir, "stopped", "whole", STEPS);
 }
 
@@ -146,8 +144,7 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     start_node(&nodes[1], 1, 1, "0");
     launched_expect(&nodes[1], 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "was lost; restart 2 of 3 follows ");
+    assert_ends(&nodes[0], 0, "was lost; restart 2 of 3 follows ");
     tiny_expect_same(&dir, "nodes", "whole", STEPS);
 }
 
@@ -164,7 +161,6 @@ Test(kill, a_launcher_whose_place_a_spare_node_takes)
     launched_until(&nodes[0], "checkpoint of step 20 ", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[2], 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
+    assert_ends(&nodes[0], 0, "workers on nodes 0, 2; spare nodes: none yet");
     tiny_expect_same(&dir, "nodes", "whole", STEPS);
 }

@@ -13,6 +13,7 @@
 
 #include "tests/launch/tiny_job.h"
 #include "tests/support/skip.h"
+#include "tests/support/variables.h"
 
 enum { PORTS_MAX = 16 };
 #define PATTERN "written by a stranger"
@@ -279,10 +280,8 @@ static void meet_over_pmix(const char *const hosts[2])
     }
     setenv("LD_LIBRARY_PATH", folder, 1);
     setenv("FAKE_PMIX_FOLDER", dir.path, 1);
-    setenv("FAKE_PMIX_SIZE", "2", 1);
-    setenv("FAKE_PMIX_LOCAL_SIZE", "1", 1);
-    setenv("PMIX_NAMESPACE", "fake", 1);
-    setenv("SLURM_JOB_ID", "1", 1);
+    SET_VARIABLES("FAKE_PMIX_SIZE=2", "FAKE_PMIX_LOCAL_SIZE=1", "PMIX_NAMESPACE=fake",
+                  "SLURM_JOB_ID=1");
     for (int i = 0; i < 2; i++) {
         char name[32];
         tiny_arguments a = {0};

@@ -33,9 +33,7 @@ Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
     for (int i = 0; i < 2; i++) {
         launched nodes[2];
         start_nodes(nodes, "B0T46D40K9;B40T44X0", ranks[i]);
-        for (int n = 0; n < 2; n++) {
-            launched_expect(&nodes[n], 0);
-        }
+        launched_expect_all(nodes, 2, 0);
         assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40; ",
                     "epoch 1 of rank 1, run nd-");
         assert_says(&nodes[1], "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");

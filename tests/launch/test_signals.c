@@ -21,33 +21,22 @@ static void ends_at_a_step_boundary(int number)
     launched l;
     signal(number, SIG_DFL); /* these tests may themselves run under nohup */
     tiny_train(&l, &dir, "out", 2, NULL);
-    kill(l.pid, number);
-    launched_expect(&l, 75);
+    launched_end(&l, number, 75);
     assert_says(&l, "the job was stopped at a step boundary",
                 "it cannot be resumed there, since it saves no checkpoints",
                 "with --checkpoint-frequency N a signal saves one too");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 
-Test(signals, term_ends_the_trainer_at_a_step_boundary)
-{
-    ends_at_a_step_boundary(SIGTERM);
-}
-
-Test(signals, usr1_ends_the_trainer_at_a_step_boundary)
-{
-    ends_at_a_step_boundary(SIGUSR1);
-}
-
-Test(signals, int_ends_the_trainer_at_a_step_boundary)
-{
-    ends_at_a_step_boundary(SIGINT);
-}
-
-Test(signals, hup_ends_the_trainer_at_a_step_boundary)
-{
-    ends_at_a_step_boundary(SIGHUP);
-}
+#define TEST_STEP_BOUNDARY(name, number)                                                           \
+    Test(signals, name##_ends_the_trainer_at_a_step_boundary)                                      \
+    {                                                                                              \
+        ends_at_a_step_boundary(number);                                                           \
+    }
+TEST_STEP_BOUNDARY(term, SIGTERM)
+TEST_STEP_BOUNDARY(usr1, SIGUSR1)
+TEST_STEP_BOUNDARY(int, SIGINT)
+TEST_STEP_BOUNDARY(hup, SIGHUP)
 
 /*
  * The job's last word: 75 is explained once, by one of two lines, and rank 0 names the step
@@ -89,26 +78,15 @@ static void sweep(int number, const char *steps, int expected, int step_ms)
     }
 }
 
-Test(signals, term_during_the_start_is_75)
-{
-    sweep(SIGTERM, "1000000", 75, 30);
-}
-
-/* One function handles these signals like TERM. */
-Test(signals, int_during_the_start_is_75)
-{
-    sweep(SIGINT, "1000000", 75, 70);
-}
-
-Test(signals, hup_during_the_start_is_75)
-{
-    sweep(SIGHUP, "1000000", 75, 70);
-}
-
-Test(signals, usr1_during_the_start_is_75)
-{
-    sweep(SIGUSR1, "1000000", 75, 70);
-}
+#define TEST_START(name, number, step_ms)                                                          \
+    Test(signals, name##_during_the_start_is_75)                                                   \
+    {                                                                                              \
+        sweep(number, "1000000", 75, step_ms);                                                     \
+    }
+TEST_START(term, SIGTERM, 30)
+TEST_START(int, SIGINT, 70) /* one function handles these signals like TERM */
+TEST_START(hup, SIGHUP, 70)
+TEST_START(usr1, SIGUSR1, 70)
 
 Test(signals, usr2_during_the_start_does_nothing)
 {
@@ -186,8 +164,7 @@ static void is_passed_over(int number)
     kill(l.pid, number);
     int seen = launched_count(&l, "\nstep ");
     launched_until(&l, "\nstep ", seen + 3);
-    kill(l.pid, SIGTERM);
-    launched_expect(&l, 75);
+    launched_end(&l, SIGTERM, 75);
 }
 
 Test(signals, usr2_is_passed_over)

@@ -11,6 +11,7 @@
 #include "tests/launch/tiny_job.h"
 #include "tests/support/port.h"
 #include "tests/support/skip.h"
+#include "tests/support/variables.h"
 
 static tempdir dir;
 
@@ -99,10 +100,8 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
 Test(start, the_check_sees_the_workers_environment)
 {
     launched l;
-    setenv("ND_TEST", "check environment", 1);
-    setenv("CUDA_VISIBLE_DEVICES", "3", 1);
-    setenv("HUGGINGFACE_HUB_CACHE", "/somewhere", 1);
-    setenv("ND_CPU_ISA", "avx512", 1);
+    SET_VARIABLES("ND_TEST=check environment", "CUDA_VISIBLE_DEVICES=3",
+                  "HUGGINGFACE_HUB_CACHE=/somewhere", "ND_CPU_ISA=avx512");
     setenv("RANK", "5", 1); /* of an outer launcher */
     setenv("ND_RUN_FOLDER", "7", 1);
     tiny_ndlaunch(&l, &dir, "out", 1, NULL);
@@ -136,13 +135,9 @@ Test(start, a_port_in_use_is_code_74)
 {
     launched l;
     char endpoint[32];
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    int fd, port = port_silent(&fd);
     cr_assert_eq(listen(fd, 1), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
     assert_ends(&l, 74, "is in use by another program", strchr(endpoint, ':') + 1);
     close(fd);
@@ -262,10 +257,7 @@ Test(start, ranks_meet_before_they_open_the_data)
     snprintf(port, sizeof port, "%d", port_reserve());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
-    setenv("WORLD_SIZE", "2", 1);
-    setenv("LOCAL_WORLD_SIZE", "2", 1);
-    setenv("RANK", "0", 1);
-    setenv("LOCAL_RANK", "0", 1);
+    SET_VARIABLES("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=0", "LOCAL_RANK=0");
     launched_start(&l, &dir, "rank0",
                    (const char *[]){launched_program("ndtrain"), "train", "--num-processes", "2",
                                     "--device", "cpu", "--data-path", "/nonexistent.txt",

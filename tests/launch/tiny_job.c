@@ -31,32 +31,21 @@ void tiny_write_inputs(tempdir *dir)
 
 const char *const *tiny_flags(const tempdir *dir, const char *name)
 {
-    static char model[160], data[160], out[200];
-    static const char *const flags[] = {"--device",
-                                        "cpu",
-                                        "--threads-per-worker",
-                                        "1",
-                                        "--precision",
-                                        "fp32",
-                                        "--sequence-length",
-                                        "32",
-                                        "--set",
-                                        model,
-                                        "--set",
-                                        data,
-                                        "--set",
-                                        out,
-                                        "--set",
-                                        "data.validation_path=",
-                                        "--set",
-                                        "train.validation_interval=0",
-                                        "--set",
-                                        "output.save_model=false",
-                                        NULL};
-    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
-    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
-    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
-    return flags;
+    static char words[1024];
+    static tiny_arguments a;
+    char *rest = words;
+    a.count = 0;
+    snprintf(words, sizeof words,
+             "--device cpu --threads-per-worker 1 --precision fp32 --sequence-length 32 "
+             "--set model.config=%s/model.json --set data.path=%s/text.txt "
+             "--set output.dir=%s/run-%s --set data.validation_path= "
+             "--set train.validation_interval=0 --set output.save_model=false",
+             dir->path, dir->path, dir->path, name);
+    for (char *word; (word = strsep(&rest, " "));) {
+        tiny_add(&a, (const char *[]){word, NULL});
+    }
+    a.list[a.count] = NULL;
+    return a.list;
 }
 
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
@@ -156,13 +145,15 @@ void tiny_expect_same(const tempdir *dir, const char *name, const char *other, i
     free(two);
 }
 
-void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity)
+const char *tiny_record(const tempdir *dir, const char *name)
 {
+    static char text[1 << 16];
     char path[256];
     snprintf(path, sizeof path, "%s/run-%s/run.json", dir->path, name);
     FILE *f = fopen(path, "r");
     cr_assert_not_null(f, "%s", path);
-    size_t got = fread(out, 1, capacity - 1, f);
-    out[got] = '\0';
+    size_t got = fread(text, 1, sizeof text - 1, f);
+    text[got] = '\0';
     fclose(f);
+    return text;
 }

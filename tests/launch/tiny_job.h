@@ -57,7 +57,7 @@ void tiny_nodes_wait(launched *one, launched *other, int epoch);
  * log: loss, norm and learning rate with 17 digits. What was done twice counts as it was done last.
  */
 void tiny_expect_same(const tempdir *dir, const char *name, const char *other, int steps);
-/* Content of run.json. */
-void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity);
+/* Content of run.json; valid until the next call. */
+const char *tiny_record(const tempdir *dir, const char *name);
 
 #endif

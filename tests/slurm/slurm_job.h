@@ -28,6 +28,11 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
 void slurm_until_requeued(launched *l, int job);
 /* Waits for its end, with this code, or 128 + signal. */
 void slurm_expect(launched *l, int job, int code);
+#define assert_job_ends(l, job, code, ...)                                                         \
+    do {                                                                                           \
+        slurm_expect(l, job, code);                                                                \
+        assert_says(l, __VA_ARGS__);                                                               \
+    } while (0)
 
 /* srun <options> <program> <further> in the background; launched_wait gives its exit code.
  * `program` is of the build, or a path. */

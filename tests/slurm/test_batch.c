@@ -42,13 +42,13 @@ static void train_on_one_host(const char *config_file, const char *const *furthe
 Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 {
     launched l;
-    static char record[1 << 16], words[64];
+    char words[64];
     const char *const further[] = {"--num-steps", "5", NULL};
     train_on_one_host("tp_hsdp.yaml", further);
     int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
     slurm_expect(&l, job, 0);
     tiny_expect_same(&dir, "two", "one", 5);
-    tiny_record(&dir, "two", record, sizeof record);
+    const char *record = tiny_record(&dir, "two");
     snprintf(words, sizeof words, "\"slurm_job_id\": \"%d\"", job);
     cr_assert_not_null(strstr(record, words), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
@@ -73,16 +73,14 @@ Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
     launched l;
-    static char record[1 << 16];
     const char *const further[] = {
         "--precision",      "fp8",   "--num-steps",          "5", "--set",
         "data.format=text", "--set", "data.tokenizer=bytes", NULL};
     train_on_one_host("llama-3.1-8b/fp8.yaml", further);
     int job = slurm_submit(&l, &dir, "fp8", NULL, "fp8.sbatch", further);
-    slurm_expect(&l, job, 0);
-    assert_says(&l, "13 of 15 linears in FP8, weights gathered as codes");
+    assert_job_ends(&l, job, 0, "13 of 15 linears in FP8, weights gathered as codes");
     tiny_expect_same(&dir, "fp8", "one", 5);
-    tiny_record(&dir, "fp8", record, sizeof record);
+    const char *record = tiny_record(&dir, "fp8");
     cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
 
@@ -99,9 +97,8 @@ Test(batch, workers_per_node_are_counted)
     const char *const further[] = {"--dp-shard-size",  "-1",   "--num-steps", "2",
                                    "--nproc-per-node", "auto", NULL};
     int job = slurm_submit(&l, &dir, "counted", two, dir.name, further);
-    slurm_expect(&l, job, 0);
-    assert_says(&l, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ", "nnodes 2, nproc_per_node 2,",
-                "step 2/2");
+    assert_job_ends(&l, job, 0, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ",
+                    "nnodes 2, nproc_per_node 2,", "step 2/2");
 }
 
 /* Options before the script go before its own. */
@@ -110,8 +107,7 @@ Test(batch, one_node_needs_no_other_script)
     launched l;
     int job = slurm_submit(&l, &dir, "single", (const char *[]){"--nodes=1", NULL}, "cp.sbatch",
                            (const char *[]){"--num-steps", "2", NULL});
-    slurm_expect(&l, job, 0);
-    assert_says(&l, "step 2/2");
+    assert_job_ends(&l, job, 0, "step 2/2");
     cr_assert_null(strstr(l.text, "nnodes"), "%s", l.text);
 }
 
@@ -126,8 +122,7 @@ Test(batch, an_allocation_of_salloc_does_as_well)
                                   script, "--dp-shard-size", "4", "--num-steps", "2", NULL});
     tiny_add(&a, slurm_flags(&dir, "salloc"));
     launched_start(&l, &dir, "salloc", a.list);
-    launched_expect(&l, 0);
-    assert_says(&l, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
+    assert_ends(&l, 0, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
 }
 
 /* A suite that cannot run must not pass in CI. Without its path munged stands for one that is not
@@ -168,8 +163,7 @@ Test(batch, a_project_below_a_path_with_spaces)
         slurm_submit(&l, &dir, "spaces", NULL, script,
                      (const char *[]){"--num-steps", "2", "--set", "data.path=the text.txt",
                                       "--set", "output.dir=a run", "--log-dir", "some logs", NULL});
-    slurm_expect(&l, job, 0);
-    assert_says(&l, "step 2/2");
+    assert_job_ends(&l, job, 0, "step 2/2");
     snprintf(record, sizeof record, "%s/a project  of mine/a run/run.json", dir.path);
     cr_assert_eq(access(record, R_OK), 0, "%s", record);
 }
@@ -179,8 +173,7 @@ Test(batch, a_bad_configuration_is_code_2)
     launched l;
     int job = slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    slurm_expect(&l, job, 2);
-    assert_says(&l, "optimizer.lrr");
+    assert_job_ends(&l, job, 2, "optimizer.lrr");
 }
 
 Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
@@ -191,8 +184,8 @@ Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
         "exec \"$real\" \"$@\"");
     int job = slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--learning-rate", "0.5", NULL});
-    slurm_expect(&l, job, 2);
-    assert_says(&l, "optimizer.lr is '0.5' on node 0 (node1)", "'0.25' on node 1 (node2)");
+    assert_job_ends(&l, job, 2, "optimizer.lr is '0.5' on node 0 (node1)",
+                    "'0.25' on node 1 (node2)");
 }
 
 Test(batch, a_killed_worker_is_named_with_job_and_node)
@@ -226,8 +219,7 @@ Test(batch, several_ndlaunch_on_a_node_are_refused)
     slurm_run(&l, &dir, "several",
               (const char *[]){"--nodes=2", "--ntasks=4", "--overcommit", NULL}, "ndlaunch",
               slurm_flags(&dir, "several"));
-    launched_expect(&l, 2);
-    assert_says(&l, "srun started 4 ndlaunch on 2 nodes");
+    assert_ends(&l, 2, "srun started 4 ndlaunch on 2 nodes");
 }
 
 /* While a job runs its key is in nobody's arguments and environment, and in nothing that Slurm
@@ -250,8 +242,7 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
     cr_assert_neq(launched_shell("grep -saqFf %s %s", dir.name, l.output), 0);
     cr_assert_eq(launched_shell("grep -saqFf %s %s", dir.name, dir.name), 0);
     cr_assert_eq(launched_shell("scancel --signal=TERM %d", job), 0);
-    slurm_expect(&l, job, 75);
-    assert_says(&l, "the job was stopped at a step boundary");
+    assert_job_ends(&l, job, 75, "the job was stopped at a step boundary");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 
@@ -282,12 +273,9 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
     int limit = slurm_submit(&limited, &dir, "limited", minutes, "tp_hsdp.sbatch", steps);
     launched_until(&limited, "\nstep ", 2);
     cr_assert_eq(launched_shell("scontrol update jobid=%d EndTime=now+1second", limit), 0);
-    slurm_expect(&warned, to_shell, 75);
-    assert_says(&warned, "the job was stopped at a step boundary");
-    slurm_expect(&direct, to_tasks, 75);
-    assert_says(&direct, "stopped by a signal after step ");
-    slurm_expect(&limited, limit, 75);
-    assert_says(&limited, "the job was stopped at a step boundary");
+    assert_job_ends(&warned, to_shell, 75, "the job was stopped at a step boundary");
+    assert_job_ends(&direct, to_tasks, 75, "stopped by a signal after step ");
+    assert_job_ends(&limited, limit, 75, "the job was stopped at a step boundary");
 }
 
 /* Slurm's warning reaches the batch shell: the job saves, requeues itself, and goes on. */
@@ -306,8 +294,7 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     /* Slurm waits two minutes, so that the credential that it has just revoked is not met again;
      * three seconds are enough. */
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
-    slurm_expect(&l, job, 0);
-    assert_says(&l, "resumed after step ");
+    assert_job_ends(&l, job, 0, "resumed after step ");
     tiny_expect_same(&dir, "requeue", "one", 500);
 }
 
@@ -327,6 +314,5 @@ Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
     int job = slurm_submit(&l, &dir, "lost", NULL, "tp_hsdp.sbatch", further);
     slurm_until_requeued(&l, job);
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
-    slurm_expect(&l, job, 74);
-    assert_says(&l, "start 0", "start 1");
+    assert_job_ends(&l, job, 74, "start 0", "start 1");
 }

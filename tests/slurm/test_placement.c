@@ -100,7 +100,6 @@ static int make_masks(cpu_set_t masks[2], char *commands, size_t capacity)
 Test(placement, a_mask_is_used_whole_and_never_left)
 {
     launched l;
-    static char record[1 << 16];
     char commands[160], ndtrain[PATH_MAX];
     cpu_set_t masks[2];
     const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
@@ -118,9 +117,8 @@ Test(placement, a_mask_is_used_whole_and_never_left)
     int job = slurm_current_job();
     assert_threads_within(slurm_worker(job, 0), &masks[0]);
     assert_threads_within(slurm_worker(job, 1), &masks[1]);
-    kill(l.pid, SIGUSR1);
-    launched_expect(&l, 75);
-    tiny_record(&dir, "bound", record, sizeof record);
+    launched_end(&l, SIGUSR1, 75);
+    const char *record = tiny_record(&dir, "bound");
     cr_assert_not_null(strstr(record, found > 1 ? "\"cpu, 2 threads\"" : "\"cpu, 1 thread\""), "%s",
                        record);
 }

@@ -35,7 +35,6 @@ static void start(launched *l, const char *name, const char *const *options, con
 Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
     launched one, two;
-    static char record[1 << 16];
     tiny_arguments a = {0};
     tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
                                   NULL});
@@ -45,7 +44,7 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
     start(&two, "two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
     launched_expect(&two, 0);
     tiny_expect_same(&dir, "two", "one", 5);
-    tiny_record(&dir, "two", record, sizeof record);
+    const char *record = tiny_record(&dir, "two");
     cr_assert_not_null(strstr(record, "\"started_by\": \"PMIx\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"node2\""), "%s", record);
@@ -69,8 +68,7 @@ Test(pmix, a_bad_configuration_is_code_2_said_once)
 {
     launched l;
     start(&l, "bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
-    launched_expect(&l, 2);
-    assert_says(&l, "did you mean optimizer.lr?");
+    assert_ends(&l, 2, "did you mean optimizer.lr?");
     cr_assert_leq(launched_count(&l, "optimizer.lrr"), 4, "%s",
                   l.text); /* once, but for a very slow end */
 }
@@ -80,8 +78,7 @@ Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
     launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=4", "--overcommit", "--mpi=pmix", NULL};
     start(&l, "four", options, "ndtrain", NULL);
-    launched_expect(&l, 2);
-    assert_says(&l, "the configuration needs 8 workers, but this job has 4 (PMIx)");
+    assert_ends(&l, 2, "the configuration needs 8 workers, but this job has 4 (PMIx)");
 }
 
 /* launch.rdzv_endpoint says where rank 0 listens, which must be an address of its host. */
@@ -93,8 +90,7 @@ Test(pmix, rank_0_listens_where_the_endpoint_says)
     launched_expect(&l, 0);
     start(&l, "foreign", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0", NULL});
-    launched_expect(&l, 2);
-    assert_says(&l, "192.0.2.77 is not an address of this host");
+    assert_ends(&l, 2, "192.0.2.77 is not an address of this host");
 }
 
 Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
@@ -108,8 +104,7 @@ Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
     tempdir_write(&dir, "ndtrain", text, (size_t)n);
     cr_assert_eq(chmod(dir.name, 0755), 0);
     start(&l, "differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
-    launched_expect(&l, 2);
-    assert_says(&l, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
+    assert_ends(&l, 2, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
 }
 
 Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
@@ -119,8 +114,7 @@ Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
     char out[200];
     snprintf(out, sizeof out, "output.dir=%s/text.txt/below", dir.path);
     start(&l, "cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
-    launched_expect(&l, 73);
-    assert_says(&l, "text.txt/below");
+    assert_ends(&l, 73, "text.txt/below");
 }
 
 static void kill_rank(int rank, const char *words)
@@ -155,8 +149,7 @@ Test(pmix, a_frozen_rank_is_named_within_the_deadline)
           (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL});
     launched_until(&l, "\nstep ", 2);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
-    launched_expect(&l, 124);
-    assert_says(&l, "; rank 5 has not answered"); /* of a rank that waits for it */
+    assert_ends(&l, 124, "; rank 5 has not answered"); /* of a rank that waits for it */
 }
 
 static void ends_at_a_step(const char *name, const char *const *options)
@@ -192,8 +185,7 @@ Test(pmix, usr1_to_srun_reaches_all_ranks)
     launched l;
     start(&l, "usr1", two_nodes, "ndtrain", many_steps);
     launched_until(&l, "\nstep ", 2);
-    kill(l.pid, SIGUSR1);
-    launched_expect(&l, 75);
+    launched_end(&l, SIGUSR1, 75);
     assert_says(&l, "stopped by a signal after step ");
 }
 
@@ -202,8 +194,7 @@ Test(pmix, tasks_without_pmix_are_refused)
     launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
     start(&l, "none", options, "ndtrain", NULL);
-    launched_expect(&l, 2);
-    assert_says(&l, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
+    assert_ends(&l, 2, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
 }
 
 /* A library that cannot be opened stands for one that is missing. */
@@ -213,20 +204,10 @@ Test(pmix, a_missing_library_is_a_sentence_only_when_pmix_was_asked_for)
     tempdir_write(&dir, "libpmix.so.2", "none", 4);
     setenv("LD_LIBRARY_PATH", dir.path, 1);
     start(&l, "library", two_nodes, "ndtrain", NULL);
-    launched_expect(&l, 2);
-    assert_says(&l, "the PMIx library cannot be opened");
+    assert_ends(&l, 2, "the PMIx library cannot be opened");
     const char *const one[] = {"--nodes=1", "--ntasks=1", "--mpi=none", NULL};
-    const char *const mesh[] = {"--num-steps",
-                                "2",
-                                "--num-processes",
-                                "1",
-                                "--dp-replicate-size",
-                                "1",
-                                "--dp-shard-size",
-                                "1",
-                                "--tp-size",
-                                "1",
-                                NULL};
+    const char *const mesh[] = {"--num-steps=2",     "--num-processes=1", "--dp-replicate-size=1",
+                                "--dp-shard-size=1", "--tp-size=1",       NULL};
     start(&l, "alone", one, "ndtrain", mesh);
     launched_expect(&l, 0);
 }
