@@ -88,14 +88,6 @@ static nd_status read_again(const char *checkpoint, int64_t writer)
     return status;
 }
 
-/* Fails on the rank that has the reason, and on the others, which have it elsewhere. */
-static nd_status fail_on(bool own, nd_status status, const char *folder, const char *reason)
-{
-    return !own ? nd_fail_elsewhere(status, "another rank could not read %s", folder)
-           : status == ND_ERR_IO ? nd_fail_local(status, "%s", reason)
-                                 : nd_fail(status, "%s", reason);
-}
-
 /* Some rank found damage. It counts only when rank 0 finds it too: the rank's memory may be bad, or
  * its host may not see the run folder. `suspect`: nd_source_stats' of this rank. */
 static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
@@ -116,7 +108,7 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
     const nd_error again = *nd_error_last();
     ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &found, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     if (found == ND_ERR_DATA) {
-        return fail_on(own, ND_ERR_DATA, folder, error.message);
+        return nd_shared_fail(own, ND_ERR_DATA, folder, error.message);
     }
     if (found == ND_OK) {
         snprintf(
@@ -125,13 +117,13 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
             "at the memory and the file system of this host, which may not see the run "
             "folder: %.500s",
             r->rank, host, error.message);
-        return fail_on(r->rank == first, ND_ERR_IO, folder, reason);
+        return nd_shared_fail(r->rank == first, ND_ERR_IO, folder, reason);
     }
     snprintf(reason, sizeof reason,
              "rank %lld finds damage, and rank 0 on %s cannot read the files again to confirm it, "
              "so the checkpoint stays: %.500s",
              (long long)first, host, again.message);
-    return fail_on(r->rank == 0, (nd_status)found, folder, reason);
+    return nd_shared_fail(r->rank == 0, (nd_status)found, folder, reason);
 }
 
 static int64_t slice_elements(const nd_layout *layout, int arrays)
@@ -190,7 +182,6 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
                                 bool verify, nd_restored *out)
 {
     restore r = {.trainer = trainer, .capacity = INT64_MAX, .state = nd_trainer_state_of(trainer)};
-    bool elsewhere = false;
     nd_status status = ND_OK;
     r.arrays = r.state.shard_count;
     *out = (nd_restored){0};
@@ -199,7 +190,7 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
         status = ND_ALLOC(r.arrays * r.capacity, &r.host);
     }
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
-    status = nd_shared_agree(trainer->rank, status, folder, &elsewhere);
+    status = nd_shared_agree(trainer->rank, status, folder);
     out->stats = r.source ? nd_source_get_stats(r.source) : out->stats;
     if (status == ND_ERR_DATA) {
         status = confirm(trainer, folder, out->stats.suspect);

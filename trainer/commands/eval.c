@@ -140,7 +140,7 @@ static nd_status count_bytes(const data_file *f, int64_t *bytes)
 {
     enum { ROUND = 64 }; /* blocks of a rank */
     nd_session *s = f->session;
-    const nd_rank *r = &s->worker->rank;
+    nd_rank *r = &s->worker->rank;
     const int64_t S = s->config.train.sequence_length, blocks = nd_dataset_blocks(f->data);
     const int64_t round = (int64_t)ROUND * r->world_size;
     nd_decoder *decoder = NULL;
@@ -163,7 +163,7 @@ static nd_status count_bytes(const data_file *f, int64_t *bytes)
             ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
         }
     }
-    status = nd_session_reduce(s, ND_GROUP_WORLD, bytes, 1, ND_REDOP_SUM);
+    status = nd_all_reduce(r, ND_GROUP_WORLD, bytes, 1, ND_DTYPE_I64, ND_REDOP_SUM);
 out:
     nd_decoder_destroy(decoder);
     free(memory);
@@ -257,11 +257,12 @@ enum { WAVE = 16 };
 /* The scores that one replica has found reach the others. */
 static nd_status share_scores(nd_session *s, nd_question *q, int owner)
 {
-    const bool own = s->worker->rank.coord.at[ND_AXIS_DP_REPLICATE] == owner;
+    nd_rank *r = &s->worker->rank;
+    const bool own = r->coord.at[ND_AXIS_DP_REPLICATE] == owner;
     for (int64_t i = 0; i < q->count; i++) {
         nd_choice *c = &q->choices[i];
         double values[2] = {c->score, c->greedy};
-        ND_TRY(nd_session_broadcast(s, ND_GROUP_DP_REPLICATE, values, sizeof values, own));
+        ND_TRY(nd_shared_bytes(r, ND_GROUP_DP_REPLICATE, values, sizeof values, own));
         c->score = values[0];
         c->greedy = values[1] != 0;
     }

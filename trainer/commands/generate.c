@@ -382,12 +382,12 @@ static nd_status prepare(job *j)
 /* What one replica has generated reaches the others. */
 static nd_status share_result(job *j, size_t i, bool own)
 {
+    nd_rank *r = &j->g->session->worker->rank;
     nd_sequence *s = &j->sequences[i];
     int64_t numbers[2] = {s->count, s->finish};
-    ND_TRY(
-        nd_session_broadcast(j->g->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, own));
-    ND_TRY(nd_session_broadcast(j->g->session, ND_GROUP_DP_REPLICATE, s->ids,
-                                numbers[0] * (int64_t)sizeof *s->ids, own));
+    ND_TRY(nd_shared_bytes(r, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, own));
+    ND_TRY(nd_shared_bytes(r, ND_GROUP_DP_REPLICATE, s->ids, numbers[0] * (int64_t)sizeof *s->ids,
+                           own));
     if (own) {
         return ND_OK;
     }
@@ -485,13 +485,13 @@ out:
 
 /* The counts of all replicas. The times are those of the one that took longest: replicas work at
  * once. Collective over all ranks, which have all done their part. */
-static nd_status sum_counts(nd_session *session, nd_generate_counts *c)
+static nd_status sum_counts(nd_rank *rank, nd_generate_counts *c)
 {
     const nd_group_kind replicas = ND_GROUP_DP_REPLICATE;
     int64_t sums[] = {c->calls, c->prompt_tokens, c->new_tokens, c->decode_tokens};
     int64_t ns[] = {(int64_t)(c->prompt_seconds * 1e9), (int64_t)(c->decode_seconds * 1e9)};
-    ND_TRY(nd_session_reduce(session, replicas, sums, 4, ND_REDOP_SUM));
-    ND_TRY(nd_session_reduce(session, replicas, ns, 2, ND_REDOP_MAX));
+    ND_TRY(nd_all_reduce(rank, replicas, sums, 4, ND_DTYPE_I64, ND_REDOP_SUM));
+    ND_TRY(nd_all_reduce(rank, replicas, ns, 2, ND_DTYPE_I64, ND_REDOP_MAX));
     *c = (nd_generate_counts){.calls = sums[0],
                               .prompt_tokens = sums[1],
                               .new_tokens = sums[2],
@@ -533,7 +533,7 @@ static nd_status run_requests(generation *g)
     ND_TRY(generate(g, NULL));
     const double seconds = nd_clock_seconds() - begin;
     nd_generate_counts c = g->generator->counts;
-    ND_TRY(sum_counts(s, &c));
+    ND_TRY(sum_counts(&s->worker->rank, &c));
     if (r->rank == 0) {
         char new_rate[64], prompt_rate[64];
         nd_log_info(

@@ -14,7 +14,6 @@
 #include "runtime/base/hash.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
-#include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "runtime/device/host_memory.h"
 
@@ -87,30 +86,23 @@ bool nd_session_word_is_due(nd_session *s)
 
 /* Ranks. */
 
-nd_status nd_session_reduce(nd_session *s, nd_group_kind group, int64_t *values, int64_t count,
-                            nd_redop op)
-{
-    nd_rank *r = &s->worker->rank;
-    return nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, values, count, ND_DTYPE_I64, op,
-                              NULL);
-}
-
 nd_status nd_session_ask_stop(nd_session *s, nd_group_kind group, bool *stop)
 {
     int64_t any = stop_signal;
-    ND_TRY(nd_session_reduce(s, group, &any, 1, ND_REDOP_MAX));
+    ND_TRY(nd_all_reduce(&s->worker->rank, group, &any, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     *stop = any != 0;
     return ND_OK;
 }
 
 nd_status nd_session_end_wave(nd_session *s, nd_status status)
 {
+    nd_rank *r = &s->worker->rank;
     int64_t any = status == ND_ERR_PREEMPTED;
-    if (s->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1 || (status != ND_OK && any == 0)) {
+    if (r->mesh.size[ND_AXIS_DP_REPLICATE] == 1 || (status != ND_OK && any == 0)) {
         return status;
     }
     const nd_error own = *nd_error_last();
-    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, &any, 1, ND_REDOP_MAX));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &any, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     if (status != ND_OK) {
         return nd_fail(status, "%s", own.message);
     }
@@ -119,51 +111,20 @@ nd_status nd_session_end_wave(nd_session *s, nd_status status)
                               "stopped by a signal before all replicas had done their part");
 }
 
-/* The greatest values of all ranks, of which values[0] becomes the worst status: that is what every
- * rank returns. The reason, that a rank could not `what`, stays with the rank that has it. */
-static nd_status agree(nd_session *s, nd_status status, int64_t *values, int64_t count,
-                       const char *what)
-{
-    const nd_error own = *nd_error_last();
-    values[0] = status;
-    ND_TRY(nd_session_reduce(s, ND_GROUP_WORLD, values, count, ND_REDOP_MAX));
-    const nd_status worst = (nd_status)values[0];
-    if (status != ND_OK) {
-        return nd_fail(worst, "%s", own.message);
-    }
-    return worst == ND_OK ? ND_OK : nd_fail_elsewhere(worst, "another rank could not %s", what);
-}
-
-/* The bytes are a sum, to which others add 0: NCCL has broadcasts of device memory alone. */
-nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
-                               bool own)
-{
-    int64_t words[512]; /* what NCCL reduces of host memory at once */
-    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
-        const size_t n = (size_t)nd_min(bytes - at, sizeof words);
-        memset(words, 0, sizeof words);
-        if (own) {
-            memcpy(words, (char *)data + at, n);
-        }
-        ND_TRY(nd_session_reduce(s, group, words, nd_ceil_div((int64_t)n, 8), ND_REDOP_SUM));
-        memcpy((char *)data + at, words, n);
-    }
-    return ND_OK;
-}
-
 nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
 {
-    const bool first = s->worker->rank.rank == 0;
+    nd_rank *r = &s->worker->rank;
+    const bool first = r->rank == 0;
     if (s->checks) {
         return read;
     }
     int64_t values[2] = {0, first && read == ND_OK ? (int64_t)*size : 0};
-    ND_TRY(agree(s, first ? read : ND_OK, values, 2, "read the input"));
+    ND_TRY(nd_shared_agree_on(r, first ? read : ND_OK, "the input", values, 2));
     if (!first) {
         *size = (size_t)values[1];
         ND_TRY(ND_ALLOC(*size + 1, text));
     }
-    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, values[1], first);
+    return nd_shared_bytes(r, ND_GROUP_WORLD, *text, values[1], first);
 }
 
 /* Compares settings, command line and all numbers of the model. */
@@ -365,11 +326,12 @@ static nd_status read_for_a_while(stdin_state *in, bool line)
  * signal. */
 static nd_status wait_for_input(stdin_state *in, nd_session *s, bool line)
 {
-    const bool first = s->worker->rank.rank == 0;
+    nd_rank *r = &s->worker->rank;
+    const bool first = r->rank == 0;
     for (;;) {
         nd_status status = first ? read_for_a_while(in, line) : ND_OK;
         int64_t states[] = {0, first && is_ready(in, line), stop_signal, in->bytes.count > 0};
-        ND_TRY(agree(s, status, states, 4, "read standard input"));
+        ND_TRY(nd_shared_agree_on(r, status, "standard input", states, 4));
         if (states[2] != 0) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal while it waited for input");
         }

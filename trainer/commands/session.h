@@ -46,16 +46,10 @@ int32_t nd_session_beginning(nd_encoder *encoder);
 
 /* Ranks. All of these are collective over the group, or over all ranks. */
 
-/* Sums of the values of a group, or the greatest ones. */
-nd_status nd_session_reduce(nd_session *session, nd_group_kind group, int64_t *values,
-                            int64_t count, nd_redop op);
 /* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
  * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. Without
  * ranks nothing is shared. */
 nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
-/* Host memory of one rank of a group, which `own` says to be this one, reaches the others. */
-nd_status nd_session_broadcast(nd_session *session, nd_group_kind group, void *data, int64_t bytes,
-                               bool own);
 /* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
  * from those of rank 0. Without ranks they agree. */
 nd_status nd_session_agree(nd_session *session);

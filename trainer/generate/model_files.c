@@ -388,12 +388,11 @@ static nd_status run_source(void *context)
 nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
 {
     nd_source *source = NULL;
-    bool elsewhere = false;
     if (m->kind == ND_MODEL_FOLDER) {
         return nd_weights_load(fsdp, m->reader);
     }
     nd_status status = nd_source_open(m->folder, &m->manifest, true, &source);
-    status = nd_shared_agree(fsdp->rank, status, "the model", &elsewhere);
+    status = nd_shared_agree(fsdp->rank, status, "the model");
     if (status == ND_OK) {
         const nd_values values = {.context = source, .want = want_span, .run = run_source};
         status = nd_weights_fill(fsdp, &values, false);

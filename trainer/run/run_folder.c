@@ -374,14 +374,13 @@ static nd_status look_for_record(const nd_run *s)
  */
 static nd_status open_folder(nd_run *s)
 {
-    bool elsewhere = false;
     nd_status opened = s->rank->rank == 0 ? open_on_rank_0(s) : ND_OK;
     opened = opened == ND_OK && s->dir ? describe_place(s) : opened;
     ND_TRY(nd_run_tell_all(s->worker, "run folder", opened, "could not open the run folder",
                            &s->place, sizeof s->place));
-    return is_looked_at(s) ? nd_shared_agree(s->rank, look_for_record(s),
-                                             "the run folder of rank 0", &elsewhere)
-                           : ND_OK;
+    return is_looked_at(s)
+               ? nd_shared_agree(s->rank, look_for_record(s), "the run folder of rank 0")
+               : ND_OK;
 }
 
 static void close_folder(nd_run *s)

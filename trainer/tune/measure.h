@@ -20,6 +20,11 @@ nd_status nd_calls_run_products(nd_rank *rank, const nd_calls *calls);
  * known, and FP8 stays. */
 bool nd_fp8_is_slower(double fp8_seconds, double bf16_seconds);
 
+/* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must not pass:
+ * timing takes a third of it. The rest is for what is not timed here, as the last call that the
+ * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. */
+double nd_tuning_budget(int ranks, double timeout_seconds);
+
 /* Fills tuning->json. */
 nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_shape *shape);
 

@@ -10,10 +10,17 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/tune/measure.h"
+#include "trainer/weights/weights.h"
 
 bool nd_fp8_is_slower(double fp8, double bf16)
 {
     return bf16 >= 0.0 && bf16 < 0.98 * fp8; /* false for NaN */
+}
+
+double nd_tuning_budget(int ranks, double timeout_seconds)
+{
+    const double most = 60.0;
+    return ranks == 1 ? most : fmin(most, timeout_seconds / 3.0);
 }
 
 typedef struct measurement {
@@ -199,13 +206,7 @@ static nd_status make_text(nd_rank *rank, char **out)
     nd_status status = ND_OK;
     ND_TRY(nd_tuning_check(config, &rank->shape, nd_rank_is_gpu(rank), &t));
     if (!t) {
-        /* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must
-         * not pass: timing takes a third of it. The rest is for what is not timed here, as the last
-         * call that the budget lets begin, the choice of algorithms, and ranks that are slow to
-         * arrive. */
-        const double most = 60.0;
-        const double budget =
-            rank->world_size == 1 ? most : fmin(most, rank->transport->timeout_seconds / 3.0);
+        const double budget = nd_tuning_budget(rank->world_size, rank->transport->timeout_seconds);
         size_t version;
         int capability;
         ND_TRY(ND_ALLOC(1, &t));
@@ -219,54 +220,6 @@ static nd_status make_text(nd_rank *rank, char **out)
     status = nd_fs_format(out, "{\"autotune\": %s}", t->json);
 out:
     nd_tuning_destroy(t);
-    return status;
-}
-
-/* Sends the text of rank 0 to all, through device memory; `bytes` counts the NUL. */
-static nd_status broadcast(nd_rank *rank, char *text, int64_t bytes)
-{
-    nd_stream *stream = &rank->stream;
-    void *buffer = NULL;
-    nd_status status = ND_OK;
-    ND_TRY(nd_device_alloc(rank->device, (size_t)bytes, &buffer));
-    if (rank->rank == 0) {
-        ND_TRY_OUT(nd_copy(stream, buffer, text, (size_t)bytes));
-    }
-    ND_TRY_OUT(nd_comm_broadcast(rank->groups.by_kind[ND_GROUP_WORLD], stream, buffer, bytes,
-                                 ND_DTYPE_U8, 0, NULL));
-    ND_TRY_OUT(nd_copy(stream, text, buffer, (size_t)bytes));
-    ND_TRY_OUT(nd_stream_sync(stream));
-    text[bytes - 1] = '\0';
-out:
-    nd_device_free(rank->device, buffer, (size_t)bytes);
-    return status;
-}
-
-static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
-{
-    return nd_comm_all_reduce(rank->groups.by_kind[ND_GROUP_WORLD], &rank->stream, values, count,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL);
-}
-
-/* Gives all ranks the choices of rank 0 as text, owned by the caller; NULL where rank 0 has none,
- * for the reason `made` on rank 0. */
-static nd_status share(nd_rank *rank, nd_status *made, char **out)
-{
-    char *text = NULL;
-    nd_status status = ND_OK;
-    *made = rank->rank == 0 ? make_text(rank, &text) : ND_OK;
-    const nd_error why = *nd_error_last();
-    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
-    ND_TRY_OUT(reduce(rank, &bytes, 1));
-    if (bytes > 0 && rank->rank > 0) {
-        ND_TRY_OUT(ND_ALLOC(bytes, &text));
-    }
-    ND_TRY_OUT(bytes > 0 ? broadcast(rank, text, bytes) : ND_OK);
-    nd_error_restore(&why);
-    *out = text;
-    text = NULL;
-out:
-    free(text);
     return status;
 }
 
@@ -318,7 +271,7 @@ static nd_status agree(nd_rank *rank, nd_status status)
     const int64_t own =
         status == ND_OK ? 0 : (int64_t)(rank->world_size - rank->rank) * STATUSES + status;
     int64_t first = own;
-    ND_TRY(reduce(rank, &first, 1));
+    ND_TRY(nd_all_reduce(rank, ND_GROUP_WORLD, &first, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     if (first == own) {
         nd_error_restore(&why);
         return status;
@@ -333,21 +286,23 @@ nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
 {
     char *text = NULL;
     nd_tuning *t = NULL;
+    nd_status status = ND_OK;
     *out = NULL;
     if (!rank->config->kernels.autotune && !replayed(rank->config)) {
         return ND_OK;
     }
-    nd_status status = ND_OK;
-    ND_TRY(share(rank, &status, &text));
-    status = text ? install(rank, text, &t) : status;
-    free(text);
-    status = agree(rank, status);
-    if (status != ND_OK) {
-        nd_tuning_destroy(t);
-        return status;
-    }
+    ND_TRY_OUT(agree(rank, rank->rank == 0 ? make_text(rank, &text) : ND_OK));
+    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
+    ND_TRY_OUT(nd_all_reduce(rank, ND_GROUP_WORLD, &bytes, 1, ND_DTYPE_I64, ND_REDOP_MAX));
+    ND_TRY_OUT(text ? ND_OK : ND_ALLOC(bytes, &text));
+    ND_TRY_OUT(nd_shared_bytes(rank, ND_GROUP_WORLD, text, bytes, rank->rank == 0));
+    ND_TRY_OUT(agree(rank, install(rank, text, &t)));
     *out = t;
-    return ND_OK;
+    t = NULL;
+out:
+    nd_tuning_destroy(t);
+    free(text);
+    return status;
 }
 
 void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning)

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Elements that several ranks hold are read by one of them, which passes them on. */
+#include <string.h>
+
+#include "runtime/base/math.h"
 #include "trainer/weights/weights.h"
 
 static int members(const nd_rank *rank, nd_axis axis)
@@ -65,18 +68,43 @@ nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array
     return nd_stream_sync(&rank->stream);
 }
 
-nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what, bool *elsewhere)
+nd_status nd_shared_fail(bool own, nd_status status, const char *what, const char *reason)
 {
-    int64_t worst = status;
+    return !own                  ? nd_fail_elsewhere(status, "another rank could not read %s", what)
+           : status == ND_ERR_IO ? nd_fail_local(status, "%s", reason)
+                                 : nd_fail(status, "%s", reason);
+}
+
+nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, int64_t *values,
+                             int64_t count)
+{
     const nd_error own = *nd_error_last();
-    *elsewhere = false;
-    ND_TRY(nd_comm_all_reduce(rank->groups.by_kind[ND_GROUP_WORLD], &rank->stream, &worst, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) { /* a rank that was lost meanwhile is reported above, as no read */
-        return status == ND_ERR_IO ? nd_fail_local((nd_status)worst, "%s", own.message)
-                                   : nd_fail((nd_status)worst, "%s", own.message);
+    values[0] = status;
+    /* A rank that is lost meanwhile is reported here; it is no fault of reading. */
+    ND_TRY(nd_all_reduce(rank, ND_GROUP_WORLD, values, count, ND_DTYPE_I64, ND_REDOP_MAX));
+    const nd_status worst = (nd_status)values[0];
+    return worst == ND_OK ? ND_OK : nd_shared_fail(status != ND_OK, worst, what, own.message);
+}
+
+nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what)
+{
+    int64_t worst;
+    return nd_shared_agree_on(rank, status, what, &worst, 1);
+}
+
+/* The bytes are a sum, to which others add 0: NCCL has broadcasts of device memory alone. */
+nd_status nd_shared_bytes(nd_rank *rank, nd_group_kind group, void *data, int64_t bytes, bool own)
+{
+    int64_t words[512]; /* what NCCL reduces of host memory at once */
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
+        const size_t n = (size_t)nd_min(bytes - at, sizeof words);
+        memset(words, 0, sizeof words);
+        if (own) {
+            memcpy(words, (char *)data + at, n);
+        }
+        ND_TRY(nd_all_reduce(rank, group, words, nd_ceil_div((int64_t)n, 8), ND_DTYPE_I64,
+                             ND_REDOP_SUM));
+        memcpy((char *)data + at, words, n);
     }
-    *elsewhere = worst != ND_OK;
-    return *elsewhere ? nd_fail_elsewhere((nd_status)worst, "another rank could not read %s", what)
-                      : ND_OK;
+    return ND_OK;
 }

@@ -143,10 +143,16 @@ bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
 /* Collective: passes on a flat state array, padding included, in device memory; with `kept` in its
  * place what that keeps, weights that were converted as they were read. */
 nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array, nd_fsdp *kept);
-/* Collective: the worst status of all ranks. The reason stays with the rank that has it, and is
- * surely this rank's own (nd_fail_local) where `status`, which is of no collective, is ND_ERR_IO.
- * The others have the error "another rank could not read WHAT", which lies elsewhere, and
- * *elsewhere set. */
-nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what, bool *elsewhere);
+/* Fails with the reason on the rank whose own it is, surely its own (nd_fail_local) where the
+ * status is ND_ERR_IO. The others have the error "another rank could not read WHAT", which lies
+ * elsewhere. */
+nd_status nd_shared_fail(bool own, nd_status status, const char *what, const char *reason);
+/* Collective: the worst status of all ranks, as nd_shared_fail. `status` is of no collective. */
+nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what);
+/* The same, and the greatest of all ranks for `count` values; the first becomes the status. */
+nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, int64_t *values,
+                             int64_t count);
+/* Host memory of one rank of a group, which `own` says to be this one, reaches the others. */
+nd_status nd_shared_bytes(nd_rank *rank, nd_group_kind group, void *data, int64_t bytes, bool own);
 
 #endif

@@ -131,8 +131,7 @@ static nd_status fill_unit(filling *f, const nd_unit *unit, bool measures)
  * until then. */
 static nd_status agree(filling *f)
 {
-    bool elsewhere = false;
-    return nd_shared_agree(f->fsdp->rank, f->status, "the model", &elsewhere);
+    return nd_shared_agree(f->fsdp->rank, f->status, "the model");
 }
 
 static nd_status fill_units(filling *f)

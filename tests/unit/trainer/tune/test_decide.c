@@ -24,6 +24,14 @@ Test(decide, without_a_time_it_is_as_it_was_asked)
     cr_expect_not(nd_fp8_is_slower(1, NAN));
 }
 
+/* Other ranks wait for rank 0 in a collective: its deadline must not pass while rank 0 times. */
+Test(decide, timing_leaves_most_of_a_collectives_deadline)
+{
+    cr_expect_float_eq(nd_tuning_budget(2, 90), 30, 1e-9);
+    cr_expect_float_eq(nd_tuning_budget(8, 1800), 60, 1e-9, "a minute is enough for any model");
+    cr_expect_float_eq(nd_tuning_budget(1, 1), 60, 1e-9, "nobody waits for a rank that is alone");
+}
+
 /* the filter's linears */
 
 static nd_config config_of(const char *filter)
