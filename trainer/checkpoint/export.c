@@ -167,17 +167,16 @@ static nd_status fill_gguf(void *context, nd_gguf_writer *writer)
 nd_status nd_checkpoint_export(const char *folder, const nd_manifest *manifest,
                                const nd_export_options *options)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     nd_source *source = NULL;
     nd_hf_writer *to = NULL;
     nd_status status = ND_OK;
     if (options->model) {
-        const nd_layout_options of = {.shape = nd_hf_reader_shape(options->model), .mesh = &one};
+        const nd_layout_options of = {.shape = nd_hf_reader_shape(options->model)};
         ND_TRY_OUT(nd_layout_create(&of, &layout));
     } else {
         ND_TRY_OUT(
-            nd_manifest_layout(&manifest->shape, manifest->layout, &one, (nd_coord){{0}}, &layout));
+            nd_manifest_layout(&manifest->shape, manifest->layout, NULL, (nd_coord){{0}}, &layout));
         ND_TRY_OUT(nd_source_open(folder, manifest, options->verify, &source));
     }
     ND_TRY_OUT(options->gguf ? ND_OK : open_folder(folder, manifest, options, &to));
@@ -345,9 +344,7 @@ static nd_status compare_extras(comparison *c)
 static nd_status open_side(comparison *c, int s)
 {
     const nd_diff_side *side = &c->sides[s];
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_layout_options options = {.shape = &side->shape, .mesh = &one};
-    ND_TRY(nd_layout_create(&options, &c->layouts[s]));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &side->shape}, &c->layouts[s]));
     if (side->manifest) {
         return nd_source_open(side->folder, side->manifest, c->options->verify, &c->sources[s]);
     }

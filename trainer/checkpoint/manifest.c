@@ -465,11 +465,10 @@ static bool is_listed_as_fp8(void *tensors, const nd_param *param)
  * as the writers computed it. */
 static void tensors(members *m, nd_manifest *x)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     m->object = m->root;
     json_t *found = exchange(m, "tensors", m->path ? NULL : tensors_of(x->layout));
     const nd_layout_options options = {
-        .shape = &x->shape, .mesh = &one, .converts = is_listed_as_fp8, .context = found};
+        .shape = &x->shape, .converts = is_listed_as_fp8, .context = found};
     /* With fewer entries than layers no layout is made, however large it would be. */
     bool same = json_object_size(found) >= (size_t)x->shape.layers;
     if (same && m->status == ND_OK && m->path) {

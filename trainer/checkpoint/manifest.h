@@ -80,7 +80,8 @@ nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd
 /* Reads FOLDER/manifest.json. */
 nd_status nd_manifest_read(const char *folder, nd_manifest *out);
 
-/* A layout of this shape at a place of a mesh; segments as in another one, of any rank. */
+/* A layout of this shape at a place of a mesh (NULL: of one rank); segments as in another one, of
+ * any rank. */
 nd_status nd_manifest_layout(const nd_shape *shape, const nd_layout *segments, const nd_mesh *mesh,
                              nd_coord coord, nd_layout **out);
 

@@ -522,8 +522,8 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     nd_clock_utc((int64_t)time(NULL), m->time);
     m->identity = json_incref(s->options.identity);
     m->config = json_incref(s->options.config);
-    ND_TRY(nd_manifest_layout(&m->shape, s->trainer->model->layout, &(nd_mesh){{1, 1, 1, 1, 1}},
-                              (nd_coord){{0}}, &m->layout));
+    ND_TRY(nd_manifest_layout(&m->shape, s->trainer->model->layout, NULL, (nd_coord){{0}},
+                              &m->layout));
     return ND_ALLOC(r->world_size, &m->writers);
 }
 

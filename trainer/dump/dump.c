@@ -186,14 +186,12 @@ static nd_status check_word(all_subjects *all, search *s)
 nd_status nd_dump_check(const nd_config *config, const nd_shape *shape)
 {
     const char *list = config->log.dump_tensors;
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_layout_options options = {.shape = shape, .mesh = &one};
     nd_layout *layout = NULL;
     nd_status status = ND_OK;
     if (!*list) {
         return ND_OK;
     }
-    ND_TRY(nd_layout_create(&options, &layout));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = shape}, &layout));
     all_subjects all = {.layout = layout,
                         .shape = shape,
                         .tp = config->resolved_mesh.size[ND_AXIS_TP],

@@ -294,23 +294,26 @@ static nd_status allocate(nd_layout *layout, const nd_layout_options *o)
     return ND_ALLOC(units * ND_PARAM_COUNT, &layout->params);
 }
 
-nd_status nd_layout_create(const nd_layout_options *o, nd_layout **out)
+nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out)
 {
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout_options o = *options;
     nd_layout *layout = NULL;
     ND_TRY(ND_ALLOC(1, &layout));
-    layout->tied = o->shape->tied;
-    layout->layers = o->shape->layers;
-    layout->shards = nd_mesh_group_size(o->mesh, ND_GROUP_DP_SHARD_CP);
+    o.mesh = o.mesh ? o.mesh : &one;
+    layout->tied = o.shape->tied;
+    layout->layers = o.shape->layers;
+    layout->shards = nd_mesh_group_size(o.mesh, ND_GROUP_DP_SHARD_CP);
     layout->shard_index =
-        nd_mesh_group_index(o->mesh, ND_GROUP_DP_SHARD_CP, nd_mesh_rank_of(o->mesh, o->coord));
+        nd_mesh_group_index(o.mesh, ND_GROUP_DP_SHARD_CP, nd_mesh_rank_of(o.mesh, o.coord));
     layout->embedding = layout->head = -1;
-    nd_status status = allocate(layout, o);
+    nd_status status = allocate(layout, &o);
     if (status != ND_OK) {
         nd_layout_destroy(layout);
         return status;
     }
     for (int s = 0; s < layout->stage_count; s++) {
-        add_stage(layout, o, &layout->stages[s]);
+        add_stage(layout, &o, &layout->stages[s]);
     }
     *out = layout;
     return ND_OK;
@@ -363,11 +366,12 @@ nd_tensor nd_layout_view(const nd_layout *layout, nd_param_id first, nd_param_id
                         : nd_tensor_2d(data, dtype, rows, p->local_cols);
 }
 
-/* Spans of the elements [begin, end) of a rectangle. */
-static nd_status visit_elements(const nd_span *whole, int64_t begin, int64_t end,
-                                nd_span_visit *visit, void *context)
+nd_status nd_span_each_part(const nd_span *whole, int64_t begin, int64_t end, nd_span_visit *visit,
+                            void *context)
 {
     const int64_t cols = whole->cols;
+    begin = nd_max(begin - whole->begin, 0);
+    end = nd_min(end - whole->begin, whole->rows * cols);
     while (begin < end) {
         int64_t row = begin / cols, col = begin % cols;
         bool whole_rows = col == 0 && end - begin >= cols;
@@ -384,14 +388,6 @@ static nd_status visit_elements(const nd_span *whole, int64_t begin, int64_t end
         begin += span.rows * span.cols;
     }
     return ND_OK;
-}
-
-nd_status nd_span_each_part(const nd_span *span, int64_t begin, int64_t end, nd_span_visit *visit,
-                            void *context)
-{
-    begin = nd_max(begin - span->begin, 0);
-    end = nd_min(end - span->begin, span->rows * span->cols);
-    return visit_elements(span, begin, end, visit, context);
 }
 
 nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int shard,

@@ -169,7 +169,7 @@ typedef struct nd_layout {
 
 typedef struct nd_layout_options {
     const nd_shape *shape;
-    const nd_mesh *mesh;
+    const nd_mesh *mesh; /* NULL: of one rank */
     nd_coord coord;
     const nd_stage *stages; /* of this rank; with 0 of them: one stage, the whole model */
     int stage_count;

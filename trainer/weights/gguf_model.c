@@ -73,8 +73,7 @@ static void name_of(const nd_param *param, char name[ND_PARAM_NAME])
  * (nd_param_in_file). */
 static nd_status make_layout(const nd_shape *shape, nd_layout **out)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, out));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = shape}, out));
     for (int i = 0; i < (*out)->param_count && shape->family == ND_FAMILY_LLAMA; i++) {
         nd_param *p = &(*out)->params[i];
         if (p->id == ND_PARAM_Q || p->id == ND_PARAM_K || p->id == ND_PARAM_Q_BIAS ||

@@ -418,9 +418,8 @@ static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layo
 
 nd_status nd_hf_reader_check(const nd_hf_reader *reader)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
-    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &reader->shape, .mesh = &one}, &layout));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &reader->shape}, &layout));
     nd_status status = check_against(reader, layout);
     nd_layout_destroy(layout);
     return status;

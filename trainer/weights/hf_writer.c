@@ -214,7 +214,6 @@ out:
 nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
                             nd_hf_writer **out)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     ND_ASSERT(options->dtype == ND_DTYPE_F32 || options->dtype == ND_DTYPE_BF16);
     nd_status status = ND_OK;
@@ -230,8 +229,7 @@ nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *opti
     }
     ND_TRY_OUT(nd_fs_format(&writer->folder, "%.*s", (int)length, folder));
     ND_TRY_OUT(ND_ALLOC(CONVERT_ELEMENTS, &writer->converted));
-    ND_TRY_OUT(nd_layout_create(&(nd_layout_options){.shape = &writer->options.shape, .mesh = &one},
-                                &layout));
+    ND_TRY_OUT(nd_layout_create(&(nd_layout_options){.shape = &writer->options.shape}, &layout));
     ND_TRY_OUT(split_files(writer, layout));
     ND_TRY_OUT(make_temporary(writer));
     ND_TRY_OUT(create_files(writer));
