@@ -162,20 +162,6 @@ static nd_ops idle_ops(const nd_ops *real)
 #undef QUERY_OF_REAL
 }
 
-/* Calls whose time is measured go into the nd_calls that stream->native points to. The ops that are
- * skipped take the same time whatever the linears' precision, or nearly so: a norm or SwiGLU that
- * measures or casts its results takes no longer for it. */
-static nd_ops listing_ops(const nd_ops *real)
-{
-    nd_ops ops = idle_ops(real);
-    ops.product = note_product;
-    ops.amax = note_amax;
-    ops.fp8_scale = note_fp8_scale;
-    ops.make_form = note_make_form;
-    ops.cast = note_cast;
-    return ops;
-}
-
 /* What the ops of a step compute and move. */
 
 static nd_step_work *work_of(const nd_stream *stream)
@@ -270,19 +256,6 @@ static nd_status work_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x
         return ND_OK;                                                                              \
     }
 EACH_MOVE(MOVE)
-
-/* They add to the nd_step_work that stream->native points to. */
-static nd_ops counting_ops(const nd_ops *real)
-{
-    nd_ops ops = idle_ops(real);
-#define COUNTED(op, bytes) ops.op = work_##op;
-    EACH_MOVE(COUNTED)
-#undef COUNTED
-    ops.product = work_product;
-    ops.attention_fwd = work_attention_fwd;
-    ops.attention_bwd = work_attention_bwd;
-    return ops;
-}
 
 #define NOTHING(function, ...)                                                                     \
     static nd_status function(__VA_ARGS__)                                                         \
@@ -443,10 +416,18 @@ out:
 
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
 {
-    const dry_step step = {.options = {.linears = linears},
-                           .calls = calls,
-                           .ops = listing_ops(rank->ops),
-                           .native = calls};
+    dry_step step = {.options = {.linears = linears},
+                     .calls = calls,
+                     .ops = idle_ops(rank->ops),
+                     .native = calls};
+    /* Calls whose time is measured are noted. The ops that are skipped take the same time whatever
+     * the linears' precision, or nearly so: a norm or SwiGLU that measures or casts its results
+     * takes no longer for it. */
+    step.ops.product = note_product;
+    step.ops.amax = note_amax;
+    step.ops.fp8_scale = note_fp8_scale;
+    step.ops.make_form = note_make_form;
+    step.ops.cast = note_cast;
     return run_rank(rank, &step);
 }
 
@@ -466,23 +447,16 @@ typedef struct prepare_target {
     }
 ND_EACH_PREPARED_OP(PREPARE, prepare_)
 
-/* Ops that make what the backend keeps for the forms they meet (nd_ops.prepare). */
-static nd_ops prepare_ops(const nd_ops *real)
-{
-    nd_ops ops = idle_ops(real);
-#define PREPARED(op, prefix) ops.op = prefix##op;
-    ND_EACH_PREPARED_OP(PREPARED, prepare_)
-#undef PREPARED
-    return ops;
-}
-
 nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options)
 {
     nd_calls calls = {0};
     prepare_target target = {rank->ops->prepare, rank->device};
-    const dry_step step = {
-        .options = *options, .calls = &calls, .ops = prepare_ops(rank->ops), .native = &target};
+    dry_step step = {
+        .options = *options, .calls = &calls, .ops = idle_ops(rank->ops), .native = &target};
     const bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
+#define PREPARED(op, prefix) step.ops.op = prefix##op;
+    ND_EACH_PREPARED_OP(PREPARED, prepare_)
+#undef PREPARED
     return needed ? run_rank(rank, &step) : ND_OK;
 }
 
@@ -498,8 +472,14 @@ nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options
 nd_status nd_dry_run_work(const nd_rank *rank, int host_ranks, nd_step_work *out)
 {
     nd_step_work work = {.host_ranks = host_ranks};
-    const dry_step step = {
-        .calls = &work.calls, .ops = counting_ops(rank->ops), .native = &work, .work = &work};
+    dry_step step = {
+        .calls = &work.calls, .ops = idle_ops(rank->ops), .native = &work, .work = &work};
+#define COUNTED(op, bytes) step.ops.op = work_##op;
+    EACH_MOVE(COUNTED)
+#undef COUNTED
+    step.ops.product = work_product;
+    step.ops.attention_fwd = work_attention_fwd;
+    step.ops.attention_bwd = work_attention_bwd;
     ND_TRY(run_rank(rank, &step));
     *out = work;
     return ND_OK;

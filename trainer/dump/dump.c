@@ -57,7 +57,7 @@ typedef struct all_subjects {
     void *context;
 } all_subjects;
 
-/* The next word of a list, without spaces before it; false: there is none. */
+/* The next name or pattern of a list, without spaces before it; false: there is none. */
 static bool next_word(const char **list, char word[NAME_MAX_BYTES])
 {
     const char *begin = *list + strspn(*list, " ,");
@@ -65,17 +65,6 @@ static bool next_word(const char **list, char word[NAME_MAX_BYTES])
     snprintf(word, NAME_MAX_BYTES, "%.*s", (int)n, begin);
     *list = begin + n;
     return n > 0;
-}
-
-/* Whether the list of names and patterns, separated by commas, has the name. */
-static bool has_name(const char *list, const char *name)
-{
-    char pattern[NAME_MAX_BYTES];
-    bool found = false;
-    while (!found && next_word(&list, pattern)) {
-        found = fnmatch(pattern, name, 0) == 0;
-    }
-    return found;
 }
 
 /* The points of one unit in one pass. */
@@ -303,9 +292,15 @@ static nd_status add(void *context, const subject *of)
 {
     nd_dump *d = context;
     entry *e = &d->entries[d->count];
+    const char *list = d->rank->config->log.dump_tensors;
+    char pattern[NAME_MAX_BYTES];
+    bool named = false;
     *e = (entry){.of = *of};
-    if (!has_name(d->rank->config->log.dump_tensors, of->name) ||
-        !(of->param ? place_state(d, e) : place_activation(d, e)) || e->rows <= 0 || e->cols <= 0) {
+    while (!named && next_word(&list, pattern)) {
+        named = fnmatch(pattern, of->name, 0) == 0;
+    }
+    if (!named || !(of->param ? place_state(d, e) : place_activation(d, e)) || e->rows <= 0 ||
+        e->cols <= 0) {
         return ND_OK;
     }
     if (!of->param) {
@@ -472,21 +467,10 @@ static nd_status fail_create(const nd_dump *d, int code)
                    nd_fs_reason(code));
 }
 
-static nd_status create_file(nd_dump *d, int64_t step)
-{
-    char folder[PATH_MAX];
-    ND_TRY(nd_fs_path(folder, "%s/step-%lld", d->folder, (long long)step));
-    ND_TRY(nd_fs_make_own_folder(folder));
-    ND_TRY(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
-    ND_TRY(nd_fs_temporary(d->path, &d->temporary));
-    d->fd = nd_fs_create(d->temporary, 0666);
-    return d->fd >= 0 ? ND_OK : fail_create(d, errno);
-}
-
 nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)
 {
     nd_safetensors_list list = {0};
-    char *head = NULL;
+    char folder[PATH_MAX], *head = NULL;
     size_t bytes = 0;
     nd_status status = ND_OK;
     d->first = step + 1; /* a step that is computed again after a rewind is not dumped again */
@@ -496,7 +480,12 @@ nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)
     ND_TRY_OUT(find_places(d, places));
     ND_TRY_OUT(lay_out(d, &list, &head, &bytes));
     ND_TRY_OUT(nd_fs_check_space(d->folder, list.tensors[list.count - 1].end, "a dump of tensors"));
-    ND_TRY_OUT(create_file(d, step));
+    ND_TRY_OUT(nd_fs_path(folder, "%s/step-%lld", d->folder, (long long)step));
+    ND_TRY_OUT(nd_fs_make_own_folder(folder));
+    ND_TRY_OUT(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
+    ND_TRY_OUT(nd_fs_temporary(d->path, &d->temporary));
+    d->fd = nd_fs_create(d->temporary, 0666);
+    ND_TRY_OUT(d->fd >= 0 ? ND_OK : fail_create(d, errno));
     ND_TRY_OUT(nd_fs_pwrite(d->fd, d->path, head, bytes, 0));
 out:
     free(head);

@@ -113,17 +113,6 @@ static nd_status read_note(const dump_file *file, part *p)
     return ND_OK;
 }
 
-static nd_status open_file(dump *d, const char *folder, const char *name)
-{
-    dump_file *file = &d->files[d->file_count++];
-    file->fd = -1;
-    ND_TRY(nd_fs_format(&file->path, "%s/%s", folder, name));
-    ND_TRY(nd_fs_open_own(file->path, ND_ERR_DATA, &file->fd, NULL));
-    ND_TRY(nd_safetensors_read_header(file->fd, file->path, &file->list));
-    d->part_count += file->list.count;
-    return ND_OK;
-}
-
 static int by_order(const void *a, const void *b)
 {
     const part *x = a, *y = b;
@@ -163,23 +152,18 @@ static nd_status open_dump(const char *folder, dump *d)
     ND_TRY_OUT(ND_ALLOC(names.count + 1, &d->files));
     for (int i = 0; i < names.count; i++) {
         if (fnmatch(rank_file, names.list[i], 0) == 0) {
-            ND_TRY_OUT(open_file(d, folder, names.list[i]));
+            dump_file *file = &d->files[d->file_count++];
+            file->fd = -1;
+            ND_TRY_OUT(nd_fs_format(&file->path, "%s/%s", folder, names.list[i]));
+            ND_TRY_OUT(nd_fs_open_own(file->path, ND_ERR_DATA, &file->fd, NULL));
+            ND_TRY_OUT(nd_safetensors_read_header(file->fd, file->path, &file->list));
+            d->part_count += file->list.count;
         }
     }
     status = list_parts(d);
 out:
     nd_fs_names_fini(&names);
     return status;
-}
-
-/* The first part of a tensor; part_count: there is none. */
-static int64_t find_tensor(const dump *d, const char *name)
-{
-    int64_t i = 0;
-    while (i < d->part_count && strcmp(d->parts[i].name, name) != 0) {
-        i++;
-    }
-    return i;
 }
 
 /* The first part of the tensor behind that of part i. */
@@ -276,7 +260,11 @@ nd_status nd_dump_each_pair(const char *const folders[2],
         const dump *own = &dumps[s], *other = &dumps[!s];
         for (int64_t i = 0; i < own->part_count; i = next_tensor(own, i)) {
             const part *p = &own->parts[i];
-            const int64_t first[] = {i, find_tensor(other, p->name)};
+            int64_t first[] = {i, 0};
+            while (first[1] < other->part_count &&
+                   strcmp(other->parts[first[1]].name, p->name) != 0) {
+                first[1]++;
+            }
             const part *q = first[1] < other->part_count ? &other->parts[first[1]] : NULL;
             const nd_dump_pair pair = {.name = p->name, .in = {s == 0 || q, s == 1 || q}};
             if (s == 0 && q && q->rows == p->rows && q->cols == p->cols) {

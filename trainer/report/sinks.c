@@ -322,20 +322,11 @@ static bool is_empty(const nd_writer *w)
     return w->queued.used == 0 && w->written.used == 0;
 }
 
-static void lose_for_room(nd_writer *w, output *f, int64_t weight)
-{
-    static const char slow[] = "it is slower than the run";
-    lose(f, weight, w->hangs ? "a write has not returned" : slow);
-    if (!w->hangs && !w->said_slow) {
-        w->said_slow = true;
-        say(w, "%s loses records of this run, which goes on: %s", f->name, slow);
-    }
-}
-
 /* After an overflow everything is written first, so that a disk which is always too slow leaves few
  * gaps. */
 void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int64_t weight)
 {
+    static const char slow[] = "it is slower than the run";
     const size_t size = nd_round_up_bytes(sizeof(entry) + bytes, ALIGNMENT);
     output *f = &w->files[file];
     ND_ASSERT(size <= w->room && file < w->count);
@@ -348,7 +339,11 @@ void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int
     const bool fits =
         !w->overflowed || (weight == 0 && w->queued.used + size <= w->room + KEPT_BYTES);
     if (!ends(w) && !fits) {
-        lose_for_room(w, f, weight > 0 ? weight : 1);
+        lose(f, weight > 0 ? weight : 1, w->hangs ? "a write has not returned" : slow);
+        if (!w->hangs && !w->said_slow) {
+            w->said_slow = true;
+            say(w, "%s loses records of this run, which goes on: %s", f->name, slow);
+        }
     } else if (!ends(w)) {
         entry *e = (entry *)(void *)(w->queued.bytes + w->queued.used);
         *e = (entry){f, weight, bytes};
@@ -434,10 +429,11 @@ void nd_writer_close(nd_writer *w)
 
 /* The sinks. */
 
-/* One of the records of report.h. */
-typedef struct record {
-    enum { STEP, VALIDATION, HEALTH, EVENT } kind;
-    const void *of; /* nd_step_record, nd_validation_record, ... */
+typedef struct record { /* one of these */
+    const nd_step_record *step;
+    const nd_validation_record *validation;
+    const nd_health_record *health;
+    const nd_run_event *event;
 } record;
 
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
@@ -446,19 +442,13 @@ void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
     sinks->all[sinks->count++] = sink;
 }
 
-static nd_status deliver(const nd_sink *sink, const record *r)
+static nd_status deliver(const nd_sink *s, const record *r)
 {
-    switch (r->kind) {
-    case STEP:
-        return sink->step ? sink->step(sink->self, r->of) : ND_OK;
-    case VALIDATION:
-        return sink->validation ? sink->validation(sink->self, r->of) : ND_OK;
-    case HEALTH:
-        return sink->health ? sink->health(sink->self, r->of) : ND_OK;
-    case EVENT:
-        return sink->event ? sink->event(sink->self, r->of) : ND_OK;
-    }
-    return ND_OK;
+    return r->step && s->step               ? s->step(s->self, r->step)
+           : r->validation && s->validation ? s->validation(s->self, r->validation)
+           : r->health && s->health         ? s->health(s->self, r->health)
+           : r->event && s->event           ? s->event(s->self, r->event)
+                                            : ND_OK;
 }
 
 void nd_sinks_warn_of_dropped(const char *name)
@@ -504,7 +494,7 @@ static void tell_lost(nd_sinks *sinks, bool end)
                                     .reason = why,
                                     .sink = sink->name,
                                     .records = lost};
-        deliver_to_all(sinks, &(record){EVENT, &event});
+        deliver_to_all(sinks, &(record){.event = &event});
     }
 }
 
@@ -524,22 +514,22 @@ static nd_status put_to_all(nd_sinks *sinks, int64_t step, record r)
 
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *r)
 {
-    return put_to_all(sinks, r->step, (record){STEP, r});
+    return put_to_all(sinks, r->step, (record){.step = r});
 }
 
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *r)
 {
-    return put_to_all(sinks, r->step, (record){VALIDATION, r});
+    return put_to_all(sinks, r->step, (record){.validation = r});
 }
 
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *r)
 {
-    return put_to_all(sinks, r->step, (record){HEALTH, r});
+    return put_to_all(sinks, r->step, (record){.health = r});
 }
 
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)
 {
-    ND_TRY(put_to_all(sinks, event->step, (record){EVENT, event}));
+    ND_TRY(put_to_all(sinks, event->step, (record){.event = event}));
     return nd_sinks_flush(sinks);
 }
 

@@ -194,41 +194,30 @@ static nd_status show_validation(void *self, const nd_validation_record *r)
     return ND_OK;
 }
 
-static void show_checkpoint(const nd_run_event *event)
-{
-    char bytes[SHORT];
-    nd_log_info("checkpoint of step %lld saved: %s, %s, durable after %.2f s, of which the steps "
-                "waited %.0f ms",
-                (long long)event->step, event->path,
-                nd_file_bytes_format(bytes, sizeof bytes, (double)event->bytes), event->seconds,
-                event->blocked_seconds * 1e3);
-}
-
-static void show_sample(const nd_run_event *event)
-{
-    char prompt[LINE_MAX_BYTES / 2], text[LINE_MAX_BYTES];
-    nd_escape(prompt, sizeof prompt, event->path, "");
-    nd_escape(text, sizeof text, event->reason, "");
-    nd_log_info("sample after step %lld: \"%s\" goes on \"%s\"", (long long)event->step, prompt,
-                text);
-}
-
 static nd_status show_event(void *self, const nd_run_event *event)
 {
+    char bytes[SHORT], prompt[LINE_MAX_BYTES / 2], text[LINE_MAX_BYTES];
     clear_bar(self);
     switch (event->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
         nd_log_info("model saved: %s", event->path);
         break;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
-        show_checkpoint(event);
+        nd_log_info("checkpoint of step %lld saved: %s, %s, durable after %.2f s, of which the "
+                    "steps waited %.0f ms",
+                    (long long)event->step, event->path,
+                    nd_file_bytes_format(bytes, sizeof bytes, (double)event->bytes), event->seconds,
+                    event->blocked_seconds * 1e3);
         break;
     case ND_RUN_EVENT_CHECKPOINT_FAILED: /* the rank that has the reason says it */
     case ND_RUN_EVENT_RECORDS_LOST:      /* said by sinks.c, at every level of the log */
     case ND_RUN_EVENT_ENDED:             /* the process says it */
         break;
     case ND_RUN_EVENT_SAMPLE:
-        show_sample(event);
+        nd_escape(prompt, sizeof prompt, event->path, "");
+        nd_escape(text, sizeof text, event->reason, "");
+        nd_log_info("sample after step %lld: \"%s\" goes on \"%s\"", (long long)event->step, prompt,
+                    text);
         break;
     case ND_RUN_EVENT_EARLY_STOPPED:
         nd_log_info("early stop after step %lld: %s", (long long)event->step, event->reason);

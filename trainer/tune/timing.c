@@ -200,15 +200,6 @@ static nd_matrix fp8_operand(const bound_call *x, int which, nd_tensor t, bool a
     return out;
 }
 
-/* True when products read transposed codes where the stored ones do not lie along the summed
- * axis. */
-static bool transposes(const nd_rank *rank)
-{
-    const nd_dtype codes = ND_DTYPE_F8_E4M3;
-    const nd_form_need need = {ND_W_OF_DX, 1, 1, 1, codes, codes, .uses = 1};
-    return rank->ops->form(rank->device, &need).transposed;
-}
-
 static nd_status run(void *context, nd_stream *s)
 {
     const bound_call *x = context;
@@ -219,7 +210,11 @@ static nd_status run(void *context, nd_stream *s)
     nd_tensor second = tensor_at(b, x->at.b, &call->b);
     float *amax = (float *)(void *)(b->memory + x->at.amax);
     bool at = call->a_transposed, bt = call->b_transposed;
-    const bool as_stored = !transposes(b->rank); /* whatever the axis */
+    const nd_dtype codes = ND_DTYPE_F8_E4M3;
+    const nd_form_need need = {ND_W_OF_DX, 1, 1, 1, codes, codes, .uses = 1};
+    /* False: products read transposed codes where the stored ones do not lie along the summed
+     * axis. */
+    const bool as_stored = !ops->form(b->rank->device, &need).transposed;
     nd_matrix fa, fb;
     switch ((nd_call_kind)call->kind) {
     case ND_CALL_PRODUCT:

@@ -256,27 +256,18 @@ nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t 
     return world_size > 1 ? nd_transport_check_ucx_room(local_workers) : ND_OK;
 }
 
-/* ndlaunch has checked that of its workers. */
-static nd_status check_room_of_one(const nd_worker *worker)
-{
-    const nd_identity *id = &worker->identity;
-    return id->source == ND_IDENTITY_NDLAUNCH
-               ? ND_OK
-               : nd_worker_check_room(worker, 0, id->world_size, id->local_world_size);
-}
-
 /* Opens device and ops only. A worker of device cpu that ndlaunch did not start first checks its
  * room (nd_worker_check_room): every rank does so before any of them takes more. */
 static nd_status open_device(const nd_config *config, nd_worker *worker)
 {
     bool gpu = false;
-    const int local_rank = worker->identity.local_rank;
+    const nd_identity *id = &worker->identity;
     ND_TRY(is_gpu_wanted(config, &gpu));
     /* Divides only a mask of CPUs that ranks share. */
     ND_TRY(nd_affinity_apply(worker->peers.share, worker->peers.sharers,
                              (int)config->launch.threads_per_worker, &worker->affinity));
     if (gpu) {
-        return open_gpu(config, &worker->identity, &worker->device, &worker->rank.ops);
+        return open_gpu(config, id, &worker->device, &worker->rank.ops);
     }
     if (config->kernels.comm_blocks > 0 || config->kernels.product_processors > 0) {
         return nd_fail(ND_ERR_CONFIG,
@@ -285,13 +276,16 @@ static nd_status open_device(const nd_config *config, nd_worker *worker)
                        config->kernels.comm_blocks > 0 ? "comm_blocks" : "product_processors");
     }
     int count = 0;
-    if (local_rank == 0 && config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
+    if (id->local_rank == 0 && config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
         nd_cuda_count(&count) != ND_OK) {
         nd_log_warning("device auto takes the CPU: %s", nd_error_last()->message);
         nd_error_clear();
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
-    ND_TRY(check_room_of_one(worker)); /* which does not count threads that run already */
+    /* ndlaunch has checked that of its workers. No thread runs yet: its stack would count twice. */
+    if (id->source != ND_IDENTITY_NDLAUNCH) {
+        ND_TRY(nd_worker_check_room(worker, 0, id->world_size, id->local_world_size));
+    }
     /* Every product of a model has operands of the activations' type. */
     ND_TRY(nd_ops_cpu_start_threads(worker->device, config->train.precision == ND_PRECISION_FP32));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
@@ -333,12 +327,6 @@ static void wait_seconds(double seconds)
     }
 }
 
-static bool may_be_elsewhere(const nd_error *error)
-{
-    return error->cause == ND_CAUSE_ELSEWHERE ||
-           (error->cause != ND_CAUSE_LOCAL && error->status == ND_ERR_IO);
-}
-
 /* False: another thread has reported. The page comes first: ndlaunch recognises the line by it. */
 static bool report(nd_worker *worker, const nd_error *error)
 {
@@ -372,8 +360,10 @@ static bool ends_job(const nd_identity *id)
 void nd_worker_report(nd_worker *worker, const nd_error *error)
 {
     const nd_identity *id = &worker->identity;
+    const bool may_be_elsewhere = error->cause == ND_CAUSE_ELSEWHERE ||
+                                  (error->cause != ND_CAUSE_LOCAL && error->status == ND_ERR_IO);
     if (ends_job(id) && error->status != ND_ERR_HANG) {
-        wait_seconds(may_be_elsewhere(error) ? after_the_reason : id->rank > 0 ? after_rank_0 : 0);
+        wait_seconds(may_be_elsewhere ? after_the_reason : id->rank > 0 ? after_rank_0 : 0);
     }
     (void)report(worker, error);
 }
@@ -417,12 +407,6 @@ static nd_status store_network(void *context, nd_comm_network *out)
     return ND_OK;
 }
 
-/* Without ndlaunch each worker has a page of its own, which holds nothing about others. */
-static const nd_progress *shared_page(const nd_worker *worker)
-{
-    return worker->identity.page.slots ? &worker->progress : NULL;
-}
-
 /* From the main thread; or with `ends` from one that ends the process because the main thread does
  * not return from CUDA or NCCL. */
 static void on_comm_fault(void *context, nd_status status, const char *message, bool ends)
@@ -445,7 +429,8 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
         .size = id->world_size,
         .timeout_seconds = config->launch.comm_timeout_seconds,
         .progress = &worker->progress.slots[id->local_rank],
-        .page = shared_page(worker),
+        /* Without ndlaunch each worker has a page of its own, which holds nothing about others. */
+        .page = id->page.slots ? &worker->progress : NULL,
         .slot_of_rank = slot_of_rank,
         .slot_context = &worker->identity,
         .exchange = store_exchange,
