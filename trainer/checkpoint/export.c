@@ -294,16 +294,6 @@ static nd_diff_presence presence_of(int s, bool other, bool sized)
     return sized ? ND_DIFF_BOTH : other ? ND_DIFF_SIZES : s == 0 ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B;
 }
 
-static const nd_state_extra *find_extra(const nd_manifest *m, const char *name)
-{
-    for (int i = 0; i < m->extra_count; i++) {
-        if (strcmp(m->extras[i].name, name) == 0) {
-            return &m->extras[i];
-        }
-    }
-    return NULL;
-}
-
 static nd_status compare_extra_values(comparison *c, const nd_state_extra *extra)
 {
     float *values[2] = {0};
@@ -324,10 +314,14 @@ out:
 static nd_status compare_extras(comparison *c)
 {
     for (int s = 0; s < 2; s++) {
-        const nd_manifest *own = c->sides[s].manifest;
+        const nd_manifest *own = c->sides[s].manifest, *others = c->sides[!s].manifest;
         for (int i = 0; i < own->extra_count; i++) {
             const nd_state_extra *extra = &own->extras[i];
-            const nd_state_extra *other = find_extra(c->sides[!s].manifest, extra->name);
+            const nd_state_extra *other = NULL;
+            for (int k = 0; k < others->extra_count && !other; k++) {
+                other =
+                    strcmp(others->extras[k].name, extra->name) == 0 ? &others->extras[k] : NULL;
+            }
             if (s == 1 && other) {
                 continue;
             }
@@ -341,23 +335,17 @@ static nd_status compare_extras(comparison *c)
     return ND_OK;
 }
 
-static nd_status open_side(comparison *c, int s)
-{
-    const nd_diff_side *side = &c->sides[s];
-    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &side->shape}, &c->layouts[s]));
-    if (side->manifest) {
-        return nd_source_open(side->folder, side->manifest, c->options->verify, &c->sources[s]);
-    }
-    ND_TRY(nd_hf_reader_open(side->folder, &c->models[s]));
-    return nd_hf_reader_check(c->models[s]);
-}
-
 static nd_status compare(comparison *c)
 {
     const bool both = c->sides[0].manifest && c->sides[1].manifest;
     const int a = arrays_of(&c->sides[0]), b = arrays_of(&c->sides[1]);
     for (int s = 0; s < 2; s++) {
-        ND_TRY(open_side(c, s));
+        const nd_diff_side *side = &c->sides[s];
+        ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &side->shape}, &c->layouts[s]));
+        ND_TRY(side->manifest ? nd_source_open(side->folder, side->manifest, c->options->verify,
+                                               &c->sources[s])
+                              : nd_hf_reader_open(side->folder, &c->models[s]));
+        ND_TRY(side->manifest ? ND_OK : nd_hf_reader_check(c->models[s]));
     }
     ND_TRY(check_tensors(c));
     const nd_tensors_walk walk = {

@@ -148,37 +148,10 @@ static bool has_step(const nd_shard_plan *plan, const nd_piece *piece)
 
 typedef struct header {
     FILE *out;
+    bool shards; /* what is written: the sharding string, or the tensors */
     const char *comma;
     uint64_t at; /* byte of the data */
 } header;
-
-/* An entry of a file: a rectangle of a tensor, which has so many axes, in F32. */
-typedef void visit_entry(header *h, const char *name, int axes, const nd_span *span);
-
-/* Visits the entries of a file in the order of their data. */
-static void each_entry(const nd_shard_plan *plan, nd_piece_kind kind, visit_entry *visit, header *h)
-{
-    char name[ND_STATE_NAME_MAX];
-    const nd_span scalar = {.rows = 1, .cols = 1};
-    for (int i = 0; i < plan->piece_count; i++) {
-        const nd_piece *piece = &plan->pieces[i];
-        for (int a = 0; a < plan->arrays && piece->kind == kind; a++) {
-            nd_state_name(name, (nd_state_kind)a, piece->span.param->name);
-            visit(h, name, piece->span.param->axes, &piece->span);
-        }
-    }
-    for (int i = 0; i < plan->extra_count && kind == ND_PIECE_BODY; i++) {
-        const nd_span all = {.rows = plan->extras[i].count, .cols = 1};
-        visit(h, plan->extras[i].name, 1, &all);
-    }
-    for (int i = 0; i < plan->piece_count && kind == ND_PIECE_BODY; i++) {
-        if (has_step(plan, &plan->pieces[i])) {
-            snprintf(name, sizeof name, "optimizer.state.%s.step",
-                     plan->pieces[i].span.param->name);
-            visit(h, name, 0, &scalar);
-        }
-    }
-}
 
 /* "[0,128]", as many numbers as the tensor has axes. */
 static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
@@ -193,24 +166,50 @@ static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
     fputc(']', out);
 }
 
-/* The sharding string is JSON inside a JSON string: its quotes have a backslash. Names are
- * printable ASCII without quotes and backslashes. */
-static void put_offsets(header *h, const char *name, int axes, const nd_span *span)
-{
-    fprintf(h->out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", h->comma, name);
-    put_numbers(h->out, axes, span->row, span->col);
-    fputc('}', h->out);
-    h->comma = ",";
-}
-
-static void put_tensor(header *h, const char *name, int axes, const nd_span *span)
+/* An entry of a file: a rectangle of a tensor, which has so many axes, in F32. The sharding string
+ * is JSON inside a JSON string: its quotes have a backslash. Names are printable ASCII without
+ * quotes and backslashes. */
+static void put_entry(header *h, const char *name, int axes, const nd_span *span)
 {
     const uint64_t end = h->at + (uint64_t)nd_span_elements(span) * sizeof(float);
+    if (h->shards) {
+        fprintf(h->out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", h->comma, name);
+        put_numbers(h->out, axes, span->row, span->col);
+        fputc('}', h->out);
+        h->comma = ",";
+        return;
+    }
     fprintf(h->out, ",\"%s\":{\"dtype\":\"F32\",\"shape\":", name);
     put_numbers(h->out, axes, span->rows, span->cols);
     fprintf(h->out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)h->at,
             (unsigned long long)end);
     h->at = end;
+}
+
+/* The entries of a file, in the order of their data. */
+static void put_entries(header *h, const nd_shard_plan *plan, nd_piece_kind kind, bool shards)
+{
+    char name[ND_STATE_NAME_MAX];
+    const nd_span scalar = {.rows = 1, .cols = 1};
+    h->shards = shards;
+    for (int i = 0; i < plan->piece_count; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        for (int a = 0; a < plan->arrays && piece->kind == kind; a++) {
+            nd_state_name(name, (nd_state_kind)a, piece->span.param->name);
+            put_entry(h, name, piece->span.param->axes, &piece->span);
+        }
+    }
+    for (int i = 0; i < plan->extra_count && kind == ND_PIECE_BODY; i++) {
+        const nd_span all = {.rows = plan->extras[i].count, .cols = 1};
+        put_entry(h, plan->extras[i].name, 1, &all);
+    }
+    for (int i = 0; i < plan->piece_count && kind == ND_PIECE_BODY; i++) {
+        if (has_step(plan, &plan->pieces[i])) {
+            snprintf(name, sizeof name, "optimizer.state.%s.step",
+                     plan->pieces[i].span.param->name);
+            put_entry(h, name, 0, &scalar);
+        }
+    }
 }
 
 /* Little-endian; returns the byte behind it. */
@@ -233,9 +232,9 @@ static nd_status make_head(const nd_shard_plan *plan, nd_piece_kind kind, nd_sha
         fputs("{\"__metadata__\":{\"format\":\"pt\",\"DCP_VERSION\":\"1.0\","
               "\"DCP_SHARDING_INFO\":\"{",
               h.out);
-        each_entry(plan, kind, put_offsets, &h);
+        put_entries(&h, plan, kind, true);
         fputs("}\"}", h.out);
-        each_entry(plan, kind, put_tensor, &h);
+        put_entries(&h, plan, kind, false);
         fputc('}', h.out);
     }
     const bool written = h.out && fclose(h.out) == 0;

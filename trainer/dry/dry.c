@@ -210,21 +210,17 @@ static double visible_pairs(const nd_attention *a)
     return pairs * (double)(a->batch * a->heads);
 }
 
+#define WORK_OF_ATTENTION(op, factor)                                                              \
+    static nd_status work_##op(nd_stream *s, const nd_##op##_args *x)                              \
+    {                                                                                              \
+        const nd_attention *a = &x->attention;                                                     \
+        add(s, &work_of(s)->flops_attention, visible_pairs(a) * (double)a->head_dim * (factor));   \
+        return ND_OK;                                                                              \
+    }
 /* Scores, and their product with the values. */
-static nd_status work_attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
-{
-    const nd_attention *a = &x->attention;
-    add(s, &work_of(s)->flops_attention, 4.0 * visible_pairs(a) * (double)a->head_dim);
-    return ND_OK;
-}
-
+WORK_OF_ATTENTION(attention_fwd, 4.0)
 /* Scores again, and the gradients of probabilities, values, queries and keys. */
-static nd_status work_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
-{
-    const nd_attention *a = &x->attention;
-    add(s, &work_of(s)->flops_attention, 10.0 * visible_pairs(a) * (double)a->head_dim);
-    return ND_OK;
-}
+WORK_OF_ATTENTION(attention_bwd, 10.0)
 
 /* X(op, bytes): the ops of our kernels, and what each reads and writes. */
 #define EACH_MOVE(X)                                                                               \

@@ -442,15 +442,6 @@ void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
     sinks->all[sinks->count++] = sink;
 }
 
-static nd_status deliver(const nd_sink *s, const record *r)
-{
-    return r->step && s->step               ? s->step(s->self, r->step)
-           : r->validation && s->validation ? s->validation(s->self, r->validation)
-           : r->health && s->health         ? s->health(s->self, r->health)
-           : r->event && s->event           ? s->event(s->self, r->event)
-                                            : ND_OK;
-}
-
 void nd_sinks_warn_of_dropped(const char *name)
 {
     nd_log_warning("%s takes no more reports of this run, which goes on without it: %s", name,
@@ -461,11 +452,18 @@ void nd_sinks_warn_of_dropped(const char *name)
 static void deliver_to_all(nd_sinks *sinks, const record *r)
 {
     for (int i = 0; i < sinks->count; i++) {
-        nd_sink *sink = &sinks->all[i];
-        if (sink->self && deliver(sink, r) != ND_OK) {
-            nd_sinks_warn_of_dropped(sink->name);
-            sink->close(sink->self);
-            sink->self = NULL;
+        nd_sink *s = &sinks->all[i];
+        const nd_status status = !s->self             ? ND_OK
+                                 : r->step && s->step ? s->step(s->self, r->step)
+                                 : r->validation && s->validation
+                                     ? s->validation(s->self, r->validation)
+                                 : r->health && s->health ? s->health(s->self, r->health)
+                                 : r->event && s->event   ? s->event(s->self, r->event)
+                                                          : ND_OK;
+        if (status != ND_OK) {
+            nd_sinks_warn_of_dropped(s->name);
+            s->close(s->self);
+            s->self = NULL;
         }
     }
 }

@@ -86,23 +86,18 @@ typedef struct drawing {
     json_t *curves;      /* owned; NULL: no memory */
 } drawing;
 
-/* With five significant digits. */
-static json_t *short_number(double value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%.5g", value);
-    return nd_number(value == floor(value) ? value : strtod(text, NULL));
-}
-
-/* A list of one member of all parts, for the key. */
+/* A list of one member of all parts, for the key; values with five significant digits. */
 static void set_list(json_t **object, const char *key, const nd_curve *c, size_t member)
 {
     json_t *list = json_array();
     for (int i = 0; i < c->parts; i++) {
+        char text[32];
         double value;
         memcpy(&value, (const char *)&c->part[i] + member, sizeof value);
+        snprintf(text, sizeof text, "%.5g", value);
+        const double shown = value == floor(value) ? value : strtod(text, NULL);
         nd_json_append(&list, member == offsetof(nd_curve_part, step) ? json_real(value)
-                                                                      : short_number(value));
+                                                                      : nd_number(shown));
     }
     nd_json_set(object, key, list);
 }

@@ -108,22 +108,16 @@ typedef struct waits {
     json_t *events; /* owned: of each collective those of its ranks, by the names of its parts */
 } waits;
 
-static int group_named(const char *name)
-{
-    for (int g = 0; g < ND_GROUP_COUNT; g++) {
-        if (strcmp(nd_group_name((nd_group_kind)g), name) == 0) {
-            return g;
-        }
-    }
-    return -1;
-}
-
 /* The ranks of a group are told apart by their first one. */
 static nd_status add_to_collective(waits *w, json_t *event, int rank)
 {
     const json_t *args = json_object_get(event, "args");
-    const int group = group_named(nd_json_words(args, "group"));
+    const char *name = nd_json_words(args, "group");
+    int group = ND_GROUP_COUNT - 1;
     char key[KEY_BYTES];
+    while (group >= 0 && strcmp(nd_group_name((nd_group_kind)group), name) != 0) {
+        group--;
+    }
     if (group < 0) {
         return ND_OK;
     }

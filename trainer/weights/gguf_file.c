@@ -155,12 +155,6 @@ static nd_status take_tensor(nd_gguf_head *h, nd_safetensors_tensor *t)
     return ND_OK;
 }
 
-static int by_place(const void *a, const void *b)
-{
-    const nd_safetensors_tensor *const x = a, *const y = b;
-    return (x->begin > y->begin) - (x->begin < y->begin);
-}
-
 /* Tensors lie in the file, and no two share a byte. */
 static nd_status place_tensors(nd_gguf_head *h)
 {
@@ -170,7 +164,7 @@ static nd_status place_tensors(nd_gguf_head *h)
                        ? nd_round_up_bytes(h->at, (size_t)alignment)
                        : UINT64_MAX;
     const uint64_t first = end;
-    qsort(h->list.tensors, (size_t)h->list.count, sizeof *h->list.tensors, by_place);
+    qsort(h->list.tensors, (size_t)h->list.count, sizeof *h->list.tensors, nd_safetensors_by_place);
     for (int64_t i = 0; i < h->list.count; i++) {
         nd_safetensors_tensor *t = &h->list.tensors[i];
         const bool inside = first <= h->map.size && t->begin <= h->map.size - first &&

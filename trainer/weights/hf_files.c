@@ -165,17 +165,6 @@ static nd_status write_byte_tokenizer(const char *folder)
                          JSON_INDENT(2));
 }
 
-static nd_status write_config(const char *folder, const nd_hf_writer_options *o)
-{
-    char path[PATH_MAX];
-    nd_shape shape = o->shape;
-    if (shape.eos_id < 0 && o->tokenizer) { /* else what is generated would not end */
-        shape.eos_id = nd_corpus_model_end(NULL, o->tokenizer, shape.vocab);
-    }
-    ND_TRY(nd_fs_path(path, "%s/config.json", folder));
-    return nd_shape_write(&shape, o->dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32", path);
-}
-
 /* The token that ends a turn; -1: none. It is no reason to lose a model. */
 static int32_t find_end_of_turn(const char *folder, const nd_hf_writer_options *o)
 {
@@ -280,7 +269,13 @@ static nd_status write_checksums(const char *folder)
 
 nd_status nd_hf_files_write(const char *folder, const nd_hf_writer_options *o, nd_error *lacks)
 {
-    ND_TRY(write_config(folder, o));
+    char config[PATH_MAX];
+    nd_shape shape = o->shape;
+    if (shape.eos_id < 0 && o->tokenizer) { /* else what is generated would not end */
+        shape.eos_id = nd_corpus_model_end(NULL, o->tokenizer, shape.vocab);
+    }
+    ND_TRY(nd_fs_path(config, "%s/config.json", folder));
+    ND_TRY(nd_shape_write(&shape, o->dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32", config));
     ND_TRY(o->byte_tokenizer ? write_byte_tokenizer(folder) : ND_OK);
     nd_status status = o->tokenizer ? copy_tokenizer(o->tokenizer, folder) : ND_OK;
     /* Those of a model that was trained further. A file that cannot be copied whatever is tried,

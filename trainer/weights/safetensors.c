@@ -165,13 +165,11 @@ static nd_status parse_tensor(const char *path, const char *name, const json_t *
     return parse_offsets(path, tensor, json_object_get(value, "data_offsets"), bytes, data);
 }
 
-static int by_offset(const void *a, const void *b)
+int nd_safetensors_by_place(const void *a, const void *b)
 {
     const nd_safetensors_tensor *x = a, *y = b;
-    if (x->begin != y->begin) {
-        return x->begin < y->begin ? -1 : 1;
-    }
-    return x->end < y->end ? -1 : x->end > y->end;
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin)
+                                : (x->end > y->end) - (x->end < y->end);
 }
 
 static nd_status check_chain(const nd_safetensors_list *list, uint64_t data, uint64_t file_bytes,
@@ -231,7 +229,7 @@ static nd_status parse_entries(json_t *root, uint64_t data, const char *path,
         ND_TRY(note ? nd_fs_format(&tensor->note, "%s", note) : ND_OK);
         ND_TRY(parse_tensor(path, name, value, data, tensor));
     }
-    qsort(list->tensors, (size_t)list->count, sizeof *list->tensors, by_offset);
+    qsort(list->tensors, (size_t)list->count, sizeof *list->tensors, nd_safetensors_by_place);
     return ND_OK;
 }
 
@@ -321,16 +319,6 @@ static int by_size_then_name(const void *a, const void *b)
     return bits != 0 ? bits : strcmp(x->name, y->name);
 }
 
-static json_t *entry_json(const nd_safetensors_tensor *t)
-{
-    json_t *shape = json_array();
-    for (int a = 0; a < t->axes; a++) {
-        nd_json_append(&shape, json_integer(t->shape[a]));
-    }
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[t->dtype].name, "shape", shape,
-                     "data_offsets", (json_int_t)t->begin, (json_int_t)t->end);
-}
-
 nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, char **head,
                                 size_t *head_bytes)
 {
@@ -349,7 +337,13 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
             (uint64_t)nd_safetensors_tensor_count(t) * (uint64_t)dtypes[t->dtype].bits / 8;
         t->begin = at;
         at = t->end = at + bytes;
-        nd_json_set(&root, t->name, entry_json(t));
+        json_t *shape = json_array();
+        for (int a = 0; a < t->axes; a++) {
+            nd_json_append(&shape, json_integer(t->shape[a]));
+        }
+        nd_json_set(&root, t->name,
+                    json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[t->dtype].name, "shape",
+                              shape, "data_offsets", (json_int_t)t->begin, (json_int_t)t->end));
     }
     char *text = nd_json_text(root, JSON_COMPACT);
     json_decref(root);

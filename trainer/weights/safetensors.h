@@ -59,6 +59,8 @@ typedef struct nd_safetensors_list {
 } nd_safetensors_list;
 
 void nd_safetensors_list_fini(nd_safetensors_list *list);
+/* Orders tensors for qsort as they lie in a file. */
+int nd_safetensors_by_place(const void *a, const void *b);
 /* NULL when there is none. */
 const nd_safetensors_tensor *nd_safetensors_list_find(const nd_safetensors_list *list,
                                                       const char *name);
