@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tests/support/tempdir.h"
 #include "trainer/dry/dry.h"
 
 enum { LAYERS = 3, MICROS = 4, TOKENS = 64 };
@@ -14,7 +15,7 @@ static nd_rank rank_of_one;
 
 static void setup(void)
 {
-    cr_assert_eq(nd_config_init(&config), ND_OK);
+    assert_ok(nd_config_init(&config));
     config.train.sequence_length = TOKENS;
     config.train.gradient_accumulation_steps = MICROS;
     rank_of_one = (nd_rank){.world_size = 1,
@@ -31,7 +32,7 @@ static void setup(void)
                                       .rms_eps = 1e-5,
                                       .init_std = 0.02,
                                       .rope = {.theta = 10000.0}}};
-    cr_assert_eq(nd_ops_ref(&rank_of_one.ops), ND_OK);
+    assert_ok(nd_ops_ref(&rank_of_one.ops));
 }
 
 static void teardown(void)
@@ -50,11 +51,30 @@ static int64_t times_of(const nd_calls *calls, nd_call_kind kind)
     return times;
 }
 
+static nd_calls listed(const nd_linear_choice *choice)
+{
+    nd_calls calls = {0};
+    assert_ok(nd_dry_run(&rank_of_one, choice, &calls));
+    return calls;
+}
+
+static nd_step_work counted(void)
+{
+    nd_step_work work;
+    assert_ok(nd_dry_run_work(&rank_of_one, 1, &work));
+    return work;
+}
+
+static void use_mesh(nd_mesh mesh, int ranks)
+{
+    rank_of_one.mesh = mesh;
+    rank_of_one.world_size = ranks;
+}
+
 /* Four products a block and three for the head, each with its two gradients. */
 Test(dry_run, products_of_a_step_in_bf16)
 {
-    nd_calls calls = {0};
-    cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK, "%s", nd_error_last()->message);
+    nd_calls calls = listed(NULL);
     cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT), MICROS * 3 * (4 * LAYERS + 1));
     cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT_FP8), 0);
     nd_calls_free(&calls);
@@ -70,9 +90,8 @@ Test(dry_run, recompute_counts)
     } cases[] = {
         {ND_RECOMPUTE_SELECTIVE, 0}, {ND_RECOMPUTE_ALL_BUT_ATTENTION, 2}, {ND_RECOMPUTE_FULL, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_calls calls = {0};
         config.parallel.recompute = cases[i].recompute;
-        cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK);
+        nd_calls calls = listed(NULL);
         cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT),
                      MICROS * (3 * (4 * LAYERS + 1) + cases[i].products * LAYERS), "case %zu", i);
         nd_calls_free(&calls);
@@ -82,10 +101,9 @@ Test(dry_run, recompute_counts)
 Test(dry_run, a_forced_choice_counts_its_products_and_casts)
 {
     nd_linear_choice choice = {.forced = true};
-    nd_calls calls = {0};
     config.train.precision = ND_PRECISION_FP8;
     choice.fp8[3][0] = 1; /* down alone */
-    cr_assert_eq(nd_dry_run(&rank_of_one, &choice, &calls), ND_OK, "%s", nd_error_last()->message);
+    nd_calls calls = listed(&choice);
     cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT_FP8), MICROS * 3 * LAYERS);
     cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT), MICROS * 3 * (3 * LAYERS + 1));
     cr_expect_geq(times_of(&calls, ND_CALL_FP8_CAST), MICROS * 3 * LAYERS, "input, weight, dy");
@@ -108,15 +126,15 @@ static nd_form_rule casting_form(const nd_device *device, const nd_form_need *ne
 Test(dry_run, products_that_cast)
 {
     nd_ops ops = *rank_of_one.ops;
-    nd_calls calls[3] = {{0}, {0}, {0}};
+    nd_calls calls[3];
     nd_step_work work[3];
     int64_t uncast[3] = {0, 0, 0};
     config.train.precision = ND_PRECISION_FP8;
     real_form = ops.form;
     for (int i = 0; i < 3; i++) {
         config.fp8.all_gather = i == 2;
-        cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls[i]), ND_OK);
-        cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work[i]), ND_OK);
+        calls[i] = listed(NULL);
+        work[i] = counted();
         for (int e = 0; e < calls[i].count; e++) {
             const nd_call *call = &calls[i].entries[e].call;
             const bool fp8 = call->kind == ND_CALL_PRODUCT_FP8;
@@ -145,16 +163,13 @@ Test(dry_run, products_that_cast)
 
 Test(dry_run, a_rank_of_a_mesh)
 {
-    nd_calls calls = {0};
-    nd_mesh mesh = {{1, 2, 2, 2, 2}};
     config.train.precision = ND_PRECISION_FP8;
+    use_mesh((nd_mesh){{1, 2, 2, 2, 2}}, 16);
+    rank_of_one.rank = 9;
+    rank_of_one.coord = nd_mesh_coord_of(&rank_of_one.mesh, 9);
     for (int ring = 0; ring < 2; ring++) {
         config.parallel.cp_comm = ring ? ND_CP_RING : ND_CP_ALLGATHER;
-        rank_of_one.mesh = mesh;
-        rank_of_one.rank = 9;
-        rank_of_one.world_size = 16;
-        rank_of_one.coord = nd_mesh_coord_of(&mesh, 9);
-        cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK, "%s", nd_error_last()->message);
+        nd_calls calls = listed(NULL);
         nd_calls_free(&calls);
     }
 }
@@ -168,16 +183,14 @@ Test(dry_run, work_is_that_of_the_formula)
     double tokens = MICROS * TOKENS, each = 64.0 * 128 + 64.0 * 64 + 3.0 * 64 * 96;
     double weights = LAYERS * each + 256.0 * 64;
     double pairs = (double)s->heads * TOKENS * (TOKENS + 1) / 2 * MICROS * LAYERS;
-    config.train.precision = ND_PRECISION_BF16;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    work = counted();
     cr_expect_eq(work.flops_bf16, 6 * weights * tokens, "%g", work.flops_bf16);
     cr_expect_eq(work.flops_attention, 14 * pairs * (double)s->head_dim);
     cr_expect_eq(work.flops_fp8 + work.flops_f32 + work.wire_bytes, 0.0);
     /* At least the residual stream, read and written by each norm forward and backward. */
     cr_expect_gt(work.moved_bytes, 2.0 * LAYERS * tokens * 64 * 2 * 4);
     config.train.precision = ND_PRECISION_FP8;
-    nd_step_work fp8;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &fp8), ND_OK, "%s", nd_error_last()->message);
+    const nd_step_work fp8 = counted();
     cr_expect_gt(fp8.flops_fp8, 0.0);
     cr_expect_eq(fp8.flops_fp8 + fp8.flops_bf16, work.flops_bf16);
 }
@@ -189,12 +202,9 @@ Test(dry_run, work_of_copies_of_kv_heads)
     const nd_shape *s = &rank_of_one.shape;
     const double tokens = MICROS * TOKENS, C = (double)s->hidden, D = (double)s->head_dim;
     cr_assert(s->heads == 4 && s->kv_heads == 2);
-    config.train.precision = ND_PRECISION_BF16;
     for (int i = 0; i < 2; i++) {
-        rank_of_one.mesh = (nd_mesh){{1, 1, 1, 1, 2 << i}, .kv_copies = 1 << i};
-        rank_of_one.world_size = 2 << i;
-        cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work[i]), ND_OK, "%s",
-                     nd_error_last()->message);
+        use_mesh((nd_mesh){{1, 1, 1, 1, 2 << i}, .kv_copies = 1 << i}, 2 << i);
+        work[i] = counted();
     }
     /* One head of k and one of v on each rank, whether it has them alone or not. */
     const double kv = 6 * tokens * LAYERS * 2 * D * C;
@@ -208,22 +218,20 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
 {
     nd_step_work work;
     double once = (double)nd_shape_parameters(&rank_of_one.shape) * 3 / 4;
-    config.train.precision = ND_PRECISION_BF16;
     config.train.gradient_accumulation_steps = 1;
-    rank_of_one.mesh = (nd_mesh){{1, 1, 4, 1, 1}};
-    rank_of_one.world_size = 4;
+    use_mesh((nd_mesh){{1, 1, 4, 1, 1}}, 4);
     config.parallel.reshard_after_forward = false;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    work = counted();
     double kept = work.wire_bytes;
     cr_expect_geq(kept, once * (2 + 4), "%g of %g", kept, once);
     cr_expect_leq(kept, once * (2 + 4) * 1.05, "%g of %g", kept, once);
     config.parallel.reshard_after_forward = true;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    work = counted();
     cr_expect_gt(work.wire_bytes, kept * 1.05);
     cr_expect_leq(work.wire_bytes, once * (2 + 2 + 4) * 1.05);
     /* Of three micro-batches, each reduces its gradients. */
     config.train.gradient_accumulation_steps = 3;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    work = counted();
     cr_expect_geq(work.wire_bytes, once * (2 + 3 * 4));
 }
 
@@ -232,10 +240,8 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
 Test(dry_run, work_of_tensor_parallelism_hides_four_exchanges_of_a_block)
 {
     nd_step_work work;
-    config.train.precision = ND_PRECISION_BF16;
-    rank_of_one.mesh = (nd_mesh){{1, 1, 1, 1, 2}};
-    rank_of_one.world_size = 2;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    use_mesh((nd_mesh){{1, 1, 1, 1, 2}}, 2);
+    work = counted();
     const double hidden = work.wire_bytes - work.exposed_bytes;
     cr_expect_eq(hidden, MICROS * LAYERS * 4.0 * (TOKENS / 2) * 64 * 2, "%g", hidden);
     cr_expect_gt(work.exposed_bytes, hidden);
@@ -249,16 +255,14 @@ Test(dry_run, exposed_bytes_of_context_parallelism_are_those_of_the_formula)
         double first = 0, least = INFINITY;
         config.train.precision = mode % 2 ? ND_PRECISION_FP32 : ND_PRECISION_BF16;
         config.parallel.recompute = mode / 2 ? ND_RECOMPUTE_FULL : ND_RECOMPUTE_NONE;
-        config.resolved_mesh = rank_of_one.mesh = (nd_mesh){{1, 1, 1, 4, 1}, 1};
-        rank_of_one.world_size = 4;
+        use_mesh((nd_mesh){{1, 1, 1, 4, 1}, 1}, 4);
+        config.resolved_mesh = rank_of_one.mesh;
         const int count = nd_cp_list_exchanges(&rank_of_one.shape, &config, list);
         cr_assert_eq(count, 5, "ulysses 1, 2 and 4, the first two with allgather and ring");
         for (int i = 0; i < count; i++) {
-            nd_step_work work;
             config.parallel.cp_comm = list[i].ring ? ND_CP_RING : ND_CP_ALLGATHER;
             config.resolved_mesh.ulysses = rank_of_one.mesh.ulysses = list[i].ulysses;
-            cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s",
-                         nd_error_last()->message);
+            const nd_step_work work = counted();
             first = i == 0 ? work.exposed_bytes : first;
             least = fmin(least, list[i].exposed_bytes);
             cr_expect_float_eq(

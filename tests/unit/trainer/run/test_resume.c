@@ -16,6 +16,14 @@ static nd_resume found;
 
 TEMPDIR_SUITE(resume, tempdir_leave_empty);
 
+/* A text of this many x; its path. */
+static const char *write_text(const char *name, size_t size)
+{
+    static char text[1 << 20];
+    memset(text, 'x', size);
+    return tempdir_write(&dir, name, text, size);
+}
+
 static void save(int64_t step)
 {
     fake_write_small(dir.path, step);
@@ -76,8 +84,7 @@ Test(resume, from_one_that_was_set_aside_puts_its_successor_aside)
 {
     save(6);
     assert_ok(nd_checkpoint_set_aside(dir.path, 6, "old", NULL));
-    save(5);
-    save(6);
+    save_some(5, 6);
     tempdir_write(&dir, "metrics.jsonl", "x", 1);
     assert_ok(find(dir.path, tempdir_file(&dir, "checkpoint-6.old")));
     cr_assert(nd_resume_is_own(&found));
@@ -163,8 +170,7 @@ Test(resume, a_link_to_a_checkpoint_is_one)
     static const char *const words[] = {"latest", "auto", "6"};
     char big[PATH_MAX], later[PATH_MAX];
     save(4);
-    save(6);
-    save(7);
+    save_some(6, 7);
     snprintf(big, sizeof big, "%s", tempdir_file(&dir, "big"));
     snprintf(later, sizeof later, "%s", tempdir_file(&dir, "later"));
     cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-7"), later), 0);
@@ -284,6 +290,8 @@ static nd_status check(const char *tokenizer, const char *allow)
     return nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, false);
 }
 
+#define REFUSED(tokenizer, allow, words) assert_fails(check(tokenizer, allow), ND_ERR_CONFIG, words)
+
 static void set(const char *key, const char *value)
 {
     char text[80];
@@ -299,7 +307,7 @@ static void expect_setting(const char *key, const char *old, const char *other)
     snprintf(words, sizeof words, "made with %s %s, and this run has %s; use the same value", key,
              old, other);
     set(key, other);
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG, words);
+    REFUSED(NULL, "", words);
     assert_ok(check(NULL, key));
     set(key, old);
     assert_ok(check(NULL, ""));
@@ -321,28 +329,25 @@ Test(resume, another_batch_and_other_data_need_a_word)
     read_text("text");
     save_run();
     config.train.gradient_accumulation_steps = 3;
-    assert_fails(check(NULL, "data.path"), ND_ERR_CONFIG,
-                 "made with 8 samples a step, and this run has 12");
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
-                 "or allow the change with --resume-allow samples_per_step");
+    REFUSED(NULL, "data.path", "made with 8 samples a step, and this run has 12");
+    REFUSED(NULL, "", "or allow the change with --resume-allow samples_per_step");
     assert_ok(check(NULL, "samples_per_step"));
     config.train.sequence_length++;
     config.data.shuffle_seed++;
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
-                 "--resume-allow samples_per_step; to allow all that differs, give --resume-allow "
-                 "samples_per_step,data.shuffle_seed,train.sequence_length");
-    assert_fails(check(NULL, "samples_per_step,data.shuffle_seed"), ND_ERR_CONFIG,
-                 "or allow the change with --resume-allow train.sequence_length");
+    REFUSED(NULL, "",
+            "--resume-allow samples_per_step; to allow all that differs, give --resume-allow "
+            "samples_per_step,data.shuffle_seed,train.sequence_length");
+    REFUSED(NULL, "samples_per_step,data.shuffle_seed",
+            "or allow the change with --resume-allow train.sequence_length");
     expect_one();
     config.data.shuffle_seed--;
     config.train.sequence_length--;
     config.train.gradient_accumulation_steps = 2;
     read_text("shorter");
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "made with other training data (digest ");
+    REFUSED(NULL, "", "made with other training data (digest ");
     expect_one(); /* both of its digests differ, which one word allows */
     read_text("other");
-    assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
-                 "made with other training data (digest ");
+    REFUSED(NULL, "samples_per_step", "made with other training data (digest ");
     assert_ok(check(NULL, "data.path"));
     read_text("text");
     expect_setting("data.positions", "restart", "running");
@@ -372,25 +377,21 @@ Test(resume, documents_are_those_of_the_training_data)
     assert_ok(check(NULL, ""));
     nd_dataset_close(inputs.data);
     inputs.data = all;
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
-                 "made with data.documents join, and this run has separate");
+    REFUSED(NULL, "", "made with data.documents join, and this run has separate");
     nd_dataset_close(inputs.data);
     inputs.data = some;
-    assert_fails(check(NULL, "data.path"), ND_ERR_CONFIG,
-                 "made with data.documents join, and this run has auto");
+    REFUSED(NULL, "data.path", "made with data.documents join, and this run has auto");
     end_comparison();
 }
 
 /* A mix of two texts, and its order. */
 static nd_dataset *mixed(double first, double second)
 {
-    static char text[3000];
     nd_dataset_part parts[] = {{.name = "x", .weight = first}, {.name = "y", .weight = second}};
     nd_dataset *blend;
-    memset(text, 'x', sizeof text);
     for (int j = 0; j < 2; j++) {
-        assert_ok(nd_dataset_open(tempdir_write(&dir, parts[j].name, text, sizeof text),
-                                  ND_DATA_TEXT, "bytes", 256, 32, &parts[j].data));
+        assert_ok(nd_dataset_open(write_text(parts[j].name, 3000), ND_DATA_TEXT, "bytes", 256, 32,
+                                  &parts[j].data));
     }
     assert_ok(nd_dataset_blend(parts, 2, &blend));
     return blend;
@@ -429,7 +430,7 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
             snprintf(words, sizeof words,
                      "checkpoint-6 was made with data.path period 65536, and this run has %s; ",
                      cases[c].period);
-            assert_fails(check(NULL, ""), ND_ERR_CONFIG, words);
+            REFUSED(NULL, "", words);
             assert_ok(check(NULL, "data.path"));
         } else {
             assert_ok(check(NULL, ""));
@@ -467,11 +468,11 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
         save_run();
         assert_ok(check(NULL, ""));
         take_pair(manifest.identity, "data.path packing", value);
-        assert_fails(check(NULL, ""), ND_ERR_CONFIG,
-                     "checkpoint-6 was made with data.path packing in the order of the file, and "
-                     "this run has the longest first; go on with the ndtrain that made it, or "
-                     "allow the change with "
-                     "--resume-allow data.path");
+        REFUSED(NULL, "",
+                "checkpoint-6 was made with data.path packing in the order of the file, and "
+                "this run has the longest first; go on with the ndtrain that made it, or "
+                "allow the change with "
+                "--resume-allow data.path");
         assert_ok(check(NULL, "data.path"));
         config.train.steps = 6; /* with no step left the order is over */
         assert_ok(check(NULL, ""));
@@ -487,14 +488,12 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
 /* Of 31,775 blocks, of which 48 were seen in 6 steps. */
 Test(resume, another_batch_keeps_the_end_of_the_epochs)
 {
-    static char text[1 << 20];
-    memset(text, 'x', sizeof text);
     begin_comparison();
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
     nd_dataset_part part = {.name = "", .epochs = 0.01};
-    assert_ok(nd_dataset_open(tempdir_write(&dir, "text", text, sizeof text), ND_DATA_AUTO, "bytes",
-                              256, 32, &part.data));
+    assert_ok(
+        nd_dataset_open(write_text("text", 1 << 20), ND_DATA_AUTO, "bytes", 256, 32, &part.data));
     assert_ok(nd_dataset_blend(&part, 1, &inputs.data));
     cr_assert_eq(nd_dataset_facts_of(inputs.data).samples, 318);
     save_run();
@@ -513,30 +512,28 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
         config.train.steps = cases[i].last;
         assert_ok(check(NULL, "samples_per_step"));
         config.train.steps++;
-        assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG, cases[i].words);
+        REFUSED(NULL, "samples_per_step", cases[i].words);
     }
     /* train.epochs of the 318 samples is 27 steps of 12. */
     config.train.epochs = 1;
     config.train.steps = 27;
-    assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
-                 "has seen 48 samples in 6 steps, and a step of this run has 12, so that "
-                 "train.epochs 1");
+    REFUSED(NULL, "samples_per_step",
+            "has seen 48 samples in 6 steps, and a step of this run has 12, so that "
+            "train.epochs 1");
     cr_assert_not_null(strstr(nd_error_last()->message, "give --num-steps 28 in its place"), "%s",
                        nd_error_last()->message);
     config.train.gradient_accumulation_steps = 2; /* in a start after that one */
     config.train.steps = 39;
     assert_ok(check(NULL, ""));
     manifest.samples_seen = 47;
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "give --num-steps 39 in its place");
+    REFUSED(NULL, "", "give --num-steps 39 in its place");
     end_comparison();
 }
 
 Test(resume, compares_tokenizers_by_their_content)
 {
-    static char text[300];
     char a[PATH_MAX], moved[PATH_MAX], other[PATH_MAX];
-    memset(text, 'x', sizeof text);
-    tempdir_write(&dir, "text", text, sizeof text);
+    write_text("text", 300);
     snprintf(a, sizeof a, "%s", tempdir_write(&dir, "a.json", "{1}", 3));
     snprintf(moved, sizeof moved, "%s", tempdir_write(&dir, "moved.json", "{1}", 3));
     snprintf(other, sizeof other, "%s", tempdir_write(&dir, "other.json", "{2}", 3));
@@ -545,15 +542,15 @@ Test(resume, compares_tokenizers_by_their_content)
     config.data.tokenizer = inputs.tokenizer = a;
     save_run();
     assert_ok(check(moved, ""));
-    assert_fails(check(other, ""), ND_ERR_CONFIG, "made with another tokenizer.json (digest ");
+    REFUSED(other, "", "made with another tokenizer.json (digest ");
     assert_ok(check(other, "data.tokenizer"));
-    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "a.json, and this run has bytes");
+    REFUSED(NULL, "", "a.json, and this run has bytes");
     /* A checkpoint of an earlier program has no digest. */
     nd_manifest_fini(&manifest);
     config.data.tokenizer = a;
     inputs.tokenizer = NULL;
     save_run();
     assert_ok(check(a, ""));
-    assert_fails(check(moved, ""), ND_ERR_CONFIG, "moved.json; use the same value");
+    REFUSED(moved, "", "moved.json; use the same value");
     end_comparison();
 }

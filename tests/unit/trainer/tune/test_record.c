@@ -8,6 +8,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/tensor/dtype.h"
+#include "tests/support/tempdir.h"
 #include "trainer/tune/measure.h"
 
 static const nd_shape shape = {
@@ -48,7 +49,7 @@ static void setup(void)
                     .align_a = 256,
                     .align_b = 256,
                     .align_d = 256};
-    cr_assert_eq(nd_config_init(&config), ND_OK);
+    assert_ok(nd_config_init(&config));
     config.train.precision = ND_PRECISION_FP8;
     choices[0] = (nd_lt_choice){.key = y,
                                 .algorithm = {1, 0xfedcba9876543210u, UINT64_MAX},
@@ -66,8 +67,8 @@ static void setup(void)
                           .linear_count = 2,
                           .choices = choices,
                           .choice_count = 2};
-    cr_assert_eq(nd_record_write(&written, &config, &shape), ND_OK);
-    cr_assert_eq(nd_fs_format(&text, "{\"steps\": 3, \"autotune\": %s}", written.json), ND_OK);
+    assert_ok(nd_record_write(&written, &config, &shape));
+    assert_ok(nd_fs_format(&text, "{\"steps\": 3, \"autotune\": %s}", written.json));
 }
 
 static void teardown(void)
@@ -90,28 +91,22 @@ static nd_status read_text(const char *from, size_t bytes)
 Test(record, what_is_written_is_read)
 {
     nd_tuning *t = NULL;
-    cr_assert_eq(nd_record_read(text, strlen(text), "run.json", &config, &shape, &t), ND_OK, "%s",
-                 nd_error_last()->message);
+    assert_ok(nd_record_read(text, strlen(text), "run.json", &config, &shape, &t));
     cr_expect_str_eq(t->gpu, "NVIDIA H200");
-    cr_expect_eq(t->capability, 90);
-    cr_expect_eq(t->cublaslt, 130100);
-    cr_expect_eq(t->seconds, 3.5);
-    cr_assert_eq(t->choice_count, 2);
+    cr_expect(t->capability == 90 && t->cublaslt == 130100 && t->seconds == 3.5);
+    cr_assert(t->choice_count == 2 && t->linear_count == 2);
     cr_expect(memcmp(t->choices, choices, sizeof choices) == 0, "every bit, times too");
-    cr_assert_eq(t->linear_count, 2);
     cr_expect(memcmp(t->linears, written.linears, sizeof t->linears) == 0);
-    cr_expect_eq(t->linear_choice.fp8[0][7], 0);
-    cr_expect_eq(t->linear_choice.fp8[3][1], 1);
-    cr_expect_eq(t->linear_choice.fp8[0][0], 0);
-    cr_expect_eq(t->linear_choice.fp8[2][3], -1, "not asked for, so not known");
+    const nd_linear_choice *of = &t->linear_choice;
+    cr_expect(of->fp8[0][7] == 0 && of->fp8[3][1] == 1 && of->fp8[0][0] == 0);
+    cr_expect_eq(of->fp8[2][3], -1, "not asked for, so not known");
     nd_tuning_destroy(t);
 }
 
 static void expect_other(const char *a, const char *b)
 {
-    cr_expect_eq(read_text(text, strlen(text)), ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, a) && strstr(nd_error_last()->message, b), "%s",
-              nd_error_last()->message);
+    assert_fails(read_text(text, strlen(text)), ND_ERR_CONFIG, a);
+    cr_expect(strstr(nd_error_last()->message, b), "%s", nd_error_last()->message);
 }
 
 Test(record, another_run_is_named_with_key_and_both_values)
@@ -131,19 +126,17 @@ Test(record, another_run_is_named_with_key_and_both_values)
     nd_shape other = shape;
     nd_tuning *t = NULL;
     other.ffn = 112;
-    cr_expect_eq(nd_record_read(text, strlen(text), "run.json", &config, &other, &t),
-                 ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, "model.intermediate_size 96"), "%s",
-              nd_error_last()->message);
+    assert_fails(nd_record_read(text, strlen(text), "run.json", &config, &other, &t), ND_ERR_CONFIG,
+                 "model.intermediate_size 96");
 }
 
 /* Products leave nothing to collectives where no weights are gathered. */
 Test(record, blocks_count_where_products_leave_processors_to_them)
 {
     config.kernels.comm_blocks = 16;
-    cr_expect_eq(read_text(text, strlen(text)), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(read_text(text, strlen(text)));
     config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
-    cr_expect_eq(read_text(text, strlen(text)), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(read_text(text, strlen(text)));
     config.resolved_mesh.size[ND_AXIS_DP_SHARD] = 2;
     expect_other("kernels.product_processors 0", "has all but 16");
     config.kernels.product_processors = 116;
@@ -155,9 +148,8 @@ Test(record, those_of_an_earlier_program_are_refused)
     json_t *root = json_loads(text, 0, NULL);
     json_object_set_new(json_object_get(root, "autotune"), "division", json_array());
     char *earlier = json_dumps(root, 0);
-    cr_expect_eq(read_text(earlier, strlen(earlier)), ND_ERR_DATA);
-    cr_expect(strstr(nd_error_last()->message, "made by an earlier program; choose again"), "%s",
-              nd_error_last()->message);
+    assert_fails(read_text(earlier, strlen(earlier)), ND_ERR_DATA,
+                 "made by an earlier program; choose again");
     free(earlier);
     json_decref(root);
 }
@@ -172,9 +164,7 @@ Test(record, data_parallel_ranks_may_be_other)
 static void expect_damaged(const json_t *root, const char *what)
 {
     char *damaged = json_dumps(root, 0);
-    nd_status status = read_text(damaged, strlen(damaged));
-    cr_expect(status == ND_ERR_DATA, "%s: status %d", what, (int)status);
-    cr_expect(strstr(nd_error_last()->message, what), "%s: %s", what, nd_error_last()->message);
+    assert_fails(read_text(damaged, strlen(damaged)), ND_ERR_DATA, what);
     free(damaged);
 }
 
@@ -197,9 +187,8 @@ static int damage_object(json_t *root, json_t *object)
             expect_damaged(root, key);
         }
         for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-            char *damaged;
             json_object_set(object, key, wrong[i]);
-            damaged = json_dumps(root, 0);
+            char *damaged = json_dumps(root, 0);
             nd_status status = read_text(damaged, strlen(damaged));
             bool may = json_typeof(wrong[i]) == json_typeof(value) ||
                        (json_is_null(wrong[i]) && strstr(key, "seconds")) ||
@@ -263,8 +252,7 @@ Test(record, files_that_are_no_record)
     static const char *const files[] = {
         "", "{", "[]", "3", "{\"autotune\": 3}", "{\"a\": 1}", "{\"a\": 1, \"a\": 2}"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        cr_expect_eq(read_text(files[i], strlen(files[i])), ND_ERR_DATA, "%s", files[i]);
-        cr_expect(strstr(nd_error_last()->message, "run.json"), "%s", nd_error_last()->message);
+        assert_fails(read_text(files[i], strlen(files[i])), ND_ERR_DATA, "run.json");
     }
 }
 

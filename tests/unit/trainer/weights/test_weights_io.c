@@ -76,7 +76,7 @@ static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *
     job.shape.qk_norm = context->family == ND_FAMILY_QWEN3;
     job.shape.rms_eps = 1e-5;
     job.shape.bos_id = job.shape.eos_id = -1;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(mesh_ranks_run(&job));
 }
 
 /* BF16 holds the values too. */
@@ -112,7 +112,7 @@ Test(weights_io, families_come_back_on_any_mesh)
         folder_job job = {tempdir_file(&dir, name), ND_DTYPE_F32, 0, families[f]};
         run(meshes[f], save, &job);
         run(meshes[(f + 1) % 3], load, &job);
-        cr_assert_eq(nd_hf_reader_open(job.folder, &reader), ND_OK);
+        assert_ok(nd_hf_reader_open(job.folder, &reader));
         cr_expect_eq(nd_hf_reader_read(reader, "model.layers.0.self_attn.qkv_proj.weight", 0, 1,
                                        &value) == ND_OK,
                      families[f] == ND_FAMILY_PHI3);
@@ -133,7 +133,8 @@ typedef struct reader_job {
 
 typedef struct reader_check {
     const nd_rank *rank;
-    const float *master;
+    const nd_fsdp *fsdp;
+    bool kept; /* the BF16 weights that a rank keeps, not the F32 master weights */
 } reader_check;
 
 /* Of hsdp 2 x tp 2 without shards: the rank that reads a parameter. */
@@ -152,9 +153,11 @@ static nd_status compare_reader(void *context, const nd_span *span)
     const reader_check *c = context;
     const nd_param *p = span->param;
     const int rank = reader_of(c->rank, p);
+    const nd_bf16 *kept = c->kept ? nd_fsdp_kept(c->fsdp, p->unit, p->segment) : NULL;
+    const int64_t begin = span->begin - p->unit->segments[p->segment].shard_offset;
     for (int64_t i = 0; i < span->rows * span->cols; i++) {
         int64_t element = nd_span_global(span, i);
-        float found = c->master[span->begin + i];
+        float found = kept ? nd_bf16_to_f32(kept[begin + i]) : c->fsdp->master[span->begin + i];
         float expected = mesh_param_value((uint64_t)(SEED + rank), p, element);
         ND_CHECK(found == expected, "rank %d: element %lld of %s is %g, not %g of rank %d",
                  c->rank->rank, (long long)element, p->name, (double)found, (double)expected, rank);
@@ -188,35 +191,12 @@ static nd_status load_own(nd_rank *rank, void *context)
                  nd_error_last()->message);
         status = ND_OK;
     } else if (status == ND_OK) {
-        reader_check check = {rank, shards->fsdp.master};
+        reader_check check = {rank, &shards->fsdp, false};
         status = mesh_each_span(shards->layout, compare_reader, &check);
     }
 out:
     nd_hf_reader_close(reader);
     return status;
-}
-
-/* The BF16 weights that a rank keeps. */
-typedef struct kept_check {
-    const nd_rank *rank;
-    const nd_fsdp *fsdp;
-} kept_check;
-
-static nd_status compare_kept(void *context, const nd_span *span)
-{
-    const kept_check *c = context;
-    const nd_param *p = span->param;
-    const int rank = reader_of(c->rank, p);
-    const nd_bf16 *kept = nd_fsdp_kept(c->fsdp, p->unit, p->segment);
-    kept += span->begin - p->unit->segments[p->segment].shard_offset;
-    for (int64_t i = 0; i < span->rows * span->cols; i++) {
-        int64_t element = nd_span_global(span, i);
-        float found = nd_bf16_to_f32(kept[i]);
-        float expected = mesh_param_value((uint64_t)(SEED + rank), p, element);
-        ND_CHECK(found == expected, "rank %d: element %lld of %s is %g, not %g of rank %d",
-                 c->rank->rank, (long long)element, p->name, (double)found, (double)expected, rank);
-    }
-    return ND_OK;
 }
 
 static nd_status load_converted(nd_rank *rank, void *context)
@@ -231,8 +211,8 @@ static nd_status load_converted(nd_rank *rank, void *context)
     nd_status status = nd_hf_reader_open(job->folders[rank->rank], &reader);
     status = status == ND_OK ? nd_weights_load(&m->fsdp, reader) : status;
     if (status == ND_OK) {
-        kept_check check = {rank, &m->fsdp};
-        status = mesh_each_span(m->layout, compare_kept, &check);
+        reader_check check = {rank, &m->fsdp, true};
+        status = mesh_each_span(m->layout, compare_reader, &check);
     }
     nd_hf_reader_close(reader);
     return status;
@@ -255,20 +235,20 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
         snprintf(readers.folders[r], sizeof readers.folders[r], "%s", tempdir_file(&dir, name));
         folder_job saved = {readers.folders[r], ND_DTYPE_F32, r};
         job.context = &saved;
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+        assert_ok(mesh_ranks_run(&job));
     }
     job.mesh = (nd_mesh){{1, 2, 1, 1, 2}};
     job.body = load_own;
     job.context = &readers;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(mesh_ranks_run(&job));
     job.body = load_converted;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(mesh_ranks_run(&job));
     job.body = load_own;
     readers.leaves = true; /* the others lose a rank, and no read of theirs has failed */
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(mesh_ranks_run(&job));
     readers.leaves = false;
     readers.shrinks = true;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(mesh_ranks_run(&job));
     tempdir_remove(&dir);
 }
 
@@ -311,6 +291,6 @@ Test(weights_io, initial_values_depend_on_the_element_alone)
         job.shape.ffn = 4;
         job.shape.heads = job.shape.kv_heads = 2;
         job.shape.head_dim = 2;
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+        assert_ok(mesh_ranks_run(&job));
     }
 }
