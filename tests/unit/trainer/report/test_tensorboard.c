@@ -100,42 +100,40 @@ static const char *next_record(const content *c, size_t *at, size_t *length)
     return frame + 12;
 }
 
+/* A number with seven bits in each byte; moves past it. */
+static uint64_t varint(const char **at, const char *end)
+{
+    uint64_t value = 0;
+    for (int shift = 0, more = 128; more; shift += 7) {
+        cr_assert_lt(*at, end);
+        more = **at & 128;
+        value |= (uint64_t)(*(*at)++ & 127) << shift;
+    }
+    return value;
+}
+
 /* Where a field of a message begins, behind its key and length; NULL: not there. */
 static const char *field(const char *message, size_t length, uint32_t wanted, size_t *bytes)
 {
     const char *at = message, *end = message + length;
     while (at < end) {
-        uint64_t parts[2] = {0};
-        for (int part = 0, shift = 0; part < 2; part++, shift = 0) {
-            do {
-                cr_assert_lt(at, end);
-                parts[part] |= (uint64_t)(*at & 127) << shift;
-                shift += 7;
-            } while (*at++ & 128);
-            if (part == 0 && (parts[0] & 7) != 2) { /* no length follows */
-                uint32_t type = (uint32_t)(parts[0] & 7);
-                cr_assert(type == 0 || type == 1 || type == 5, "wire type %u", type);
-                const char *value = at;
-                if (type == 0) {
-                    while (*at++ & 128) {
-                    }
-                } else {
-                    at += type == 1 ? 8 : 4;
-                }
-                *bytes = (size_t)(at - value);
-                if (parts[0] >> 3 == wanted) {
-                    return value;
-                }
-                break;
-            }
-            if (part == 1) {
-                *bytes = (size_t)parts[1];
-                cr_assert_leq(parts[1], (uint64_t)(end - at));
-                if (parts[0] >> 3 == wanted) {
-                    return at;
-                }
-                at += parts[1];
-            }
+        const uint64_t key = varint(&at, end);
+        const uint32_t type = key & 7;
+        const char *value = at;
+        if (type == 0) {
+            varint(&at, end);
+        } else if (type == 2) {
+            const uint64_t size = varint(&at, end);
+            cr_assert_leq(size, (uint64_t)(end - at));
+            value = at;
+            at += size;
+        } else {
+            cr_assert(type == 1 || type == 5, "wire type %u", type);
+            at += type == 1 ? 8 : 4;
+        }
+        *bytes = (size_t)(at - value);
+        if (key >> 3 == wanted) {
+            return value;
         }
     }
     return NULL;

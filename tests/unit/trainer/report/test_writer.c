@@ -11,6 +11,7 @@
 enum { ROOM = 1 << 16, LINE = 64 };
 
 static char why[ND_WRITER_WHY_BYTES];
+static nd_writer *w;
 
 static void make(void)
 {
@@ -19,7 +20,7 @@ static void make(void)
 
 TEMPDIR_SUITE(writer, make, .timeout = 60);
 
-static int add(nd_writer *w, const char *name, bool required)
+static int add(const char *name, bool required)
 {
     const char *path = tempdir_file(&dir, name);
     const int fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
@@ -29,8 +30,15 @@ static int add(nd_writer *w, const char *name, bool required)
     return file;
 }
 
+/* A writer with patience enough for any disk, and its file "a", which is required. */
+static int begin(void)
+{
+    assert_ok(nd_writer_open(1e6, ROOM, &w));
+    return add("a", true);
+}
+
 /* A line of LINE bytes with a number. */
-static void put(nd_writer *w, int file, int number, int64_t weight)
+static void put(int file, int number, int64_t weight)
 {
     char line[LINE + 1];
     snprintf(line, sizeof line, "%0*d\n", LINE - 1, number);
@@ -55,12 +63,10 @@ Test(writer, records_go_to_their_files_in_order)
 {
     enum { COUNT = 5000 }; /* more than the queue holds */
     static int numbers[COUNT + 1];
-    nd_writer *w;
-    assert_ok(nd_writer_open(1e6, ROOM, &w));
-    const int a = add(w, "a", true), b = add(w, "b", false);
+    const int a = begin(), b = add("b", false);
     for (int i = 0; i < COUNT; i++) {
-        put(w, a, i, 1);
-        put(w, b, i, 1);
+        put(a, i, 1);
+        put(b, i, 1);
         numbers[i] = i;
     }
     numbers[COUNT] = -1;
@@ -77,21 +83,19 @@ Test(writer, records_go_to_their_files_in_order)
 /* The full disk takes a part of a record. */
 Test(writer, a_full_disk_costs_records_and_keeps_those_of_weight_0)
 {
-    nd_writer *w;
-    assert_ok(nd_writer_open(1e6, ROOM, &w));
-    const int a = add(w, "a", true);
-    put(w, a, 1, 1);
+    const int a = begin();
+    put(a, 1, 1);
     assert_ok(nd_writer_flush(w));
     set_file_limit(LINE + 20);
-    put(w, a, 2, 1);
-    put(w, a, 3, 0);
-    put(w, a, 4, 5);
-    put(w, a, 5, 0);
+    put(a, 2, 1);
+    put(a, 3, 0);
+    put(a, 4, 5);
+    put(a, 5, 0);
     assert_ok(nd_writer_flush(w));
     expect_lines("a", (int[]){1, -1});
     cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "it still loses records");
     set_file_limit(RLIM_INFINITY);
-    put(w, a, 6, 1);
+    put(a, 6, 1);
     assert_ok(nd_writer_flush(w));
     expect_lines("a", (int[]){1, 3, 5, 6, -1});
     cr_expect_eq(nd_writer_take_lost(w, a, why), 6);
@@ -104,12 +108,10 @@ Test(writer, a_full_disk_costs_records_and_keeps_those_of_weight_0)
 
 Test(writer, a_disk_that_stays_full_is_told_at_the_end)
 {
-    nd_writer *w;
-    assert_ok(nd_writer_open(1e6, ROOM, &w));
-    const int a = add(w, "a", true);
+    const int a = begin();
     set_file_limit(10);
-    put(w, a, 1, 1);
-    put(w, a, 2, 1);
+    put(a, 1, 1);
+    put(a, 2, 1);
     nd_writer_finish(w);
     cr_expect_eq(nd_writer_take_lost(w, a, why), 2);
     nd_writer_close(w);
@@ -118,28 +120,27 @@ Test(writer, a_disk_that_stays_full_is_told_at_the_end)
 
 Test(writer, a_deleted_file_is_an_error_when_it_is_required)
 {
-    nd_writer *w;
-    assert_ok(nd_writer_open(1e6, ROOM, &w));
-    const int a = add(w, "a", true), b = add(w, "b", false);
+    const int a = begin(), b = add("b", false);
     cr_assert_eq(unlink(tempdir_file(&dir, "b")), 0);
-    put(w, b, 1, 1);
+    put(b, 1, 1);
     assert_ok(nd_writer_flush(w));
     said(1, "warning: b loses records of this run");
     cr_assert_eq(unlink(tempdir_file(&dir, "a")), 0);
-    put(w, a, 1, 1);
+    put(a, 1, 1);
     assert_fails(nd_writer_flush(w), ND_ERR_CANTCREATE, "was deleted during the run");
-    put(w, a, 2, 1);
+    put(a, 2, 1);
     assert_fails(nd_writer_flush(w), ND_ERR_CANTCREATE, "was deleted during the run");
     nd_writer_finish(w);
     cr_expect_eq(nd_writer_take_lost(w, b, why), 1);
     nd_writer_close(w);
 }
 
-/* A pipe that nobody reads, already full: a write to it does not return. */
-static int add_full_pipe(nd_writer *w, int *reader)
+/* The writer has a pipe that nobody reads, already full: a write to it does not return. */
+static int begin_with_full_pipe(double patience, int *reader)
 {
     int ends[2], file = -1;
     char bytes[1 << 12] = {0};
+    assert_ok(nd_writer_open(patience, ROOM, &w));
     cr_assert_eq(pipe2(ends, O_NONBLOCK), 0);
     while (write(ends[1], bytes, sizeof bytes) > 0) {
     }
@@ -166,15 +167,13 @@ static int read_all(int reader, int last)
 Test(writer, a_write_that_hangs_holds_up_nothing)
 {
     enum { COUNT = 2000 }; /* more than two batches hold */
-    nd_writer *w;
     int reader;
-    assert_ok(nd_writer_open(0.1, ROOM, &w));
-    const int a = add_full_pipe(w, &reader);
+    const int a = begin_with_full_pipe(0.1, &reader);
     for (int i = 0; i < COUNT; i++) {
-        put(w, a, i, 1);
+        put(a, i, 1);
     }
-    put(w, a, COUNT, 0);
-    put(w, a, COUNT, 1);
+    put(a, COUNT, 0);
+    put(a, COUNT, 1);
     assert_ok(nd_writer_flush(w));
     said(1, "warning: metrics does not answer, and the run goes on");
     cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "it is not written again yet");
@@ -189,7 +188,7 @@ Test(writer, a_write_that_hangs_holds_up_nothing)
     cr_expect_eq(last, COUNT);
     const int64_t before = nd_writer_bytes(w, a);
     cr_expect_eq(before, (COUNT + 2 - lost) * LINE);
-    put(w, a, COUNT + 1, 1);
+    put(a, COUNT + 1, 1);
     while (nd_writer_bytes(w, a) == before) {
         usleep(1000);
     }
@@ -201,16 +200,14 @@ Test(writer, a_write_that_hangs_holds_up_nothing)
 /* Three hangs would take all patience; each is found out by a wait. */
 Test(writer, patience_comes_back_with_the_disk)
 {
-    nd_writer *w;
     int reader;
-    assert_ok(nd_writer_open(0.3, ROOM, &w));
-    const int a = add_full_pipe(w, &reader);
+    const int a = begin_with_full_pipe(0.3, &reader);
     cr_assert_eq(read_all(reader, -1), -1);
     const int pages = fcntl(reader, F_SETPIPE_SZ, 1 << 12), lines = pages / LINE + 8;
     cr_assert_gt(pages, 0);
     for (int i = 1; i <= 3; i++) {
         for (int k = 0; k < lines; k++) {
-            put(w, a, k, 1);
+            put(a, k, 1);
         }
         assert_ok(nd_writer_flush(w));
         said(i, "warning: metrics does not answer");
@@ -225,19 +222,17 @@ Test(writer, patience_comes_back_with_the_disk)
     close(reader);
 }
 
-/* What waits is counted, and nobody waits for it. */
+/* What waits is counted, and nobody waits for it. The thread outlives the test. */
 Test(writer, a_run_ends_while_a_write_hangs)
 {
-    static nd_writer *w; /* its thread outlives the test */
     int reader;
-    assert_ok(nd_writer_open(0.1, ROOM, &w));
-    const int a = add_full_pipe(w, &reader);
+    const int a = begin_with_full_pipe(0.1, &reader);
     for (int i = 0; i < 8; i++) {
-        put(w, a, i, 1);
+        put(a, i, 1);
     }
     nd_writer_finish(w);
     cr_expect_eq(nd_writer_take_lost(w, a, why), 8);
-    put(w, a, 9, 1);
+    put(a, 9, 1);
     assert_ok(nd_writer_flush(w));
     nd_writer_close(w);
     said(1, "warning: metrics does not answer");

@@ -2,7 +2,6 @@
 #include "tests/unit/runtime/config/support.h"
 
 #include <math.h>
-#include <unistd.h>
 
 #include "tests/support/shell.h"
 #include "trainer/layout/layout.h"
@@ -36,6 +35,13 @@ static nd_status parse(const char *family, const char *keys, nd_shape *shape)
     return nd_shape_parse(text, (size_t)used, "c.json", shape);
 }
 
+static nd_shape parsed(const char *family, const char *keys)
+{
+    nd_shape shape;
+    assert_ok(parse(family, keys, &shape));
+    return shape;
+}
+
 /* With a message that has the words. */
 static void refused(const char *family, const char *keys, const char *words)
 {
@@ -47,58 +53,39 @@ static void refused(const char *family, const char *keys, const char *words)
 
 static void write_and_read(const nd_shape *shape, nd_shape *back)
 {
-    char folder[] = "/tmp/nd_shape_XXXXXX", path[64];
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    tempdir dir;
+    tempdir_make(&dir);
     memset(back, 0, sizeof *back);
-    cr_assert_eq(nd_shape_write(shape, "bfloat16", path), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
-    unlink(path);
-    rmdir(folder);
+    assert_ok(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")));
+    assert_ok(nd_shape_read(dir.name, back));
+    tempdir_remove(&dir);
 }
 
 Test(shape, defaults_of_hugging_face)
 {
-    nd_shape s;
-    cr_assert_eq(parse(NULL,
-                       "{'model_type': 'llama', 'vocab_size': 100, 'hidden_size': 64, "
-                       "'intermediate_size': 96, 'num_hidden_layers': 2, 'num_attention_heads': 4}",
-                       &s),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(s.kv_heads, 4);
-    cr_expect_eq(s.head_dim, 16);
-    cr_expect_eq(s.max_positions, 2048);
-    cr_expect_eq(s.rms_eps, 1e-6);
-    cr_expect_eq(s.init_std, 0.02);
-    cr_expect_not(s.tied);
-    cr_expect_eq(s.rope.type, ND_ROPE_DEFAULT);
-    cr_expect_eq(s.rope.theta, 10000);
-    cr_expect_eq(s.bos_id, 1);
-    cr_expect_eq(s.eos_id, 2);
-    cr_expect(s.eos_is_default);
+    const nd_shape s =
+        parsed(NULL, "{'model_type': 'llama', 'vocab_size': 100, 'hidden_size': 64, "
+                     "'intermediate_size': 96, 'num_hidden_layers': 2, 'num_attention_heads': 4}");
+    cr_expect(s.kv_heads == 4 && s.head_dim == 16 && s.max_positions == 2048);
+    cr_expect(s.rms_eps == 1e-6 && s.init_std == 0.02 && !s.tied);
+    cr_expect(s.rope.type == ND_ROPE_DEFAULT && s.rope.theta == 10000);
+    cr_expect(s.bos_id == 1 && s.eos_id == 2 && s.eos_is_default);
 }
 
 Test(shape, keys_that_change_nothing_are_skipped)
 {
-    nd_shape s;
-    cr_assert_eq(
-        parse("llama",
-              "'transformers_version': '4.40', 'use_cache': false, 'pretraining_tp': 2, "
-              "'attention_bias': false, 'hidden_act': 'silu', 'sliding_window': null, "
-              "'attention_dropout': 0.0, 'head_dim': null, 'num_key_value_heads': null, "
-              "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['LlamaForCausalLM']",
-              &s),
-        ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(s.eos_id, 7);
-    cr_expect_not(s.eos_is_default);
-    cr_expect_eq(s.bos_id, -1);
+    const nd_shape s = parsed(
+        "llama",
+        "'transformers_version': '4.40', 'use_cache': false, 'pretraining_tp': 2, "
+        "'attention_bias': false, 'hidden_act': 'silu', 'sliding_window': null, "
+        "'attention_dropout': 0.0, 'head_dim': null, 'num_key_value_heads': null, "
+        "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['LlamaForCausalLM']");
+    cr_expect(s.eos_id == 7 && !s.eos_is_default && s.bos_id == -1);
 }
 
 Test(shape, all_ends_of_text_are_written_back)
 {
-    nd_shape s, back;
-    cr_assert_eq(parse("llama", "'eos_token_id': [7, 0, 9]", &s), ND_OK, "%s",
-                 nd_error_last()->message);
+    nd_shape s = parsed("llama", "'eos_token_id': [7, 0, 9]"), back;
     write_and_read(&s, &back);
     cr_expect(back.eos_id == 7 && back.more_end_count == 2 && back.more_ends[0] == 0 &&
               back.more_ends[1] == 9);
@@ -106,10 +93,8 @@ Test(shape, all_ends_of_text_are_written_back)
 
 Test(shape, an_end_of_text_that_is_null_is_no_default)
 {
-    nd_shape s;
-    cr_assert_eq(parse("llama", "'eos_token_id': null", &s), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(s.eos_id, -1);
-    cr_expect_not(s.eos_is_default);
+    const nd_shape s = parsed("llama", "'eos_token_id': null");
+    cr_expect(s.eos_id == -1 && !s.eos_is_default);
 }
 
 Test(shape, both_rope_spellings)
@@ -123,25 +108,18 @@ Test(shape, both_rope_spellings)
         "'rope_theta': 500000, 'rope_scaling': {'type': 'llama3', 'factor': 8.0, "
         "'low_freq_factor': 1, 'high_freq_factor': 4, 'original_max_position_embeddings': 8192}",
     };
-    for (int i = 0; i < 3; i++) {
-        nd_shape s;
-        cr_assert_eq(parse("llama", spellings[i], &s), ND_OK, "%s", nd_error_last()->message);
-        cr_expect_eq(s.rope.type, ND_ROPE_LLAMA3);
-        cr_expect_eq(s.rope.theta, 500000);
-        cr_expect_eq(s.rope.factor, 8);
-        cr_expect_eq(s.rope.low_freq_factor, 1);
-        cr_expect_eq(s.rope.high_freq_factor, 4);
-        cr_expect_eq(s.rope.original_max_positions, 8192);
-    }
     nd_shape s;
-    cr_assert_eq(parse("llama", "'rope_scaling': {'type': 'linear', 'factor': 2}", &s), ND_OK);
-    cr_expect_eq(s.rope.type, ND_ROPE_LINEAR);
-    cr_expect_eq(s.rope.factor, 2);
-    cr_assert_eq(parse("llama",
-                       "'rope_parameters': {'rope_type': 'default', 'rope_theta': 7e5, "
-                       "'partial_rotary_factor': 1.0}",
-                       &s),
-                 ND_OK);
+    for (int i = 0; i < 3; i++) {
+        s = parsed("llama", spellings[i]);
+        cr_expect(s.rope.type == ND_ROPE_LLAMA3 && s.rope.theta == 500000 && s.rope.factor == 8 &&
+                      s.rope.low_freq_factor == 1 && s.rope.high_freq_factor == 4 &&
+                      s.rope.original_max_positions == 8192,
+                  "%s", spellings[i]);
+    }
+    s = parsed("llama", "'rope_scaling': {'type': 'linear', 'factor': 2}");
+    cr_expect(s.rope.type == ND_ROPE_LINEAR && s.rope.factor == 2);
+    s = parsed("llama", "'rope_parameters': {'rope_type': 'default', 'rope_theta': 7e5, "
+                        "'partial_rotary_factor': 1.0}");
     cr_expect_eq(s.rope.theta, 7e5);
 }
 
@@ -227,68 +205,54 @@ static void expect_written(const nd_shape *shape, const char *line)
 {
     tempdir dir;
     tempdir_make(&dir);
-    cr_assert_eq(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")), ND_OK, "%s",
-                 nd_error_last()->message);
+    assert_ok(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")));
     shell(&dir, shell_line("grep '%s' config.json", line));
     tempdir_remove(&dir);
 }
 
 /* What a reader that does not know layer_types finds. */
-static void expect_first_window(const nd_shape *shape, int64_t layer)
-{
-    char line[64];
-    snprintf(line, sizeof line, "\"max_window_layers\": %ld,", (long)layer);
-    expect_written(shape, line);
-}
+static const char first_window_1[] = "\"max_window_layers\": 1,",
+                  first_window_2[] = "\"max_window_layers\": 2,";
 
 Test(shape, writing_and_reading_back)
 {
+    static const nd_rope_config ropes[] = {{ND_ROPE_LLAMA3, 500000, 32, 1, 4, 8192},
+                                           {.type = ND_ROPE_YARN,
+                                            .theta = 1e6,
+                                            .factor = 4,
+                                            .low_freq_factor = 1,
+                                            .high_freq_factor = 1,
+                                            .original_max_positions = 8192,
+                                            .beta_fast = 31,
+                                            .beta_slow = 1.5,
+                                            .attention_factor = 1.25,
+                                            .exact_range = 1},
+                                           {ND_ROPE_LINEAR, 10000, 2, 1, 1, 0},
+                                           {ND_ROPE_DEFAULT, 10000, 1, 1, 1, 0}};
     nd_shape s, back;
     memset(&s, 0, sizeof s);
+    s.rope = ropes[0];
     s.vocab = 1000, s.hidden = 48, s.ffn = 100, s.layers = 3, s.heads = 6, s.kv_heads = 2;
     s.head_dim = 10, s.max_positions = 4096, s.rms_eps = 1e-5, s.init_std = 0.0123456789012345678;
     s.tied = true, s.bos_id = -1, s.eos_id = 9;
-    s.rope = (nd_rope_config){ND_ROPE_LLAMA3, 500000, 32, 1, 4, 8192};
     write_and_read(&s, &back);
     cr_expect(back.vocab == 1000 && back.hidden == 48 && back.ffn == 100 && back.layers == 3 &&
               back.heads == 6 && back.kv_heads == 2 && back.head_dim == 10 &&
               back.max_positions == 4096 && back.tied && back.bos_id == -1 && back.eos_id == 9);
     cr_expect_eq(back.rms_eps, 1e-5);
     cr_expect_eq(back.init_std, s.init_std, "every bit");
-    cr_expect(back.rope.type == ND_ROPE_LLAMA3 && back.rope.theta == 500000 &&
-              back.rope.factor == 32 && back.rope.low_freq_factor == 1 &&
-              back.rope.high_freq_factor == 4 && back.rope.original_max_positions == 8192);
-    s.rope = (nd_rope_config){.type = ND_ROPE_YARN,
-                              .theta = 1e6,
-                              .factor = 4,
-                              .original_max_positions = 8192,
-                              .beta_fast = 31,
-                              .beta_slow = 1.5,
-                              .attention_factor = 1.25,
-                              .exact_range = 1};
-    write_and_read(&s, &back);
-    cr_expect(back.rope.type == ND_ROPE_YARN && back.rope.factor == 4 &&
-              back.rope.beta_fast == 31 && back.rope.beta_slow == 1.5 &&
-              back.rope.attention_factor == 1.25 && back.rope.exact_range == 1 &&
-              back.rope.original_max_positions == 8192);
-    s.rope = (nd_rope_config){ND_ROPE_LINEAR, 10000, 2, 1, 1, 0};
-    write_and_read(&s, &back);
-    cr_expect(back.rope.type == ND_ROPE_LINEAR && back.rope.factor == 2);
-    s.rope = (nd_rope_config){ND_ROPE_DEFAULT, 10000, 1, 1, 1, 0};
-    write_and_read(&s, &back);
-    cr_expect_eq(back.rope.type, ND_ROPE_DEFAULT);
-    char gone[] = "/tmp/nd_shape_XXXXXX/config.json";
-    gone[strlen("/tmp/nd_shape_XXXXXX")] = '\0';
-    cr_assert_not_null(mkdtemp(gone));
-    cr_assert_eq(rmdir(gone), 0);
-    gone[strlen(gone)] = '/';
-    expect_sentence(nd_shape_write(&s, "float32", gone), ND_ERR_CANTCREATE, gone);
+    for (size_t i = 0; i < sizeof ropes / sizeof *ropes; i++) {
+        s.rope = ropes[i];
+        write_and_read(&s, &back);
+        cr_expect_eq(memcmp(&back.rope, &s.rope, sizeof s.rope), 0, "rope %zu", i);
+    }
+    expect_sentence(nd_shape_write(&s, "float32", "/nonexistent/config.json"), ND_ERR_CANTCREATE,
+                    "/nonexistent/config.json");
 }
 
 static nd_shape family_of(const char *family, const char *keys)
 {
-    nd_shape s, back;
-    cr_assert_eq(parse(family, keys, &s), ND_OK, "%s: %s", keys, nd_error_last()->message);
+    nd_shape s = parsed(family, keys), back;
     write_and_read(&s, &back);
     cr_expect(
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
@@ -333,7 +297,7 @@ Test(shape, families_have_their_switches_and_defaults)
     s = family_of("qwen3",
                   "'use_sliding_window': true, 'sliding_window': 7, 'max_window_layers': 1");
     cr_expect(nd_shape_window(&s, 0, 99) == 0 && nd_shape_window(&s, 1, 99) == 7);
-    expect_first_window(&s, 1);
+    expect_written(&s, first_window_1);
     s = family_of("ministral",
                   "'sliding_window': 7, 'layer_types': ['sliding_attention', 'full_attention']");
     cr_expect(nd_shape_window(&s, 0, 99) == 7 && nd_shape_window(&s, 1, 99) == 0);
@@ -361,9 +325,9 @@ Test(shape, families_have_their_switches_and_defaults)
     for (int64_t l = 0; l < 4; l++) {
         cr_expect_eq(nd_shape_window(&s, l, 99), l % 2 ? 7 : 0, "layer %ld", (long)l);
     }
-    expect_first_window(&s, 1);
+    expect_written(&s, first_window_1);
     s = family_of("qwen2", "");
-    expect_first_window(&s, 2);
+    expect_written(&s, first_window_2);
     refused("mistral", "'layer_types': []", "layer_types is set|mistral");
     refused("seed_oss", "'residual_dropout': 0.1", "attention_dropout is absent|means 0.1");
     refused("seed_oss", "'attention_dropout': 0", "residual_dropout is absent|write 0");
@@ -450,11 +414,10 @@ Test(shape, norms_behind)
 Test(shape, norms_before_and_behind)
 {
     nd_shape s = family_of("glm4", "");
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
     cr_expect(s.post_norm == 2 && s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.rotated == 64 &&
               s.eos_id == 151329 && s.rms_eps == 1.5625e-7);
-    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &s, .mesh = &one}, &layout), ND_OK);
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = &s}, &layout));
     const struct {
         nd_param_id id;
         const char *name;
@@ -511,7 +474,6 @@ Test(shape, layers_with_windows_have_their_own_rope)
 
 static void expect_gemma3(const char *keys)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_shape s = family_of("gemma3_text", keys);
     nd_layout *layout = NULL;
     cr_expect(s.tied && s.qk_norm == 1 && s.post_norm == 2 && s.head_dim == 256 && s.eos_id == 1);
@@ -522,7 +484,7 @@ static void expect_gemma3(const char *keys)
     cr_expect_eq(nd_shape_lookup_scale(&s), 8);
     expect_written(&s, "^  \"rope_local_base_freq\": 10000.0,"); /* which all releases read */
     expect_written(&s, "^  \"rope_scaling\": {");
-    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &s, .mesh = &one}, &layout), ND_OK);
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = &s}, &layout));
     const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_2, 1);
     cr_expect_str_eq(norm->name, "model.layers.1.pre_feedforward_layernorm.weight");
     cr_expect_eq(norm->init, ND_INIT_ZERO, "1 is added to it");
@@ -610,8 +572,7 @@ Test(shape, a_rotated_part_reads_back)
 
 Test(shape, parameters)
 {
-    nd_shape s;
-    cr_assert_eq(parse("llama", "'num_key_value_heads': 2", &s), ND_OK);
+    nd_shape s = parsed("llama", "'num_key_value_heads': 2");
     /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x
      * 6144, norms 128 */
     cr_expect_eq(nd_shape_parameters(&s),
@@ -620,46 +581,41 @@ Test(shape, parameters)
     cr_expect_eq(nd_shape_parameters(&s), 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
 }
 
-static void expect_misfit(const nd_shape *s, int cp, int tp, int64_t micro, int64_t sequence,
-                          const char *first, const char *second)
+static void expect_misfit(const nd_shape *s, nd_mesh mesh, int64_t sequence, const char *words)
 {
-    nd_mesh mesh = {{1, 1, 1, cp, tp}};
-    char words[256];
-    snprintf(words, sizeof words, "%s|%s", first, second);
-    expect_sentence(nd_shape_check_mesh(s, &mesh, micro, sequence), ND_ERR_CONFIG, words);
+    expect_sentence(nd_shape_check_mesh(s, &mesh, 1, sequence), ND_ERR_CONFIG, words);
+}
+
+static void expect_fit(const nd_shape *s, nd_mesh mesh, int64_t sequence)
+{
+    assert_ok(nd_shape_check_mesh(s, &mesh, 1, sequence));
 }
 
 Test(shape, mesh_must_divide)
 {
-    nd_shape s;
-    cr_assert_eq(parse("llama", "'num_key_value_heads': 2", &s), ND_OK);
-    nd_mesh fits = {{1, 3, 5, 2, 2}};
-    cr_expect_eq(nd_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s", nd_error_last()->message);
-    expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads is 4", "mesh.tp 3");
-    nd_mesh copies = {{1, 1, 1, 1, 4}};
-    cr_expect_eq(nd_shape_check_mesh(&s, &copies, 1, 16), ND_OK, "%s", nd_error_last()->message);
-    expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
-    expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2; take a length such as 16");
-    expect_misfit(&s, 3, 4, 1, 7, "train.sequence_length 7", "take a length such as 12");
-    const nd_mesh heads = {{1, 1, 1, 4, 1}, 4}, eight = {{1, 1, 1, 8, 1}, 8};
-    cr_expect_eq(nd_shape_check_mesh(&s, &heads, 1, 16), ND_OK, "%s", nd_error_last()->message);
-    expect_sentence(
-        nd_shape_check_mesh(&s, &eight, 1, 16), ND_ERR_CONFIG,
+    nd_shape s = parsed("llama", "'num_key_value_heads': 2"), six = s;
+    expect_fit(&s, (nd_mesh){{1, 3, 5, 2, 2}}, 16);
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 3}}, 12, "num_attention_heads is 4|mesh.tp 3");
+    expect_fit(&s, (nd_mesh){{1, 1, 1, 1, 4}}, 16);
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 4, 1}}, 12, "train.sequence_length 12|2 x mesh.cp = 8");
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 2}}, 15,
+                  "= 15 local tokens|mesh.tp 2; take a length such as 16");
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 3, 4}}, 7,
+                  "train.sequence_length 7|take a length such as 12");
+    expect_fit(&s, (nd_mesh){{1, 1, 1, 4, 1}, 4}, 16);
+    expect_misfit(
+        &s, (nd_mesh){{1, 1, 1, 8, 1}, 8}, 16,
         "num_attention_heads 4 / mesh.tp 1 = 4 heads|8 ranks|give --ulysses 2 or 4 and --cp-comm");
-    const nd_mesh three = {{1, 1, 1, 3, 1}, 3};
-    expect_sentence(
-        nd_shape_check_mesh(&s, &three, 1, 12), ND_ERR_CONFIG,
+    expect_misfit(
+        &s, (nd_mesh){{1, 1, 1, 3, 1}, 3}, 12,
         "4 heads|3 ranks|with mesh.cp 3 no --ulysses above 1 is possible, so leave it out");
-    nd_shape six = s;
-    six.heads = 24;
-    six.kv_heads = 6;
-    expect_sentence(
-        nd_shape_check_mesh(&six, &heads, 1, 16), ND_ERR_CONFIG,
-        "6 of num_key_value_heads 6, which neither divide 4 ranks|give --ulysses 2 and");
+    six.heads = 24, six.kv_heads = 6;
+    expect_misfit(&six, (nd_mesh){{1, 1, 1, 4, 1}, 4}, 16,
+                  "6 of num_key_value_heads 6, which neither divide 4 ranks|give --ulysses 2 and");
     s.ffn = 95;
-    expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 2}}, 16, "intermediate_size is 95|mesh.tp 2");
     s.heads = 12, s.kv_heads = 4, s.ffn = 96;
-    const nd_mesh neither = {{1, 1, 1, 1, 6}};
-    cr_expect_eq(nd_shape_check_mesh(&s, &neither, 1, 24), ND_OK, "%s", nd_error_last()->message);
-    expect_misfit(&s, 1, 5, 1, 24, "num_attention_heads is 12", "--tp-size 1, 2, 3, 4, 6 or 12");
+    expect_fit(&s, (nd_mesh){{1, 1, 1, 1, 6}}, 24);
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 5}}, 24,
+                  "num_attention_heads is 12|--tp-size 1, 2, 3, 4, 6 or 12");
 }

@@ -12,18 +12,7 @@
 static tempdir dir;
 static nd_metrics m; /* what the test has read last */
 
-static void make(void)
-{
-    tempdir_make(&dir);
-}
-
-static void clean(void)
-{
-    nd_metrics_fini(&m);
-    tempdir_remove(&dir);
-}
-
-TestSuite(metrics, .init = make, .fini = clean);
+TEMPDIR_SUITE(metrics, tempdir_leave_empty);
 
 static const char *file(const char *text)
 {
@@ -109,13 +98,9 @@ Test(metrics, a_step_without_labels_has_no_loss_and_is_not_a_skipped_one)
                       "\"step_ms\":1}\n"
                       "{\"step\":3,\"skipped\":true,\"loss\":null,\"grad_norm\":null,"
                       "\"tokens\":64,\"step_ms\":1}\n"));
-    cr_assert_eq(count_of("loss"), 2);
-    cr_assert_eq(count_of("grad_norm"), 2);
-    cr_assert_eq(count_of("tokens"), 3);
-    cr_assert_eq(count_of("skipped"), 1);
-    cr_assert_eq(value_at("skipped", 3), 1);
-    cr_assert_eq(count_of("without_labels"), 1);
-    cr_assert_eq(value_at("without_labels", 2), 1);
+    cr_assert(count_of("loss") == 2 && count_of("grad_norm") == 2 && count_of("tokens") == 3);
+    cr_assert(count_of("skipped") == 1 && value_at("skipped", 3) == 1);
+    cr_assert(count_of("without_labels") == 1 && value_at("without_labels", 2) == 1);
 }
 
 Test(metrics, numbers_are_those_of_strtod)

@@ -83,18 +83,28 @@ static json_t *data_of_run(void)
     return data;
 }
 
-/* A part of it: "runs.0.columns.loss.first". NULL: there is none. */
+/* A part of it: "runs/0/columns/loss/first". NULL: there is none. */
 static json_t *part_of(json_t *data, const char *path)
 {
     char name[128];
     while (data && *path) {
-        const size_t length = strcspn(path, ".");
+        const size_t length = strcspn(path, "/");
         snprintf(name, sizeof name, "%.*s", (int)length, path);
         data = json_is_array(data) ? json_array_get(data, (size_t)atoi(name))
                                    : json_object_get(data, name);
-        path += length + (path[length] == '.');
+        path += length + (path[length] == '/');
     }
     return data;
+}
+
+/* This part of the page of the run in the folder. */
+static void expect_part(const char *path, const char *wanted)
+{
+    json_t *data = data_of_run();
+    char *text = json_dumps(part_of(data, path), JSON_COMPACT | JSON_REAL_PRECISION(9));
+    cr_assert_str_eq(text, wanted);
+    free(text);
+    json_decref(data);
 }
 
 static double number_of(json_t *data, const char *path)
@@ -108,31 +118,31 @@ Test(run_view, figures_of_a_finished_run)
     static const struct {
         const char *path;
         double value;
-    } wanted[] = {{"runs.0.columns.loss.first", 5},
-                  {"runs.0.columns.loss.end", 2.5},
-                  {"runs.0.columns.step_ms.median", 10}, /* the first two do not count */
-                  {"runs.0.columns.tokens_per_second.median", 450},
-                  {"runs.0.columns.step_ms.sum", 2040},
-                  {"runs.0.columns.validation_loss.last", 2.5},
-                  {"runs.0.columns.validation_loss.least", 2},
-                  {"runs.0.columns.validation_loss.least_step", 3},
-                  {"runs.0.columns.peak_memory_bytes.largest", 2097152},
-                  {"runs.0.record.model.planned_bytes", 1048576},
-                  {"runs.0.columns.tokens_seen.last", 384},
-                  {"runs.0.first", 1},
-                  {"runs.0.last", 6},
-                  {"runs.0.wanted", 6}};
+    } wanted[] = {{"runs/0/columns/loss/first", 5},
+                  {"runs/0/columns/loss/end", 2.5},
+                  {"runs/0/columns/step_ms/median", 10}, /* the first two do not count */
+                  {"runs/0/columns/tokens_per_second/median", 450},
+                  {"runs/0/columns/step_ms/sum", 2040},
+                  {"runs/0/columns/validation_loss/last", 2.5},
+                  {"runs/0/columns/validation_loss/least", 2},
+                  {"runs/0/columns/validation_loss/least_step", 3},
+                  {"runs/0/columns/peak_memory_bytes/largest", 2097152},
+                  {"runs/0/record/model/planned_bytes", 1048576},
+                  {"runs/0/columns/tokens_seen/last", 384},
+                  {"runs/0/first", 1},
+                  {"runs/0/last", 6},
+                  {"runs/0/wanted", 6}};
     write_metrics(6, "{\"step\":3,\"validation_loss\":2,\"validation_ms\":5}\n"
                      "{\"step\":6,\"validation_loss\":2.5,\"validation_ms\":5}\n");
     write_file("run.json", record);
     json_t *data = data_of_run();
-    cr_assert_str_eq(json_string_value(part_of(data, "runs.0.verdict")), "finished: all 6 steps");
+    cr_assert_str_eq(json_string_value(part_of(data, "runs/0/verdict")), "finished: all 6 steps");
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         const double found = number_of(data, wanted[i].path);
         cr_assert_eq(found, wanted[i].value, "%s is %g", wanted[i].path, found);
     }
-    const json_t *betas = json_object_get(json_object_get(data, "defaults"), "optimizer.betas");
-    cr_assert(json_is_array(betas), "a default has the form of run.json");
+    cr_assert(json_is_array(part_of(data, "defaults/optimizer.betas")),
+              "a default has the form of run.json");
     json_decref(data);
 }
 
@@ -144,11 +154,9 @@ Test(run_view, the_best_validation_has_documents_as_the_last_one)
                      "\"separate_length\":64}\n"
                      "{\"step\":6,\"validation_loss\":2.5,\"separate_length\":64}\n");
     json_t *data = data_of_run();
-    cr_assert_eq(number_of(data, "runs.0.columns.validation_loss.least"), 2);
-    cr_assert_eq(number_of(data, "runs.0.columns.validation_loss.least_step"), 4);
-    const json_t *columns = part_of(data, "runs.0.columns");
-    const json_t *set = json_object_get(columns, "validation_set_loss.a");
-    cr_assert_eq(json_number_value(json_object_get(set, "least")), 3);
+    cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least"), 2);
+    cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least_step"), 4);
+    cr_assert_eq(number_of(data, "runs/0/columns/validation_set_loss.a/least"), 3);
     json_decref(data);
 }
 
@@ -165,16 +173,15 @@ Test(run_view, skipped_steps_and_long_numbers_are_exact)
     fclose(out);
     write_file("run.json", "{\"config\":{\"train.seed\":9007199254740993,\"a\":[-1,"
                            "-9007199254740993,9007199254740992]}}");
-    json_t *data = data_of_run(), *skipped = part_of(data, "runs.0.skipped");
+    json_t *data = data_of_run(), *skipped = part_of(data, "runs/0/skipped");
     cr_assert_eq(json_array_size(skipped), 100);
-    cr_assert_eq(number_of(data, "runs.0.skipped.0"), 9003);
-    cr_assert_eq(number_of(data, "runs.0.skipped.99"), 9300);
-    json_t *config = part_of(data, "runs.0.record.config");
-    const char *seed = json_string_value(json_object_get(config, "train.seed"));
-    cr_assert_str_eq(seed, "9007199254740993");
-    cr_assert_eq(number_of(config, "a.0"), -1);
-    cr_assert_str_eq(json_string_value(part_of(config, "a.1")), "-9007199254740993");
-    cr_assert_eq(number_of(config, "a.2"), 9007199254740992);
+    cr_assert_eq(number_of(data, "runs/0/skipped/0"), 9003);
+    cr_assert_eq(number_of(data, "runs/0/skipped/99"), 9300);
+    json_t *config = part_of(data, "runs/0/record/config");
+    cr_assert_str_eq(json_string_value(part_of(config, "train.seed")), "9007199254740993");
+    cr_assert_eq(number_of(config, "a/0"), -1);
+    cr_assert_str_eq(json_string_value(part_of(config, "a/1")), "-9007199254740993");
+    cr_assert_eq(number_of(config, "a/2"), 9007199254740992);
     json_decref(data);
 }
 
@@ -304,9 +311,9 @@ Test(run_view, many_events_of_one_kind_leave_room_for_others)
     write_metrics(2, text);
     free(text);
     json_t *data = data_of_run();
-    cr_assert_eq(json_array_size(part_of(data, "runs.0.events")), 201);
-    cr_assert_str_eq(nd_json_words(part_of(data, "runs.0.events.200"), "why"), "<disk>");
-    cr_assert_eq(number_of(data, "runs.0.event_counts.checkpoint"), 1000);
+    cr_assert_eq(json_array_size(part_of(data, "runs/0/events")), 201);
+    cr_assert_str_eq(nd_json_words(part_of(data, "runs/0/events/200"), "why"), "<disk>");
+    cr_assert_eq(number_of(data, "runs/0/event_counts/checkpoint"), 1000);
     json_decref(data);
 }
 
@@ -342,15 +349,15 @@ static void expect_curves(json_t *data, int runs)
         const struct {
             const char *path;
             double expected;
-        } lists[] = {{"curves.loss.step", step},
-                     {"curves.loss.mean", 5.5 - 0.5 * step},
-                     {"curves.loss.low", 5.5 - 0.5 * step},
-                     {"curves.loss.high", 5.5 - 0.5 * step},
+        } lists[] = {{"curves/loss/step", step},
+                     {"curves/loss/mean", 5.5 - 0.5 * step},
+                     {"curves/loss/low", 5.5 - 0.5 * step},
+                     {"curves/loss/high", 5.5 - 0.5 * step},
                      {"tokens", 64 * step},
                      {"seconds", seconds}};
         for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
             char path[64];
-            snprintf(path, sizeof path, "runs.%d.%s.%d", runs - 1, lists[k].path, i);
+            snprintf(path, sizeof path, "runs/%d/%s/%d", runs - 1, lists[k].path, i);
             cr_assert_float_eq(number_of(data, path), lists[k].expected, 1e-4, "%s", path);
         }
     }
@@ -392,11 +399,7 @@ Test(run_view, the_slowest_rank_is_named)
     fclose(out);
     write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,"
                            "\"cp\":1,\"tp\":2}}");
-    json_t *data = data_of_run();
-    char *text = json_dumps(part_of(data, "runs.0.slowest"), JSON_COMPACT | JSON_REAL_PRECISION(9));
-    cr_assert_str_eq(text, "[[0,\"s0 t0\",1,2,2],[3,\"s1 t1\",4,16,10]]");
-    free(text);
-    json_decref(data);
+    expect_part("runs/0/slowest", "[[0,\"s0 t0\",1,2,2],[3,\"s1 t1\",4,16,10]]");
 }
 
 /* A call of a collective, as a profile has it. */
@@ -423,15 +426,6 @@ static FILE *begin_profile(const char *mesh)
     return out;
 }
 
-static void expect_waits(const char *wanted)
-{
-    json_t *data = data_of_run();
-    char *text = json_dumps(part_of(data, "runs.0.waits"), JSON_COMPACT | JSON_REAL_PRECISION(9));
-    cr_assert_str_eq(text, wanted);
-    free(text);
-    json_decref(data);
-}
-
 /* Ranks 0 and 1 are one group of tp, 2 and 3 another, both with the same sequence numbers. */
 Test(run_view, a_profile_says_who_waited_for_whom)
 {
@@ -451,8 +445,9 @@ Test(run_view, a_profile_says_who_waited_for_whom)
     fputs("{\"name\":\"parts\",\"ph\":\"M\",\"pid\":0,\"args\":{\"ranks\":4,\"found\":4}}],\n",
           out);
     fclose(out);
-    expect_waits("{\"steps\":1,\"collectives\":3,\"ranks\":[[6.1,3,0.5,1],[3.6,0.5,3,1],"
-                 "[0.5,0.5,0,0],[0.1,0,0.5,1]]}");
+    expect_part("runs/0/waits",
+                "{\"steps\":1,\"collectives\":3,\"ranks\":[[6.1,3,0.5,1],[3.6,0.5,3,1],"
+                "[0.5,0.5,0,0],[0.1,0,0.5,1]]}");
 }
 
 /* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
@@ -464,7 +459,8 @@ Test(run_view, copies_of_kv_heads_wait_for_each_other)
         write_call(out, rank, 9000, 4000, "tp", 1);
     }
     fclose(out);
-    expect_waits(
+    expect_part(
+        "runs/0/waits",
         "{\"steps\":0,\"collectives\":3,\"ranks\":[[8,0,0,0],[8,0,0,1],[8,1,0,0],[8,0,1,2]]}");
 }
 
@@ -490,14 +486,12 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
                   "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                   "\"underflow\":0.125,\"underflow_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
     json_t *data = data_of_run();
-    json_t *columns = part_of(data, "runs.0.columns");
-    json_t *worst = json_object_get(columns, "fp8_health.gradient.mlp.up_proj.underflow");
-    cr_assert_eq(nd_json_number(worst, "largest"), 0.25);
-    cr_assert_eq(nd_json_number(worst, "largest_step"), 2);
-    cr_assert_eq(nd_json_number(worst, "layer"), 1);
-    cr_assert_null(json_object_get(columns, "fp8_health.gradient.mlp.up_proj.underflow_layer"));
-    json_t *curve = json_object_get(part_of(data, "runs.0.curves"), "fp8_underflow.gradient");
-    cr_assert_eq(json_array_size(json_object_get(curve, "mean")), 2);
+#define UNDERFLOW "runs/0/columns/fp8_health.gradient.mlp.up_proj.underflow"
+    cr_assert_eq(number_of(data, UNDERFLOW "/largest"), 0.25);
+    cr_assert_eq(number_of(data, UNDERFLOW "/largest_step"), 2);
+    cr_assert_eq(number_of(data, UNDERFLOW "/layer"), 1);
+    cr_assert_null(part_of(data, UNDERFLOW "_layer"));
+    cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/fp8_underflow.gradient/mean")), 2);
     json_decref(data);
 }
 
@@ -507,7 +501,7 @@ Test(run_view, the_time_of_a_trace_is_that_of_its_steps)
     write_metrics(6, "{\"step\":6,\"validation_loss\":2,\"validation_ms\":60}\n");
     write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"validation_ms\":60,\"gemm_ms\":20}");
     json_t *data = data_of_run();
-    cr_assert_eq(number_of(data, "runs.0.traced_ms"), 40);
-    cr_assert_eq(number_of(data, "runs.0.trace.gemm_ms"), 20);
+    cr_assert_eq(number_of(data, "runs/0/traced_ms"), 40);
+    cr_assert_eq(number_of(data, "runs/0/trace/gemm_ms"), 20);
     json_decref(data);
 }
