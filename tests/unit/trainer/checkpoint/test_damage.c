@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/text.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 
@@ -61,12 +62,6 @@ static long flip(const char *checkpoint, const char *file, bool is_tensors, long
     return refused;
 }
 
-static bool has_end(const char *name, const char *end)
-{
-    size_t n = strlen(name), e = strlen(end);
-    return n >= e && strcmp(name + n - e, end) == 0;
-}
-
 static void flip_all(int64_t step)
 {
     char *path = NULL, *state = NULL, *file = NULL;
@@ -81,8 +76,8 @@ static void flip_all(int64_t step)
     DIR *folder = opendir(state);
     cr_assert_not_null(folder);
     for (struct dirent *e = readdir(folder); e; e = readdir(folder)) {
-        bool is_tensors = has_end(e->d_name, ".safetensors");
-        if (is_tensors || has_end(e->d_name, ".hashes")) {
+        bool is_tensors = nd_ends_with(e->d_name, ".safetensors");
+        if (is_tensors || nd_ends_with(e->d_name, ".hashes")) {
             flips = 0;
             assert_ok(nd_fs_format(&file, "%s/%s", state, e->d_name));
             refused = flip(path, file, is_tensors, &flips);

@@ -95,8 +95,7 @@ Test(export, beside_the_state_it_is_part_of_a_good_checkpoint)
 
 Test(export, takes_no_folder_that_holds_something)
 {
-    const nd_mesh mesh = {{1, 1, 1, 1, 1}};
-    fake_saved s = save(&mesh, true, 1);
+    fake_saved s = save(&fake_one, true, 1);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     cr_assert_eq(mkdir(out, 0777), 0);
     tempdir_write(&fake_run, "model/mine", "x", 1);
@@ -117,8 +116,7 @@ Test(export, takes_no_folder_that_holds_something)
 
 Test(export, of_a_damaged_checkpoint_leaves_nothing)
 {
-    const nd_mesh mesh = {{1, 1, 1, 1, 1}};
-    fake_saved s = save(&mesh, true, 1);
+    fake_saved s = save(&fake_one, true, 1);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     int fd = open(
         tempdir_file(&fake_run, "checkpoint-1/state/shard-00001-model-00001-of-00001.safetensors"),

@@ -26,6 +26,24 @@ static nd_manifest example_of(const nd_shape *shape)
     return manifest;
 }
 
+/* The manifest's text, which is read back; owned by the caller. */
+static char *read_back(const nd_manifest *m, nd_manifest *got)
+{
+    size_t bytes = 0;
+    char *text = text_of(m, &bytes);
+    assert_ok(nd_manifest_parse(text, bytes, "f", got));
+    return text;
+}
+
+/* And as text again it is the same. */
+static void expect_text(const nd_manifest *got, const char *text)
+{
+    size_t bytes = 0;
+    char *again = text_of(got, &bytes);
+    cr_assert_str_eq(text, again);
+    free(again);
+}
+
 static nd_manifest example(void)
 {
     const nd_shape shape = fake_shape(false);
@@ -35,11 +53,8 @@ static nd_manifest example(void)
 Test(manifest, is_read_back_as_it_was_written)
 {
     nd_manifest m = example(), got = {0};
-    size_t bytes = 0, again_bytes = 0;
-    char *text = text_of(&m, &bytes);
-    assert_ok(nd_manifest_parse(text, bytes, "f", &got));
-    cr_assert_eq(got.position.step, 12);
-    cr_assert_eq(got.position.recent.count, 0);
+    char *text = read_back(&m, &got);
+    cr_assert(got.position.step == 12 && got.position.recent.count == 0 && got.extra_count == 1);
     cr_assert_null(strstr(text, "recent_losses"));
     cr_assert_eq(got.position.skipped, m.position.skipped);
     cr_assert_eq(got.position.tokens_seen, m.position.tokens_seen);
@@ -48,11 +63,7 @@ Test(manifest, is_read_back_as_it_was_written)
     cr_assert_eq(got.shape.rms_eps, m.shape.rms_eps);
     cr_assert_eq(got.layout->param_count, m.layout->param_count);
     cr_assert_str_eq(nd_manifest_find(got.config, "train.steps"), "1000");
-    cr_assert_eq(got.extra_count, 1);
-    char *again = text_of(&got, &again_bytes);
-    cr_assert_eq(bytes, again_bytes);
-    cr_assert_arr_eq(text, again, bytes);
-    free(again);
+    expect_text(&got, text);
     free(text);
     nd_manifest_fini(&got);
     nd_manifest_fini(&m);
@@ -112,9 +123,7 @@ Test(manifest, every_number_of_a_shape_is_read_back)
     }
     for (int i = 0; i < 6; i++) {
         nd_manifest m = example_of(&shapes[i]), got = {0};
-        size_t bytes = 0;
-        char *text = text_of(&m, &bytes);
-        assert_ok(nd_manifest_parse(text, bytes, "f", &got));
+        char *text = read_back(&m, &got);
         char *printed[2] = {printed_of(&got.shape), printed_of(&shapes[i])};
         cr_assert_str_eq(printed[0], printed[1]);
         free(printed[0]);
@@ -125,7 +134,6 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         cr_assert_eq(got.shape.more_end_count, shapes[i].more_end_count);
         cr_assert_arr_eq(got.shape.more_ends, shapes[i].more_ends, sizeof got.shape.more_ends);
         cr_assert_eq(got.shape.family, shapes[i].family);
-        cr_assert_eq(got.shape.rope.type, shapes[i].rope.type);
         cr_assert_eq(memcmp(&got.shape.rope, &shapes[i].rope, sizeof got.shape.rope), 0);
         assert_ok(nd_shape_compare(&got.shape, "a", &shapes[i], "b"));
         free(text);
@@ -141,13 +149,11 @@ Test(manifest, losses_are_read_back_in_their_order)
     for (int c = 0; c < 3; c++) {
         nd_manifest m = example(), got = {0};
         nd_recent_losses *recent = &m.position.recent;
-        size_t bytes = 0, again_bytes = 0;
         for (int64_t i = 0; i < counts[c]; i++) {
             recent->value[i % ND_RECENT_LOSSES] = 1.0 / (double)(i + 1);
         }
         recent->count = counts[c];
-        char *text = text_of(&m, &bytes);
-        assert_ok(nd_manifest_parse(text, bytes, "f", &got));
+        char *text = read_back(&m, &got);
         int64_t kept = counts[c] < ND_RECENT_LOSSES ? counts[c] : ND_RECENT_LOSSES;
         cr_assert_eq(got.position.recent.count, kept);
         for (int64_t i = 0; i < kept; i++) {
@@ -155,10 +161,7 @@ Test(manifest, losses_are_read_back_in_their_order)
             cr_assert_eq(got.position.recent.value[i], oldest, "%d: %g", (int)i,
                          got.position.recent.value[i]);
         }
-        char *again = text_of(&got, &again_bytes);
-        cr_assert_eq(bytes, again_bytes);
-        cr_assert_arr_eq(text, again, bytes);
-        free(again);
+        expect_text(&got, text);
         free(text);
         nd_manifest_fini(&got);
         nd_manifest_fini(&m);

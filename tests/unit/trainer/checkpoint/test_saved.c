@@ -89,14 +89,12 @@ Test(listing, tells_what_a_checkpoint_is)
     cr_assert_eq(stat(tempdir_file(&fake_run, "checkpoint-12/manifest.json"), &st), 0);
     assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-12"), &s));
     cr_assert_str_eq(s.state, "good");
-    cr_assert_str_eq(s.why, "");
-    cr_assert(s.has_model && s.has_manifest);
+    cr_assert(!s.why[0] && s.has_model && s.has_manifest);
     cr_assert_eq(s.bytes, bytes + (uint64_t)st.st_size + 5);
     cr_assert_eq(s.time, 1769860800); /* 2026-01-31 12:00:00 UTC */
     cr_assert_str_eq(s.reason, "interval");
-    cr_assert_eq(s.mesh.size[ND_AXIS_DP_SHARD], 2);
-    cr_assert_eq(s.position.tokens_seen, 1200);
-    cr_assert_eq(s.samples_seen, 96);
+    cr_assert(s.mesh.size[ND_AXIS_DP_SHARD] == 2 && s.position.tokens_seen == 1200 &&
+              s.samples_seen == 96);
     snprintf(best, sizeof best, "%.140s/best", fake_run.path);
     cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-12"), best), 0);
     assert_ok(nd_saved_examine(best, &s));
