@@ -130,10 +130,10 @@ def check_order(calls, run):
     check(commits >= 3 and deletions >= 1, f"the trace has {commits} commits and {deletions} deletions")
 
 
-def record(bench, out, workers, *flags):
+def record(bench, out, workers, *flags, settings=()):
     trace = bench.folder / f"{out}.trace"
     bench.train(workers, out, *flags, prefix=["strace", "-f", "-y", "--seccomp-bpf", "-s", "400", "-o", str(trace), "-e",
-                                              f"trace={CALLS}"])
+                                              f"trace={CALLS}", *settings])
     run = str(bench.folder / out)
     calls = [c for c in parse(trace.read_text(), bench.folder) if c.path == run or c.path.startswith(run + "/") or c.path == str(bench.folder)]
     check(calls, f"strace has recorded nothing of {run}")
@@ -176,7 +176,7 @@ def self_test(calls, run):
         refused(renumbered(shuffled), run, f"all calls are shuffled ({seed})")
 
 
-def same_calls(bench, calls, run, log):
+def same_calls(calls, run, log):
     """fault_calls.c, by which other tests kill and fail calls, has seen all that strace sees (but for the C library's own)."""
     changes = ("mkdir", "pwrite64", "fallocate", "fsync", "renameat2", "rename", "unlinkat", "ftruncate", "sync_file_range")
     counted = [line.split(" ", 3) for line in log.read_text().splitlines()]
@@ -198,11 +198,7 @@ def main():
         log = bench.folder / "one.calls"
         bench.remove("one")
         faults = ["env", f"LD_PRELOAD={bench.library}", f"ND_FAULT_FOLDER={bench.folder / 'one'}", "ND_FAULT_RANK=0", f"ND_FAULT_LOG={log}"]
-        trace = bench.folder / "one.trace"
-        bench.train(1, "one", prefix=["strace", "-f", "-y", "--seccomp-bpf", "-s", "400", "-o", str(trace), "-e", f"trace={CALLS}",
-                                      *faults])
-        run = str(bench.folder / "one")
-        same_calls(bench, [c for c in parse(trace.read_text(), bench.folder) if c.path.startswith(run)], run, log)
+        same_calls(*record(bench, "one", 1, settings=faults), log)
     print("check_checkpoint_order: every commit and every deletion comes after what it needs, and wrong traces are refused")
 
 

@@ -16,44 +16,24 @@ static long full_at, kill_at;
 
 __attribute__((constructor)) static void begin(void)
 {
-    const char *path = getenv("ND_DISK_FOLDER"), *log = getenv("ND_DISK_LOG");
-    if (!path) {
-        return;
-    }
-    watch(path, log);
+    watch("ND_DISK_FOLDER", "ND_DISK_LOG");
     full_at = number("ND_DISK_FULL");
     kill_at = number("ND_DISK_KILL");
-}
-
-/* The path of a name, or of a descriptor when there is none. */
-static void path_of(int fd, const char *name, char out[PATH_BYTES])
-{
-    char link[64];
-    snprintf(out, PATH_BYTES, "%s", name ? name : "");
-    if (!name) {
-        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-        long n = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_BYTES - 1);
-        out[n > 0 ? n : 0] = '\0';
-    }
 }
 
 /* Whether the call fails. */
 static bool enter(const char *name, int fd, const char *at, bool needs_room)
 {
-    char path[PATH_BYTES], line[PATH_BYTES + 64];
+    char path[PATH_BYTES];
     const int saved = errno;
     bool fails = false;
     if (!folder[0]) {
         return false;
     }
-    path_of(fd, at, path);
+    path_at(fd, at, path);
     if (is_watched(path)) {
         pthread_mutex_lock(&lock);
-        count++;
-        if (log_fd >= 0) {
-            int size = snprintf(line, sizeof line, "%ld %s %s\n", count, name, path);
-            syscall(SYS_write, log_fd, line, (size_t)size);
-        }
+        log_line("%ld %s %s\n", ++count, name, path);
         if (count == kill_at) {
             die();
         }
@@ -77,21 +57,12 @@ static int open_file(int dir, const char *path, int flags, mode_t mode)
          syscall(SYS_openat, dir, path, flags, mode));
 }
 
-#define OPEN(NAME)                                                                                 \
-    int NAME(const char *path, int flags, ...)                                                     \
-    {                                                                                              \
-        va_list args;                                                                              \
-        va_start(args, flags);                                                                     \
-        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;                    \
-        va_end(args);                                                                              \
-        return open_file(AT_FDCWD, path, flags, mode);                                             \
-    }
 OPEN(open)
 OPEN(open64)
 
 int mkdir(const char *path, mode_t mode)
 {
-    CALL("mkdir", -1, path, true, syscall(SYS_mkdir, path, mode));
+    CALL("mkdir", AT_FDCWD, path, true, syscall(SYS_mkdir, path, mode));
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t bytes, off64_t offset)
@@ -121,10 +92,10 @@ int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
 
 int rename(const char *from, const char *to)
 {
-    CALL("rename", -1, from, true, syscall(SYS_rename, from, to));
+    CALL("rename", AT_FDCWD, from, true, syscall(SYS_rename, from, to));
 }
 
 int unlink(const char *path)
 {
-    CALL("unlink", -1, path, false, syscall(SYS_unlink, path));
+    CALL("unlink", AT_FDCWD, path, false, syscall(SYS_unlink, path));
 }

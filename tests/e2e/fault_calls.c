@@ -64,12 +64,11 @@ static bool is_check(void)
 __attribute__((constructor)) static void begin(void)
 {
     const char *rank = getenv("RANK"), *wanted = getenv("ND_FAULT_RANK");
-    const char *path = getenv("ND_FAULT_FOLDER"), *log = getenv("ND_FAULT_LOG");
     const char *move = getenv("ND_FAULT_MOVE");
-    if (!rank || !wanted || !path || strcmp(rank, wanted) != 0 || is_check()) {
+    if (!rank || !wanted || strcmp(rank, wanted) != 0 || is_check()) {
         return;
     }
-    watch(path, log);
+    watch("ND_FAULT_FOLDER", "ND_FAULT_LOG");
     kill_at = number("ND_FAULT_KILL");
     read_fault("ND_FAULT_FAIL", &fails);
     read_fault("ND_FAULT_SLOW", &slows);
@@ -133,15 +132,12 @@ static call enter(const char *name, int fd, const char *at)
 static long leave(const call *c, long result)
 {
     int code = errno;
-    char line[PATH_BYTES + 64];
     if (c->fails) {
         result = -1;
         code = fails.value;
     }
-    if (c->number > 0 && log_fd >= 0) {
-        int n = snprintf(line, sizeof line, "%ld %s %d %s\n", c->number, c->name,
-                         result < 0 ? -code : 0, c->path);
-        syscall(SYS_write, log_fd, line, (size_t)n);
+    if (c->number > 0) {
+        log_line("%ld %s %d %s\n", c->number, c->name, result < 0 ? -code : 0, c->path);
     }
     errno = code;
     return result;
@@ -152,34 +148,11 @@ static long leave(const call *c, long result)
     const call c = enter(NAME, FD, AT);                                                            \
     return leave(&c, c.fails ? -1 : (SYSTEM_CALL))
 
-static long open_file(int dir, const char *path, int flags, mode_t mode)
+static int open_file(int dir, const char *path, int flags, mode_t mode)
 {
     CALL("openat", dir, path, syscall(SYS_openat, dir, path, flags, mode));
 }
 
-static mode_t mode_of(int flags, va_list args)
-{
-    return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
-}
-
-#define OPEN(NAME)                                                                                 \
-    int NAME(const char *path, int flags, ...)                                                     \
-    {                                                                                              \
-        va_list args;                                                                              \
-        va_start(args, flags);                                                                     \
-        mode_t mode = mode_of(flags, args);                                                        \
-        va_end(args);                                                                              \
-        return (int)open_file(AT_FDCWD, path, flags, mode);                                        \
-    }
-#define OPENAT(NAME)                                                                               \
-    int NAME(int dir, const char *path, int flags, ...)                                            \
-    {                                                                                              \
-        va_list args;                                                                              \
-        va_start(args, flags);                                                                     \
-        mode_t mode = mode_of(flags, args);                                                        \
-        va_end(args);                                                                              \
-        return (int)open_file(dir, path, flags, mode);                                             \
-    }
 OPEN(open)
 OPEN(open64)
 OPENAT(openat)

@@ -24,20 +24,16 @@ static long fail_at;
 
 __attribute__((constructor)) static void begin(void)
 {
-    const char *path = getenv("ND_QUESTION_FOLDER"), *log = getenv("ND_QUESTION_LOG");
-    const char *fail = getenv("ND_QUESTION_FAIL"), *code = getenv("ND_QUESTION_ERRNO");
-    if (!path) {
-        return;
-    }
-    watch(path, log);
-    fail_at = fail ? atol(fail) : 0;
+    const char *code = getenv("ND_QUESTION_ERRNO");
+    watch("ND_QUESTION_FOLDER", "ND_QUESTION_LOG");
+    fail_at = number("ND_QUESTION_FAIL");
     fail_errno = code ? atoi(code) : EIO;
 }
 
 /* Numbers and writes down a call; a change of a name has number 0. True: it fails. */
 static bool enter(const char *name, int fd, const char *at, bool question)
 {
-    char path[PATH_BYTES], line[PATH_BYTES + 64];
+    char path[PATH_BYTES];
     const int saved = errno;
     bool fails = false;
     if (!folder[0]) {
@@ -46,12 +42,9 @@ static bool enter(const char *name, int fd, const char *at, bool question)
     path_at(fd, at, path);
     if (is_watched(path)) {
         pthread_mutex_lock(&lock);
-        const long number = question ? ++count : 0;
-        if (log_fd >= 0) {
-            int size = snprintf(line, sizeof line, "%ld %s %s\n", number, name, path);
-            syscall(SYS_write, log_fd, line, (size_t)size);
-        }
-        fails = question && number == fail_at;
+        const long of_call = question ? ++count : 0;
+        log_line("%ld %s %s\n", of_call, name, path);
+        fails = question && of_call == fail_at;
         pthread_mutex_unlock(&lock);
     }
     errno = fails ? fail_errno : saved;
@@ -73,23 +66,6 @@ static int open_file(int dir, const char *path, int flags, mode_t mode)
     return (int)syscall(SYS_openat, dir, path, flags, mode);
 }
 
-#define MODE()                                                                                     \
-    va_list args;                                                                                  \
-    va_start(args, flags);                                                                         \
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;                        \
-    va_end(args)
-#define OPEN(NAME)                                                                                 \
-    int NAME(const char *path, int flags, ...)                                                     \
-    {                                                                                              \
-        MODE();                                                                                    \
-        return open_file(AT_FDCWD, path, flags, mode);                                             \
-    }
-#define OPENAT(NAME)                                                                               \
-    int NAME(int dir, const char *path, int flags, ...)                                            \
-    {                                                                                              \
-        MODE();                                                                                    \
-        return open_file(dir, path, flags, mode);                                                  \
-    }
 OPEN(open)
 OPEN(open64)
 OPENAT(openat)

@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 
 static tempdir dir;
@@ -38,25 +39,26 @@ static long count_of(const char *counts, int rank)
     return count;
 }
 
+/* Runs of few and of many of these things allocate alike. */
+static void expect_equal(const char *mesh, int ranks, const char *more)
+{
+    for (int r = 0; r < ranks; r++) {
+        long few = count_of("few", r), many = count_of("many", r);
+        cr_assert_gt(few, 10, "rank %d: the counter counts", r);
+        cr_assert_eq(many, few, "%s, rank %d: %ld allocations in %s", mesh, r, many - few, more);
+    }
+}
+
 static void compare(const char *mesh, int ranks)
 {
     train(mesh, 2, "few");
     train(mesh, 12, "many");
-    for (int r = 0; r < ranks; r++) {
-        long few = count_of("few", r), many = count_of("many", r);
-        cr_assert_gt(few, 10, "rank %d: the counter counts", r);
-        cr_assert_eq(many, few, "%s, rank %d: %ld allocations in 10 more steps", mesh, r,
-                     many - few);
-    }
+    expect_equal(mesh, ranks, "10 more steps");
     shell(&dir, "rm -rf few many out");
 }
 
 static void write_inputs(void)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
     char text[20000];
     memset(text, 'x', sizeof text);
     tempdir_make(&dir);
@@ -65,7 +67,7 @@ static void write_inputs(void)
         text[i] = '\n';
     }
     tempdir_write(&dir, "lines.txt", text, sizeof text);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    inputs_write_model(&dir, 32, 64, 2);
 }
 
 /* Three requests in two slots, without a tokenizer: a text would grow. */
@@ -94,12 +96,7 @@ Test(allocations, none_for_a_new_token, .timeout = 280)
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         generate(meshes[i], 8, "few");
         generate(meshes[i], 80, "many");
-        for (int r = 0; r < 1 + (i == 1); r++) {
-            long few = count_of("few", r), many = count_of("many", r);
-            cr_assert_gt(few, 10, "rank %d: the counter counts", r);
-            cr_assert_eq(many, few, "%s, rank %d: %ld allocations in 72 more tokens", meshes[i], r,
-                         many - few);
-        }
+        expect_equal(meshes[i], 1 + (i == 1), "72 more tokens");
     }
     tempdir_remove(&dir);
 }

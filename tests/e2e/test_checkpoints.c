@@ -50,12 +50,10 @@ TEMPDIR_SUITE(checkpoints, setup, .timeout = 120);
  * start that fails while it loads leaves its run-2.json there. */
 static void refused(int code, const char *command, const char *words)
 {
-    shell(&dir, "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum "
-                "> before");
+#define SUMS "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum "
+    shell(&dir, SUMS "> before");
     shell_ends(&dir, code, command, words);
-    shell(&dir,
-          "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum | "
-          "cmp - before");
+    shell(&dir, SUMS "| cmp - before");
 }
 
 /* Numbers of the model that only some families have are in its checkpoints. */
@@ -74,18 +72,18 @@ Test(checkpoints, a_model_with_windows_goes_on)
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
 {
 #define LONG "--num-steps 2000 --log-interval 500 --checkpoint-frequency 1500 "
+#define STOPPED(resumed)                                                                           \
+    "& pid=$!; n=0; until awk '/\"resumed\"/ { r++ } { step = /step_ms/ } END { exit !(step && r " \
+    "== " resumed ") }' out/metrics.jsonl 2>/dev/null || test $n -ge 600; do sleep 0.05; "         \
+    "n=$((n+1)); done; kill -%s $pid; wait $pid"
     static const char *const signals[] = {"USR1", "TERM", "INT"};
     shell(&dir, TWO LONG "--save-dir whole --save-total-limit 0");
     for (int i = 0; i < 3; i++) { /* a background job of a shell ignores INT */
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "env --default-signal=INT " TWO LONG
-                 "--save-dir out --resume-from-checkpoint auto & pid=$!; n=0; until awk '"
-                 "/\"resumed\"/ { r++ } { step = /step_ms/ } END { exit !(step && r == %d) }' "
-                 "out/metrics.jsonl 2>/dev/null || test $n -ge 600; do sleep 0.05; n=$((n+1)); "
-                 "done; kill -%s $pid; wait $pid",
-                 i, signals[i]);
-        shell_ends(&dir, 75, command, "; to go on, give the same command with --save-dir /",
+        shell_ends(&dir, 75,
+                   shell_line("env --default-signal=INT " TWO LONG
+                              "--save-dir out --resume-from-checkpoint auto " STOPPED("%d"),
+                              i, signals[i]),
+                   "; to go on, give the same command with --save-dir /",
                    "/out --resume-from-checkpoint latest");
         shell(&dir,
               shell_line(
@@ -95,12 +93,9 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
     }
     /* One that saves no more names the checkpoint that it went on from. */
     shell_ends(&dir, 75,
-               TWO LONG "--save-dir out --resume-from-checkpoint auto "
-                        "--checkpoint-frequency 0 --save-model false & pid=$!; "
-                        "n=0; until awk '/\"resumed\"/ { r++ } { step = /step_ms/ } "
-                        "END { exit !(step && r == 3) }' out/metrics.jsonl || "
-                        "test $n -ge 600; do sleep 0.05; n=$((n+1)); done; "
-                        "kill -TERM $pid; wait $pid",
+               shell_line(TWO LONG "--save-dir out --resume-from-checkpoint auto "
+                                   "--checkpoint-frequency 0 --save-model false " STOPPED("3"),
+                          "TERM"),
                "; the newest checkpoint is that of step ");
     shell(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto");
     shell(&dir, SAME("whole", "out", "2000"));
@@ -124,9 +119,7 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
          "optimizer.lr was 0.0003, and this one has 0.007"},
         {"--precision fp32", "train.precision was bf16, and this one has fp32"}};
     for (int i = 0; i < 3; i++) {
-        char other[512];
-        snprintf(other, sizeof other, "%s %s", command, others[i][0]);
-        refused(2, other, others[i][1]);
+        refused(2, shell_line("%s %s", command, others[i][0]), others[i][1]);
     }
     /* The model of a later step goes before the checkpoints of later steps: a start that ends
      * between both leaves none that another start would take for its own. */
@@ -192,10 +185,10 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
     shell(&dir, "i=0; while [ $i -lt 500 ]; do cat text.txt; i=$((i+1)); done > long.txt");
     shell(&dir, VALIDATED "whole" SHORT "; " VALIDATIONS("whole") " > 1; test $(wc -l < 1) = 2");
     for (int i = 0; i < 2; i++) {
-        int code = shell_run(&dir, shell_line("rm -rf out; " VALIDATED "out & pid=$!; " AWAIT(
-                                                  "out/checkpoint-2") "kill -%s $pid; wait $pid",
-                                              signals[i]));
-        cr_assert_eq(code, i ? 75 : 137, "%s: ended with %d:\n%s", signals[i], code, shell_output);
+        shell_ends(&dir, i ? 75 : 137,
+                   shell_line("rm -rf out; " VALIDATED
+                              "out & pid=$!; " AWAIT("out/checkpoint-2") "kill -%s $pid; wait $pid",
+                              signals[i]));
         shell(&dir, "test -d out/checkpoint-2 && ! grep validation_loss out/metrics.jsonl");
         shell_ends(&dir, 0, VALIDATED "out --resume-from-checkpoint latest" SHORT,
                    "resumed after step 2");
@@ -304,13 +297,13 @@ Test(checkpoints, no_rank_waits_for_a_checkpoint_that_cannot_be_set_aside)
     shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2 --save-model false && "
                     "truncate -s -1 $(ls out/checkpoint-4/state/*.safetensors | tail -1)");
     for (int i = 0; i < 2; i++) {
-        char command[COMMAND_MAX];
-        snprintf(
-            command, sizeof command,
-            "strace -f -qq -o /dev/null -e trace=renameat2 -e inject=renameat2:error=EROFS " TWO
-            "--num-steps 6 --save-dir out --save-model false --resume-from-checkpoint %s",
-            i ? "2" : "latest");
-        shell_ends(&dir, 73, command, "Read-only file system");
+        shell_ends(
+            &dir, 73,
+            shell_line(
+                "strace -f -qq -o /dev/null -e trace=renameat2 -e inject=renameat2:error=EROFS " TWO
+                "--num-steps 6 --save-dir out --save-model false --resume-from-checkpoint %s",
+                i ? "2" : "latest"),
+            "Read-only file system");
         says_not("did not end in time");
         shell(&dir, "test -d out/checkpoint-4 && ! ls -d out/*.bad out/*.old 2>/dev/null");
     }
@@ -385,9 +378,8 @@ Test(checkpoints, a_damaged_one_is_not_replaced_by_that_of_another_run)
         shell_ends(&dir, 65, command, "no checkpoint of ", "runs/run-2 can be used");
         shell(&dir, "test -d runs/run-2/checkpoint-3.bad && test -d runs/run-1/checkpoint-4 && "
                     "! ls -d runs/run-1/*.old runs/run-1/*.bad 2>/dev/null");
-        int code = shell_run(&dir, command); /* nor when the job is started again */
-        cr_assert_eq(code, 65, "%s: ended with %d:\n%s", words[i], code, shell_output);
-        says("checkpoint-3.bad is damaged");
+        /* Nor when the job is started again. */
+        shell_ends(&dir, 65, command, "checkpoint-3.bad is damaged");
     }
 }
 
@@ -412,10 +404,7 @@ Test(checkpoints, two_runs_do_not_share_a_folder)
 
 Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
 {
-    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
+    shell_needs_disk(&dir, "small");
     inputs_write_model(&dir, 128, 256, 2); /* 4 MB a checkpoint: room for one, not for two */
     shell_ends(&dir, 0,
                "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
@@ -424,11 +413,10 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
                "the checkpoint of step 4 is not saved: ");
     shell(&dir, "test -d out/checkpoint-2 && grep -q checkpoint_failed out/metrics.jsonl && "
                 "! ls -d out/.tmp* 2>/dev/null");
-    int code = shell_run(
-        &dir, "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
-              "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false "
-              "--checkpoint-on-error stop\"");
-    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+    shell_ends(&dir, 73,
+               "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false "
+               "--checkpoint-on-error stop\"");
     shell_ends(&dir, 73,
                "unshare -rm sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
                "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"",
@@ -443,6 +431,12 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
                "of the 2 checkpoints there `ndtrain ckpt prune ");
 }
 
+/* Makes ./worker, which runs a command in a place of mounts of its own before it becomes rank 1. */
+#define WORKER(command)                                                                            \
+    "cat > worker <<'END'\n#!/bin/sh\ntest \"$RANK $1\" = '1 train' && exec unshare -rm sh -c "    \
+    "'" command " && exec \"$0\" \"$@\"' " ND_TRAIN " \"$@\"\nexec " ND_TRAIN                      \
+    " \"$@\"\nEND\nchmod +x worker"
+
 /* Rank 1 alone has a disk of its own where rank 0 has the run folder: without a folder of that
  * name, with one, and with one that holds a run. */
 Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
@@ -451,25 +445,13 @@ Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
         {"true", "nothing is /"},
         {"mkdir mine/out", "another folder is /"},
         {"mkdir mine/out && echo {} > mine/out/run.json", "another folder is /"}};
-    if (shell_run(&dir, "mkdir mine && unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
+    shell_needs_disk(&dir, "mine");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char command[COMMAND_MAX];
-        snprintf(
-            command, sizeof command,
-            "cat > worker <<'END'\n"
-            "#!/bin/sh\n"
-            "test \"$RANK $1\" = '1 train' && exec unshare -rm sh -c 'mount -t tmpfs none mine "
-            "&& %s && exec \"$0\" \"$@\"' " ND_TRAIN " \"$@\"\n"
-            "exec " ND_TRAIN " \"$@\"\n"
-            "END\n"
-            "chmod +x worker; ND_WORKER=./worker " TWO
-            "--num-steps 4 --save-dir mine/out --checkpoint-frequency 2 "
-            "--set launch.comm_timeout_seconds=10",
-            cases[i][0]);
-        shell_ends(&dir, 73, command, "rank 1 on ", cases[i][1]);
+        shell(&dir, shell_line(WORKER("mount -t tmpfs none mine && %s"), cases[i][0]));
+        shell_ends(&dir, 73,
+                   "ND_WORKER=./worker " TWO "--num-steps 4 --save-dir mine/out "
+                   "--checkpoint-frequency 2 --set launch.comm_timeout_seconds=10",
+                   "rank 1 on ", cases[i][1]);
         shell(&dir, "! ls -d mine/out/*checkpoint-* mine/out/run.json 2>/dev/null");
     }
 }
@@ -481,17 +463,8 @@ Test(checkpoints, damage_that_one_rank_alone_finds_condemns_no_checkpoint)
                     "cp -r out/checkpoint-4 bad");
     shell(&dir, "for f in bad/state/*.safetensors; do printf wrong | dd of=$f bs=1 conv=notrunc "
                 "seek=$(($(stat -c %s $f) - 9)) 2>/dev/null; done");
-    if (shell_run(&dir, "unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
-    shell(&dir, "cat > worker <<'END'\n"
-                "#!/bin/sh\n"
-                "test \"$RANK $1\" = '1 train' && exec unshare -rm sh -c 'mount --bind bad "
-                "out/checkpoint-4 && exec \"$0\" \"$@\"' " ND_TRAIN " \"$@\"\n"
-                "exec " ND_TRAIN " \"$@\"\n"
-                "END\n"
-                "chmod +x worker");
+    shell_needs_disk(&dir, "mine");
+    shell(&dir, WORKER("mount --bind bad out/checkpoint-4"));
     refused(74,
             "ND_WORKER=./worker " TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
             "--resume-from-checkpoint latest",

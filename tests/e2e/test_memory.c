@@ -56,22 +56,23 @@ static void check(const char *name, const char *flags)
                   name, f.plan * 1e-6, f.held * 1e-6);
 }
 
-static void write_inputs(const char *model)
+static void write_inputs(int hidden, int ffn)
 {
-    static char text[40000];
+    static char text[40000], model[512];
     memset(text, 'x', sizeof text);
     tempdir_make(&dir);
     tempdir_write(&dir, "text.txt", text, sizeof text);
+    snprintf(model, sizeof model,
+             "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": %d, "
+             "\"intermediate_size\": %d, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
+             "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}",
+             hidden, ffn);
     tempdir_write(&dir, "model.json", model, strlen(model));
 }
 
 Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 512, "
-        "\"intermediate_size\": 1408, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
-        "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}";
-    write_inputs(model);
+    write_inputs(512, 1408);
     check("one worker", "--num-processes 1 --dp-shard-size 1");
     check("one worker, fp32", "--num-processes 1 --dp-shard-size 1 --precision fp32");
     check("fsdp 2", "--num-processes 2 --dp-shard-size 2");
@@ -98,22 +99,16 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
  */
 Test(memory, fp8_holds_less_than_bf16_where_activations_are_most, .timeout = 280)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 256, "
-        "\"intermediate_size\": 704, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
-        "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}";
+#define FOUR "--num-processes 1 --dp-shard-size 1 --micro-batch-size 4"
     static const struct {
         const char *name, *flags;
-    } runs[] = {{"bf16, 4096 tokens", "--precision bf16"},
-                {"fp8, 4096 tokens", "--precision fp8"},
-                {"fp8, codes gathered", "--precision fp8 --fp8-all-gather"}};
+    } runs[] = {{"bf16, 4096 tokens", FOUR " --precision bf16"},
+                {"fp8, 4096 tokens", FOUR " --precision fp8"},
+                {"fp8, codes gathered", FOUR " --precision fp8 --fp8-all-gather"}};
     footprint of[3];
-    write_inputs(model);
+    write_inputs(256, 704);
     for (int i = 0; i < 3; i++) {
-        char flags[256];
-        snprintf(flags, sizeof flags, "--num-processes 1 --dp-shard-size 1 --micro-batch-size 4 %s",
-                 runs[i].flags);
-        of[i] = measure(runs[i].name, flags);
+        of[i] = measure(runs[i].name, runs[i].flags);
     }
     for (int i = 1; i < 3; i++) {
         double planned = of[0].plan - of[i].plan, held = of[0].held - of[i].held;

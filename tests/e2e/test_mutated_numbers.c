@@ -28,6 +28,15 @@ static const char *const edges[] = {"-1",
                                     "9223372036854775807"};
 enum { EDGES = sizeof edges / sizeof *edges };
 
+/* Gives a key of the file's object another number. */
+static void set_number(const char *file, const char *key, long long value)
+{
+    json_t *object = json_load_file(tempdir_file(mutate_dir(), file), 0, NULL);
+    cr_assert_eq(json_object_set_new(object, key, json_integer(value)), 0);
+    cr_assert_eq(json_dump_file(object, tempdir_file(mutate_dir(), file), 0), 0);
+    json_decref(object);
+}
+
 Test(mutated_numbers, of_a_model)
 {
     /* A step of a model above `most` takes too long or too much memory. */
@@ -44,20 +53,16 @@ Test(mutated_numbers, of_a_model)
                 {"head_dim", 257}};
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
         inputs_write_model(mutate_dir(), 16, 32, 1);
-        json_t *model = json_load_file(tempdir_file(mutate_dir(), "model.json"), 0, NULL);
-        cr_assert(model);
         for (size_t e = 0; e < EDGES; e++) {
             char name[128];
             long long value = strtoll(edges[e], NULL, 10);
             snprintf(name, sizeof name, "%s = %s", keys[k].key, edges[e]);
-            json_object_set_new(model, keys[k].key, json_integer(value));
-            cr_assert_eq(json_dump_file(model, tempdir_file(mutate_dir(), "model.json"), 0), 0);
+            set_number("model.json", keys[k].key, value);
             mutate_judge(name, "check" MUTATE_INPUT MUTATE_TEXT);
             if (value <= keys[k].most) {
                 mutate_judge(name, MUTATE_TRAIN MUTATE_TEXT);
             }
         }
-        json_decref(model);
     }
 }
 
@@ -156,6 +161,7 @@ Test(mutated_numbers, of_a_configuration)
     cr_assert_gt(trained, 150);
 }
 
+#define SAVED_CONFIG        "saved/model/config.json"
 #define SAVED               " --model saved/model --model-verify false"
 #define USING               " --log-level error --precision fp32 --threads-per-worker 1" SAVED
 #define USE(command, flags) command USING flags
@@ -183,24 +189,19 @@ Test(mutated_numbers, of_a_model_that_is_used)
                                        "head_dim",
                                        "eos_token_id",
                                        "rope_theta"};
-    const char *path = "saved/model/config.json";
+    static mutate_file good;
     int used = 0;
     save_model();
+    mutate_read(SAVED_CONFIG, &good);
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-        json_t *config = json_load_file(tempdir_file(mutate_dir(), path), 0, NULL);
-        cr_assert(config);
-        json_t *good = json_copy(config);
         for (size_t e = 0; e < EDGES; e++) {
             char name[128];
             snprintf(name, sizeof name, "%s = %s", keys[k], edges[e]);
-            json_object_set_new(config, keys[k], json_integer(strtoll(edges[e], NULL, 10)));
-            cr_assert_eq(json_dump_file(config, tempdir_file(mutate_dir(), path), 0), 0);
+            set_number(SAVED_CONFIG, keys[k], strtoll(edges[e], NULL, 10));
             used += mutate_judge(name, GENERATING " --max-new-tokens 3") == 0;
             used += mutate_judge(name, EVALUATING) == 0;
         }
-        cr_assert_eq(json_dump_file(good, tempdir_file(mutate_dir(), path), 0), 0);
-        json_decref(good);
-        json_decref(config);
+        tempdir_write(mutate_dir(), SAVED_CONFIG, good.bytes, good.size);
     }
     cr_assert_gt(used, 20, "%d", used);
 }
@@ -224,13 +225,8 @@ Test(mutated_numbers, of_generate_and_eval)
         {USE("eval", " --data text.txt"), "--sequence-length", 4096},
         {EVALUATING, "--micro-batch-size", 257},
     };
-    const char *path = "saved/model/config.json";
     save_model();
-    json_t *config = json_load_file(tempdir_file(mutate_dir(), path), 0, NULL);
-    cr_assert(config);
-    json_object_set_new(config, "max_position_embeddings", json_integer(1 << 20));
-    cr_assert_eq(json_dump_file(config, tempdir_file(mutate_dir(), path), 0), 0);
-    json_decref(config);
+    set_number(SAVED_CONFIG, "max_position_embeddings", 1 << 20);
     for (size_t f = 0; f < sizeof flags / sizeof *flags; f++) {
         for (size_t e = 0; e < EDGES; e++) {
             char name[128], arguments[512];

@@ -71,26 +71,21 @@ static int ends_well(const char *command)
 /* One run in a small file system. 90: a saved model is not whole; 91: a checkpoint is not. */
 static int run_on_disk(int kib, bool saves_model)
 {
-    char command[COMMAND_MAX];
-    snprintf(command, sizeof command,
-             "unshare -rm sh -c \"mount -t tmpfs -o size=%dk none small; " ND_TRAIN " train" FLAGS
-             "--num-steps 4 --checkpoint-frequency 2 --set output.dir=small/out "
-             "--set output.save_model=%s; code=\\$?; cd small/out 2>/dev/null || exit \\$code; "
-             "if test -e model; then (cd model && sha256sum --quiet -c SHA256SUMS) || exit 90; fi; "
-             "for c in checkpoint-*; do test ! -e \\$c || " ND_TRAIN
-             " ckpt verify \\$c >/dev/null || exit 91; done; exit \\$code\"",
-             kib, saves_model ? "true" : "false");
-    return ends_well(command);
+    return ends_well(shell_line(
+        "unshare -rm sh -c \"mount -t tmpfs -o size=%dk none small; " ND_TRAIN " train" FLAGS
+        "--num-steps 4 --checkpoint-frequency 2 --set output.dir=small/out "
+        "--set output.save_model=%s; code=\\$?; cd small/out 2>/dev/null || exit \\$code; "
+        "if test -e model; then (cd model && sha256sum --quiet -c SHA256SUMS) || exit 90; fi; "
+        "for c in checkpoint-*; do test ! -e \\$c || " ND_TRAIN
+        " ckpt verify \\$c >/dev/null || exit 91; done; exit \\$code\"",
+        kib, saves_model ? "true" : "false"));
 }
 
 /* Disks of every size up to one that is large enough. Whatever is left there is whole. */
 Test(odd_systems, full_disks)
 {
     int codes[2][2] = {{0}};
-    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
+    shell_needs_disk(&dir, "small");
     for (int i = 0, pages = 1; pages < 700; pages += pages < 16 ? 3 : pages / 4, i++) {
         int code = run_on_disk(pages * 4, i % 2);
         cr_assert(code == 0 || code == 73, "%d KiB: %d:\n%s", pages * 4, code, shell_output);
@@ -107,13 +102,11 @@ Test(odd_systems, limits_of_files)
     static const int limits[] = {0, 1, 3, 8, 40, 150, 100000};
     int codes[2] = {0};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "rm -rf out; bash -c \"ulimit -f %d; " ND_TRAIN " train" FLAGS
-                 "--num-steps 20 --checkpoint-frequency 10 --set log.interval=1 "
-                 "--set output.save_model=%s --set output.dir=out\"",
-                 limits[i], i % 2 ? "true" : "false");
-        int code = ends_well(command);
+        int code =
+            ends_well(shell_line("rm -rf out; bash -c \"ulimit -f %d; " ND_TRAIN " train" FLAGS
+                                 "--num-steps 20 --checkpoint-frequency 10 --set log.interval=1 "
+                                 "--set output.save_model=%s --set output.dir=out\"",
+                                 limits[i], i % 2 ? "true" : "false"));
         cr_assert(code == 0 || code == 73, "ulimit -f %d: %d:\n%s", limits[i], code, shell_output);
         codes[code == 0]++;
     }
@@ -169,15 +162,11 @@ Test(odd_systems, environments_of_a_worker)
                                             "SLURM_PROCID=3 SLURM_NTASKS=2"};
     save_model();
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "rm -rf out; env %s " ND_TRAIN " train" FLAGS
-                 "--num-steps 1 --set output.save_model=false --set output.dir=out",
-                 variables[i]);
-        ends_well(command);
+        ends_well(shell_line("rm -rf out; env %s " ND_TRAIN " train" FLAGS
+                             "--num-steps 1 --set output.save_model=false --set output.dir=out",
+                             variables[i]));
         if (i % 6 == 0) {
-            snprintf(command, sizeof command, "env %s " GENERATE, variables[i]);
-            ends_well(command);
+            ends_well(shell_line("env %s " GENERATE, variables[i]));
         }
     }
 }
@@ -220,13 +209,11 @@ Test(odd_systems, environments_of_a_job)
         "ND_WORKER=/bin/true",
         "SLURM_JOB_ID=1 SLURM_NNODES=2 SLURM_NODEID=0"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "rm -rf out; env %s " ND_LAUNCH FLAGS
-                 "--num-processes 2 --dp-shard-size 2 --num-steps 1 --set output.save_model=false "
-                 "--set output.dir=out --set launch.comm_timeout_seconds=10",
-                 variables[i]);
-        ends_well(command);
+        ends_well(shell_line(
+            "rm -rf out; env %s " ND_LAUNCH FLAGS
+            "--num-processes 2 --dp-shard-size 2 --num-steps 1 --set output.save_model=false "
+            "--set output.dir=out --set launch.comm_timeout_seconds=10",
+            variables[i]));
     }
 }
 

@@ -74,8 +74,7 @@ Test(run, other_data_go_without_the_usual_validation_file)
     cr_assert_eq(values_of("validation_loss", validation, 1), 0);
     shell_ends(&dir, 65, "rm -r out; " RUN "--config-file c.yaml --data-path missing.txt",
                "missing.txt");
-    int code = shell_run(&dir, RUN "--data-path text.txt --validation-path missing.txt");
-    cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
+    shell_ends(&dir, 65, RUN "--data-path text.txt --validation-path missing.txt");
 }
 
 /* Between limits of memory (KiB) that are too small for the run and those that leave room for
@@ -123,19 +122,15 @@ Test(run, is_recorded_with_the_command_that_started_it)
           RUN "--num-steps 1 --data-path=text.txt --set output.save_model=false --set output.dir=");
     shell(&dir, "cd runs/run-1 && grep '\"config_file\": null' run.json && "
                 "sed -n '/\"command\"/,/]/p' run.json");
-    static const char *const words[] = {"ndlaunch\",\n", "\"--num-steps\",\n    \"1\"",
-                                        "\"--data-path=text.txt\"", "\"output.dir=\"\n  ]"};
-    for (int i = 0; i < 4; i++) {
-        says(words[i]);
-    }
+    says("ndlaunch\",\n", "\"--num-steps\",\n    \"1\"", "\"--data-path=text.txt\"",
+         "\"output.dir=\"\n  ]");
 }
 
 /* 40 blocks of 65 tokens, of which a step of two workers takes 2, and the last run's takes 64. */
 Test(run, says_how_often_it_reads_the_data)
 {
     shell(&dir, RUN "--data-path text.txt --num-steps 10 --set output.save_model=false");
-    says("2600 tokens, 40 blocks of 65; the run reads them 0.5 "
-         "times");
+    says("2600 tokens, 40 blocks of 65; the run reads them 0.5 times");
     says_not("more data");
     says_not("MLP in");
     shell(&dir,
@@ -269,10 +264,7 @@ Test(run, saves_the_weights_in_the_type_that_was_asked_for)
 /* Found before the first step, not when the model is to be saved. */
 Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
 {
-    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
+    shell_needs_disk(&dir, "small");
     shell_ends(&dir, 73,
                "unshare -rm sh -c 'mount -t tmpfs -o size=64k none small && " RUN
                "--set data.path=text.txt --num-steps 1 --set output.dir=small/out; "
@@ -283,10 +275,7 @@ Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
 /* It fills with lines of metrics.jsonl, and the run trains on. */
 Test(run, a_disk_that_becomes_full_does_not_end_the_run)
 {
-    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        tempdir_remove(&dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
+    shell_needs_disk(&dir, "small");
     shell(&dir, "unshare -rm sh -c 'mount -t tmpfs -o size=64k none small && " RUN
                 "--set data.path=text.txt --set data.validation_path= --num-steps 200 "
                 "--set log.interval=100 --set output.save_model=false "
@@ -422,24 +411,19 @@ Test(run, output_that_is_lost_is_an_error)
         ND_LAUNCH " --help",
     };
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        char command[1024];
-        snprintf(command, sizeof command, "%s >/dev/full", commands[i]);
-        shell_ends(&dir, 73, command, "standard output cannot be written: No space left");
+        shell_ends(&dir, 73, shell_line("%s >/dev/full", commands[i]),
+                   "standard output cannot be written: No space left");
     }
 }
 
 /* That each precision is timed, on the mesh that was asked for; not how long it takes. */
 Test(run, bench_times_every_precision)
 {
-    static const char *const rows[] = {"\nbf16 ",        "\nfp8 tensorwise ",
-                                       "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ",
-                                       "\nfp8 delayed ", "mesh 1 x 2 x 1 x 1 "};
     shell(&dir,
           ND_LAUNCH " bench --layer --repeats 1 --device cpu --num-processes 2 --dp-shard-size 2 "
                     "--set model.config=model.json --sequence-length 64");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        says(rows[i]);
-    }
+    says("\nbf16 ", "\nfp8 tensorwise ", "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ",
+         "\nfp8 delayed ", "mesh 1 x 2 x 1 x 1 ");
     shell(&dir, ND_TRAIN " bench --products --sizes 32x48x64,16x16x16 --device cpu --jsonl");
     says("\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":", "\"delayed_seconds\":");
     /* Where operands are packed. */
@@ -452,15 +436,11 @@ Test(run, bench_times_every_precision)
  * worker times. */
 Test(run, bench_times_the_linears_of_a_file_for_several_workers)
 {
-    static const char *const text[] = {
-        "a rank of mesh 2 x 2 x 1 x 2 ", "\n    512     256     128 ",
-        "\n    512     256      64 ",    "\n    512     128     256 ",
-        "\n    512     256     352 ",    "\n    512     352     256 "};
     shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN
                 " bench --products --config-file configs/tp_hsdp.yaml --device cpu");
-    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
-        says(text[i]);
-    }
+    says("a rank of mesh 2 x 2 x 1 x 2 ", "\n    512     256     128 ",
+         "\n    512     256      64 ", "\n    512     128     256 ", "\n    512     256     352 ",
+         "\n    512     352     256 ");
     shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN
                 " check bench --products --config-file configs/tp_hsdp.yaml --device cpu");
     shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN " bench --products --sizes 16x16x16 --jsonl "

@@ -29,10 +29,11 @@ static inline long number(const char *name)
     return text ? atol(text) : 0;
 }
 
-/* log: NULL, or a file that gets a line for each call. */
-static inline void watch(const char *path, const char *log)
+/* The variables that name the folder and the log, a file that gets a line for each call. */
+static inline void watch(const char *folder_variable, const char *log_variable)
 {
-    snprintf(folder, sizeof folder, "%s", path);
+    const char *path = getenv(folder_variable), *log = getenv(log_variable);
+    snprintf(folder, sizeof folder, "%s", path ? path : "");
     if (log) {
         log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
                               0666);
@@ -58,6 +59,39 @@ static inline void path_at(int fd, const char *name, char out[PATH_BYTES])
     }
     snprintf(out + n, (size_t)(PATH_BYTES - n), "%s%s", n > 0 && name ? "/" : "", name ? name : "");
 }
+
+/* In one write, which none of the libraries sees. */
+__attribute__((format(printf, 1, 2))) static inline void log_line(const char *format, ...)
+{
+    char line[PATH_BYTES + 64];
+    va_list args;
+    va_start(args, format);
+    const int size = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (log_fd >= 0) {
+        syscall(SYS_write, log_fd, line, (size_t)size);
+    }
+}
+
+/* Opens a file by each of its calls' names. Every library has its own. */
+static int open_file(int dir, const char *path, int flags, mode_t mode);
+
+#define OPEN_FILE(DIR)                                                                             \
+    va_list args;                                                                                  \
+    va_start(args, flags);                                                                         \
+    const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;                  \
+    va_end(args);                                                                                  \
+    return open_file(DIR, path, flags, mode)
+#define OPEN(NAME)                                                                                 \
+    int NAME(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        OPEN_FILE(AT_FDCWD);                                                                       \
+    }
+#define OPENAT(NAME)                                                                               \
+    int NAME(int dir, const char *path, int flags, ...)                                            \
+    {                                                                                              \
+        OPEN_FILE(dir);                                                                            \
+    }
 
 static inline void die(void)
 {
