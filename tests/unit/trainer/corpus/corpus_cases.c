@@ -46,9 +46,18 @@ void corpus_free(corpus_result *result)
     *result = (corpus_result){0};
 }
 
+static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
+
+nd_token_cache_request corpus_request(const tempdir *folder, const char *tokenizer, int64_t vocab)
+{
+    return (nd_token_cache_request){.job = {.rules = &plain, .threads = 1},
+                                    .tokenizer = tokenizer,
+                                    .folder = folder->path,
+                                    .vocab = vocab};
+}
+
 nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
 {
-    static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
     corpus_free(out);
     job.rules = job.rules ? job.rules : &plain;
     job.threads = job.threads ? job.threads : 1;

@@ -5,7 +5,7 @@
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
-#include "trainer/corpus/corpus.h"
+#include "trainer/corpus/token_cache.h"
 
 /* A family's tokenizer without the added tokens that swallow white space. */
 nd_tokenizer *corpus_tokenizer(const char *family);
@@ -20,6 +20,10 @@ typedef struct corpus_result {
 nd_status corpus_encode(nd_corpus_job job, corpus_result *out);
 void corpus_free(corpus_result *result);
 void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what);
+
+/* How rows are encoded into a cache of this folder; the tokens are bytes unless there is a
+ * tokenizer. */
+nd_token_cache_request corpus_request(const tempdir *folder, const char *tokenizer, int64_t vocab);
 
 /* Writes PREFIX.bin and .idx of these pieces, and with spans the mask. */
 nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count);

@@ -11,14 +11,16 @@
 static tempdir dir;
 static corpus_result out;        /* of the last encoding; freed at the end of a test */
 static nd_tokenizer *opened[16]; /* closed at the end of a test */
+static nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+static nd_corpus_job job = {.rules = &rules}; /* with the tokenizer in use */
 
-static nd_tokenizer *keep(nd_tokenizer *tokenizer)
+static void use(nd_tokenizer *tokenizer)
 {
     int i = 0;
     while (opened[i]) {
         i++;
     }
-    return opened[i] = tokenizer;
+    job.tokenizer = opened[i] = tokenizer;
 }
 
 static void setup(void)
@@ -44,15 +46,30 @@ static nd_corpus_files files_of(const char *path, nd_data_format format)
     return files;
 }
 
-/* Encodes a file that holds this text. */
-static nd_status encode_text(const char *name, const char *text, nd_corpus_job job,
-                             corpus_result *result)
+/* Encodes these files, which it frees. */
+static nd_status encode_files(nd_corpus_files files, corpus_result *result)
 {
-    nd_corpus_files files = files_of(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO);
     job.files = &files;
     nd_status status = corpus_encode(job, result);
     nd_corpus_files_fini(&files);
     return status;
+}
+
+/* Encodes a file that holds this text. */
+static nd_status encode_text(const char *name, const char *text, corpus_result *result)
+{
+    return encode_files(files_of(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO),
+                        result);
+}
+
+static void encode_rows(const char *rows)
+{
+    assert_ok(encode_text("a.jsonl", rows, &out));
+}
+
+static void rows_fail(const char *rows, const char *words)
+{
+    assert_fails(encode_text("a.jsonl", rows, &out), ND_ERR_DATA, words);
 }
 
 /* A message, lists and rows of one or two. */
@@ -62,11 +79,6 @@ static nd_status encode_text(const char *name, const char *text, nd_corpus_job j
 #define LIST2(first, then)  "[" first ", " then "]"
 #define ROW2(first, then)   "{\"messages\": [" first ", " then "]}\n"
 
-static void encode_fails(const char *name, const char *text, nd_corpus_job job, const char *words)
-{
-    assert_fails(encode_text(name, text, job, &out), ND_ERR_DATA, words);
-}
-
 /* A text that is encoded in parts has the ids of the whole, for each way to cut. */
 Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
 {
@@ -75,24 +87,21 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
         size_t cut; /* before the last blank, behind the last newline, or nowhere */
     } cases[] = {{"gpt2", 5},   {"digits", 5}, {"llama3", 4},   {"qwen2", 4},
                  {"prefix", 0}, {"llama2", 0}, {"metaspace", 0}};
+    rules.drop_unknown = rules.add_special = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_tokenizer *tokenizer = keep(corpus_tokenizer(cases[i].family));
-        cr_assert_eq(nd_text_cut(tokenizer, "a b\nc\n d e", 8), cases[i].cut, "%s",
+        use(corpus_tokenizer(cases[i].family));
+        cr_assert_eq(nd_text_cut(job.tokenizer, "a b\nc\n d e", 8), cases[i].cut, "%s",
                      cases[i].family);
         char *text = corpus_text(i + 1, 20000);
-        corpus_result whole = {0}, parts = {0};
-        const nd_corpus_rules rules = {
-            .json_key = "text", .drop_unknown = true, .add_special = true};
-        const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .block_bytes = 1 << 20};
-        assert_ok(encode_text("a.txt", text, job, &whole));
+        corpus_result whole = {0};
+        job.block_bytes = 1 << 20;
+        job.threads = 1;
+        assert_ok(encode_text("a.txt", text, &whole));
         cr_assert_eq(whole.counts.documents, 1);
-        for (int n = 1; n < 200; n = 3 * n + 1) {
-            nd_corpus_job cut = job;
-            cut.block_bytes = (size_t)n;
-            cut.threads = 3;
-            assert_ok(encode_text("a.txt", text, cut, &parts));
-            corpus_assert_equal(&whole, &parts, cases[i].family);
-            corpus_free(&parts);
+        job.threads = 3;
+        for (job.block_bytes = 1; job.block_bytes < 200; job.block_bytes *= 3, job.block_bytes++) {
+            assert_ok(encode_text("a.txt", text, &out));
+            corpus_assert_equal(&whole, &out, cases[i].family);
         }
         corpus_free(&whole);
         free(text);
@@ -110,7 +119,7 @@ Test(corpus, no_text_is_cut_where_a_token_takes_white_space)
             json_object_set_new(json_array_get(added, i), keys[1 - k], json_false());
         }
         assert_ok(text_parse(file, &tokenizer));
-        keep(tokenizer);
+        use(tokenizer);
         cr_expect_eq(nd_text_cut(tokenizer, "a b\nc", 6), 0, "%s", keys[k]);
         json_decref(file);
     }
@@ -142,12 +151,11 @@ static void write_rows(const char *name, int rows)
 
 Test(corpus, rows_do_not_depend_on_threads_and_blocks)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
+    corpus_result one = {0};
+    use(text_open("llama3"));
+    job.eod = 420;
     write_rows("a.jsonl", 500);
-    nd_corpus_files files = files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO);
-    corpus_result one = {0}, many = {0};
-    nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .eod = 420};
-    assert_ok(corpus_encode(job, &one));
+    assert_ok(encode_files(files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO), &one));
     cr_expect_eq(one.counts.documents + one.counts.empty, 500);
     cr_expect_eq(one.counts.empty, 48);
     cr_expect_eq(one.ends.count, (size_t)one.counts.documents);
@@ -157,28 +165,25 @@ Test(corpus, rows_do_not_depend_on_threads_and_blocks)
     for (int threads = 1; threads <= 5; threads += 2) {
         job.threads = threads;
         job.block_bytes = 100 * (size_t)threads;
-        assert_ok(corpus_encode(job, &many));
-        corpus_assert_equal(&one, &many, "threads");
-        cr_expect_eq(memcmp(&one.counts, &many.counts, sizeof one.counts), 0);
-        corpus_free(&many);
+        assert_ok(encode_files(files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO), &out));
+        corpus_assert_equal(&one, &out, "threads");
+        cr_expect_eq(memcmp(&one.counts, &out.counts, sizeof one.counts), 0);
     }
     corpus_free(&one);
-    nd_corpus_files_fini(&files);
 }
 
 /* Prompt and completion are encoded one by one; only the prompt is in a span. */
 Test(corpus, prompts_are_spans)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     nd_encoder *encoder;
     const nd_encode_options options = {.cache_bytes = 0};
     const int32_t *ids;
     size_t prompt, completion;
-    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    use(text_open("gpt2"));
+    assert_ok(nd_encoder_create(job.tokenizer, &options, &encoder));
     assert_ok(nd_encode(encoder, "ab c", 4, &ids, &prompt));
     assert_ok(nd_encode(encoder, " d", 2, &ids, &completion));
-    assert_ok(encode_text("a.jsonl", "{\"prompt\":\"ab c\",\"completion\":\" d\"}\n",
-                          (nd_corpus_job){.tokenizer = tokenizer}, &out));
+    encode_rows("{\"prompt\":\"ab c\",\"completion\":\" d\"}\n");
     cr_assert_eq(out.spans.count, 2);
     cr_expect_eq(out.spans.data[0], 0);
     cr_expect_eq(out.spans.data[1], (int32_t)prompt);
@@ -190,21 +195,18 @@ Test(corpus, bad_rows_are_named_and_may_be_left_out)
 {
     static const char rows[] = "{\"text\":\"good\"}\n{\"text\":1}\n\n{\"text\":\"good\"}\nno\n"
                                "{\"other\":\"x\"}\n{\"text\":\"good\"}";
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    nd_corpus_job job = {.tokenizer = tokenizer};
-    for (int threads = 1; threads < 4; threads++) {
-        job.threads = threads;
-        job.block_bytes = threads == 3 ? 16 : 0;
-        job.skip_bad = 0;
-        encode_fails("a.jsonl", rows, job, "a.jsonl\" line 2: \"text\" is not a string");
-        job.skip_bad = 1;
-        encode_fails("a.jsonl", rows, job,
-                     "line 5, column 1: it is no JSON object (while leaving out 1 other bad row, "
-                     "as many as may be left out)");
-        job.skip_bad = 2;
-        encode_fails("a.jsonl", rows, job, "line 6: \"text\" is missing");
-        job.skip_bad = 3;
-        assert_ok(encode_text("a.jsonl", rows, job, &out));
+    static const char *const words[] = {
+        "a.jsonl\" line 2: \"text\" is not a string",
+        "line 5, column 1: it is no JSON object (while leaving out 1 other bad row, as many as may "
+        "be left out)",
+        "line 6: \"text\" is missing"};
+    use(text_open("gpt2"));
+    for (job.threads = 1; job.threads < 4; job.threads++) {
+        job.block_bytes = job.threads == 3 ? 16 : 0;
+        for (job.skip_bad = 0; job.skip_bad < 3; job.skip_bad++) {
+            rows_fail(rows, words[job.skip_bad]);
+        }
+        encode_rows(rows);
         cr_expect_eq(out.counts.bad, 3);
         cr_expect_eq(out.counts.documents, 3);
     }
@@ -213,71 +215,59 @@ Test(corpus, bad_rows_are_named_and_may_be_left_out)
 /* Not as a bad row of the block before. */
 Test(corpus, a_reader_that_fails_is_reported_as_that)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    nd_corpus_files files = {0};
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", "{\"text\":1}\n", 11),
-                                  ND_DATA_AUTO));
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", "\x1f\x8b\x08\x00", 4),
-                                  ND_DATA_AUTO));
-    nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .skip_bad = 1};
-    assert_fails(corpus_encode(job, &out), ND_ERR_DATA,
+    use(text_open("gpt2"));
+    tempdir_write(&dir, "a.jsonl", "{\"text\":1}\n", 11);
+    tempdir_write(&dir, "b.jsonl", "\x1f\x8b\x08\x00", 4);
+    job.skip_bad = 1;
+    assert_fails(encode_files(files_of(dir.path, ND_DATA_AUTO), &out), ND_ERR_DATA,
                  "b.jsonl\" ends within its compressed data");
-    nd_corpus_files_fini(&files);
 }
 
 /* The prompt of the bad row was encoded, but is not in the output. */
 Test(corpus, what_is_left_out_is_not_counted)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
-    const nd_corpus_rules rules = {.json_key = "text", .refuse_invalid = true, .pairs = true};
-    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
-    assert_ok(encode_text("a.jsonl",
-                          "{\"prompt\":\"bad <|eot|>\",\"completion\":\"\xff\"}\n"
-                          "{\"text\":\"good <|eot|>\"}\n",
-                          job, &out));
+    use(text_open("llama3"));
+    rules.refuse_invalid = true;
+    job.skip_bad = 1;
+    encode_rows("{\"prompt\":\"bad <|eot|>\",\"completion\":\"\xff\"}\n"
+                "{\"text\":\"good <|eot|>\"}\n");
     cr_expect_eq(out.counts.bad, 1);
-    cr_expect_eq(out.counts.text.texts, 1);
     cr_expect_eq(out.counts.text.bytes, 12);
     cr_expect_eq(out.counts.text.special, 1);
-    cr_expect_eq(out.counts.text.ids, (int64_t)out.ids.count);
 }
 
 Test(corpus, what_the_rules_refuse_has_a_line)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
-    nd_corpus_rules rules = {
-        .json_key = "text", .refuse_invalid = true, .special_in_text = ND_SPECIAL_REFUSE};
-    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    encode_fails("a.jsonl", "{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", job, "a.jsonl\" line 2");
-    encode_fails("a.jsonl", "{\"text\":\"a<|eot|>\"}\n", job, "<|eot|>");
-    encode_fails("a.jsonl", "{\"text\":\"a\",\"prompt\":\"b\"}\n",
-                 (nd_corpus_job){.tokenizer = tokenizer}, "line 1: it has a text and also");
+    use(text_open("llama3"));
+    rules.refuse_invalid = true;
+    rules.special_in_text = ND_SPECIAL_REFUSE;
+    rows_fail("{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", "a.jsonl\" line 2");
+    rows_fail("{\"text\":\"a<|eot|>\"}\n", "<|eot|>");
+    rows_fail("{\"text\":\"a\",\"prompt\":\"b\"}\n", "line 1: it has a text and also");
 }
 
 Test(corpus, invalid_bytes_and_half_pairs_are_counted)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
-    assert_ok(encode_text("a.jsonl", "{\"text\":\"a\xff\xfe\\ud800\"}\n",
-                          (nd_corpus_job){.tokenizer = tokenizer}, &out));
+    use(text_open("llama3"));
+    encode_rows("{\"text\":\"a\xff\xfe\\ud800\"}\n");
     cr_expect_eq(out.counts.text.invalid, 2);
     cr_expect_eq(out.counts.lone, 1);
 }
 
 Test(corpus, a_separator_makes_documents)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama2"));
-    const nd_corpus_rules rules = {.json_key = "text", .separator = "\n\n", .separator_size = 2};
-    nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-    corpus_result whole = {0}, parts = {0};
-    assert_ok(encode_text("a.txt", "first\n\nsecond one\n\n\n\nthird\n\n", job, &whole));
+    static const char text[] = "first\n\nsecond one\n\n\n\nthird\n\n";
+    corpus_result whole = {0};
+    use(text_open("llama2"));
+    rules.separator = "\n\n";
+    rules.separator_size = 2;
+    assert_ok(encode_text("a.txt", text, &whole));
     cr_expect_eq(whole.counts.documents, 3);
     cr_expect_eq(whole.counts.empty, 1);
-    for (size_t bytes = 1; bytes < 12; bytes++) {
-        job.block_bytes = bytes;
-        job.threads = 2;
-        assert_ok(encode_text("a.txt", "first\n\nsecond one\n\n\n\nthird\n\n", job, &parts));
-        corpus_assert_equal(&whole, &parts, "separator");
-        corpus_free(&parts);
+    job.threads = 2;
+    for (job.block_bytes = 1; job.block_bytes < 12; job.block_bytes++) {
+        assert_ok(encode_text("a.txt", text, &out));
+        corpus_assert_equal(&whole, &out, "separator");
     }
     corpus_free(&whole);
 }
@@ -287,7 +277,6 @@ Test(corpus, how_a_separator_is_written)
     static const char *const written[][2] = {
         {"\\n\\n", "\n\n"}, {"\\r\\t\\\\", "\r\t\\"}, {"a\\bc\\", "a\\bc\\"}, {"%\n", "%\n"}};
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        nd_corpus_rules rules = {0};
         char *text = NULL;
         assert_ok(nd_corpus_separator(written[i][0], &rules, &text));
         cr_assert_eq(rules.separator_size, strlen(written[i][1]));
@@ -307,9 +296,8 @@ static void write_gzip(const char *name, const char *text)
 /* Files of a folder come in the order of their names' bytes. */
 Test(corpus, folders_and_patterns)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    corpus_result again = {0};
     char pattern[128];
+    use(text_open("gpt2"));
     tempdir_write(&dir, "b.jsonl", "{\"text\":\"b\"}\n", 13);
     write_gzip("B.jsonl.gz", "{\"text\":\"B\"}\n{\"text\":\"BB\"}");
     tempdir_write(&dir, "a.txt", "a", 1);
@@ -321,31 +309,27 @@ Test(corpus, folders_and_patterns)
     cr_expect_not_null(strstr(folder.list[0].path, "/B.jsonl.gz"));
     cr_expect_not_null(strstr(folder.list[1].path, "/a.txt"));
     cr_expect(folder.list[0].rows && !folder.list[1].rows && folder.list[2].rows);
-    assert_ok(corpus_encode((nd_corpus_job){.files = &folder, .tokenizer = tokenizer}, &out));
+    assert_ok(encode_files(folder, &out));
     cr_expect_eq(out.counts.documents, 4);
     snprintf(pattern, sizeof pattern, "%s/[Bb]*", dir.path);
     nd_corpus_files some = files_of(pattern, ND_DATA_AUTO);
     cr_expect_eq(some.count, 2);
-    assert_ok(corpus_encode((nd_corpus_job){.files = &some, .tokenizer = tokenizer, .threads = 2},
-                            &again));
-    cr_expect_eq(again.counts.documents, 3);
+    job.threads = 2;
+    assert_ok(encode_files(some, &out));
+    cr_expect_eq(out.counts.documents, 3);
     nd_corpus_files none = {0};
     assert_fails(nd_corpus_files_add(&none, "/nowhere/*.txt", ND_DATA_AUTO), ND_ERR_DATA,
                  "no file matches");
     assert_fails(nd_corpus_files_add(&none, "/nowhere/a.txt", ND_DATA_AUTO), ND_ERR_DATA,
                  "cannot be read");
     nd_corpus_files_fini(&none);
-    nd_corpus_files_fini(&some);
-    nd_corpus_files_fini(&folder);
-    corpus_free(&again);
 }
 
 /* Links to folders are folders, whatever their names, and a file without a byte is a file. */
 Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    nd_corpus_files files = {0};
     char inner[128], link[128], pattern[128];
+    use(text_open("gpt2"));
     snprintf(inner, sizeof inner, "%s/inner", dir.path);
     snprintf(link, sizeof link, "%s/link.txt", dir.path);
     cr_assert_eq(mkdir(inner, 0700), 0);
@@ -354,18 +338,17 @@ Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
     tempdir_write(&dir, "a.txt", "a", 1);
     tempdir_write(&dir, "empty.jsonl", "", 0);
     tempdir_write(&dir, "notes.md", "x", 1);
-    assert_ok(nd_corpus_files_add(&files, dir.path, ND_DATA_AUTO));
+    nd_corpus_files files = files_of(dir.path, ND_DATA_AUTO);
     cr_expect_eq(files.count, 2);
     cr_expect_eq(files.skipped, 1);
     cr_expect_eq(files.folders, 2);
-    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out));
+    assert_ok(encode_files(files, &out));
     cr_expect_eq(out.counts.documents, 1);
-    nd_corpus_files_fini(&files);
-    assert_ok(nd_corpus_files_add(&files, link, ND_DATA_AUTO));
+    files = files_of(link, ND_DATA_AUTO);
     cr_expect_eq(files.count, 1);
     nd_corpus_files_fini(&files);
     snprintf(pattern, sizeof pattern, "%s/[ail]*", dir.path);
-    assert_ok(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO));
+    files = files_of(pattern, ND_DATA_AUTO);
     cr_expect_eq(files.count, 1);
     cr_expect_eq(files.folders, 2);
     nd_corpus_files_fini(&files);
@@ -449,7 +432,7 @@ Test(corpus, text_in_utf16_is_refused)
 {
     static const char *const texts[] = {"\xff\xfe\x61\x01", "\xfe\xff\x01\x61"};
     static const char *const words[] = {"UTF-16 (FF FE)", "UTF-16 (FE FF)"};
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
+    use(text_open("gpt2"));
     for (int i = 0; i < 2; i++) {
         static const char *const names[] = {"a.txt", "a.jsonl", "a.txt.gz"};
         for (int k = 0; k < 3; k++) {
@@ -458,11 +441,8 @@ Test(corpus, text_in_utf16_is_refused)
             } else {
                 tempdir_write(&dir, names[k], texts[i], strlen(texts[i]));
             }
-            nd_corpus_files files = files_of(tempdir_file(&dir, names[k]), ND_DATA_AUTO);
-            assert_fails(
-                corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out),
-                ND_ERR_DATA, words[i]);
-            nd_corpus_files_fini(&files);
+            assert_fails(encode_files(files_of(tempdir_file(&dir, names[k]), ND_DATA_AUTO), &out),
+                         ND_ERR_DATA, words[i]);
         }
     }
 }
@@ -472,17 +452,13 @@ Test(corpus, a_beginning_of_sequence_that_stands_twice_is_counted)
 {
     static const char rows[] = "{\"text\": \"<|begin|>x\"}\n{\"text\": \"x <|begin|>\"}\n"
                                "{\"prompt\": \"<|begin|>\", \"completion\": \"y\"}\n";
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
+    use(text_open("llama3"));
     for (int i = 0; i < 4; i++) {
-        const nd_corpus_rules rules = {.json_key = "text",
-                                       .pairs = true,
-                                       .add_special = i & 1,
-                                       .special_in_text =
-                                           i & 2 ? ND_SPECIAL_PARSE : ND_SPECIAL_TEXT};
-        const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
-        assert_ok(encode_text("a.jsonl", rows, job, &out));
+        rules.add_special = i & 1;
+        rules.special_in_text = i & 2 ? ND_SPECIAL_PARSE : ND_SPECIAL_TEXT;
+        encode_rows(rows);
         cr_expect_eq(out.counts.doubled, i == 3 ? 2 : 0, "%d: %d", i, (int)out.counts.doubled);
-        assert_ok(encode_text("a.txt", "<|begin|>x", job, &out));
+        assert_ok(encode_text("a.txt", "<|begin|>x", &out));
         cr_expect_eq(out.counts.doubled, i == 3);
     }
 }
@@ -490,36 +466,29 @@ Test(corpus, a_beginning_of_sequence_that_stands_twice_is_counted)
 /* A file that fails comes after all blocks before it, whatever the threads do. */
 Test(corpus, the_earliest_failure_is_reported)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    nd_corpus_files files = {0};
+    use(text_open("gpt2"));
     write_rows("a.jsonl", 300);
-    assert_ok(nd_corpus_files_add(&files, tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO));
-    assert_ok(nd_corpus_files_add(
-        &files, tempdir_write(&dir, "b.jsonl", "{\"text\":\"x\"}\nbad\n", 17), ND_DATA_AUTO));
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "c.jsonl", "\x1f\x8b\x08\x00", 4),
-                                  ND_DATA_AUTO));
-    for (int threads = 1; threads < 5; threads++) {
-        nd_corpus_job job = {
-            .files = &files, .tokenizer = tokenizer, .threads = threads, .block_bytes = 64};
-        assert_fails(corpus_encode(job, &out), ND_ERR_DATA, "b.jsonl\" line 2");
+    tempdir_write(&dir, "b.jsonl", "{\"text\":\"x\"}\nbad\n", 17);
+    tempdir_write(&dir, "c.jsonl", "\x1f\x8b\x08\x00", 4);
+    job.block_bytes = 64;
+    for (job.threads = 1; job.threads < 5; job.threads++) {
+        assert_fails(encode_files(files_of(dir.path, ND_DATA_AUTO), &out), ND_ERR_DATA,
+                     "b.jsonl\" line 2");
     }
-    nd_corpus_files_fini(&files);
 }
 
 Test(corpus, a_stop_ends_the_work)
 {
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
-    atomic_bool stop = true;
-    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n",
-                             (nd_corpus_job){.tokenizer = tokenizer, .stop = &stop}, &out),
-                 ND_ERR_PREEMPTED, "stopped");
+    const atomic_bool stop = true;
+    use(text_open("gpt2"));
+    job.stop = &stop;
+    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n", &out), ND_ERR_PREEMPTED, "stopped");
 }
 
 /* A line of 100 MB is a document like any other. */
 Test(corpus, a_very_long_line)
 {
     enum { SIZE = 100 << 20 };
-    nd_tokenizer *tokenizer = keep(text_open("gpt2"));
     char *line = malloc(SIZE + 32);
     cr_assert_not_null(line);
     memcpy(line, "{\"text\":\"", 9);
@@ -527,8 +496,9 @@ Test(corpus, a_very_long_line)
         line[9 + i] = "the end "[i % 8];
     }
     memcpy(line + 9 + SIZE, "\"}\n", 4);
-    assert_ok(
-        encode_text("a.jsonl", line, (nd_corpus_job){.tokenizer = tokenizer, .threads = 2}, &out));
+    use(text_open("gpt2"));
+    job.threads = 2;
+    encode_rows(line);
     cr_expect_eq(out.counts.documents, 1);
     cr_expect_eq(out.counts.text.bytes, SIZE);
     free(line);
@@ -536,11 +506,12 @@ Test(corpus, a_very_long_line)
 
 Test(corpus, end_of_text)
 {
-    nd_tokenizer *tokenizer = keep(text_open("llama3"));
     int32_t id;
     const char *path = tempdir_file(&dir, "tokenizer.json");
     char own[PATH_MAX];
     snprintf(own, sizeof own, "%s", path);
+    use(text_open("llama3"));
+    const nd_tokenizer *tokenizer = job.tokenizer;
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "names no end of text");
     cr_expect_eq(nd_corpus_model_end(tokenizer, own, 512), -1);
     static const char *const configs[] = {
@@ -560,8 +531,22 @@ Test(corpus, end_of_text)
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "line 1");
 }
 
-/* A family with these control tokens in the place of its own two. */
-static nd_tokenizer *tokenizer_with(const char *const *names, int count)
+static nd_chat_choice form; /* of the chats of a test */
+
+static const nd_chat_template *own_template; /* of assert_chat and assert_prompt */
+
+static nd_chat_rules chat_rules(nd_chat_choice choice)
+{
+    nd_chat_rules chat;
+    assert_ok(nd_chat_rules_find(NULL, choice, &chat));
+    chat.template = own_template ? own_template : chat.template;
+    snprintf(chat.bos, sizeof chat.bos, "<s>");
+    snprintf(chat.eos, sizeof chat.eos, "</s>");
+    return chat;
+}
+
+/* A family with these control tokens in the place of its own two, and this form. */
+static void use_chat(nd_chat_choice choice, const char *const *names, int count)
 {
     nd_tokenizer *tokenizer;
     json_t *file = text_file("llama3"), *added = json_object_get(file, "added_tokens");
@@ -578,51 +563,42 @@ static nd_tokenizer *tokenizer_with(const char *const *names, int count)
     assert_ok(text_parse(file, &tokenizer));
     json_decref(model);
     json_decref(file);
-    return keep(tokenizer);
+    use(tokenizer);
+    form = choice;
+    rules.chat = chat_rules(form);
 }
 
-static nd_tokenizer *chatml_tokenizer(void)
+static void use_chatml(void)
 {
-    return tokenizer_with((const char *const[]){"<|im_start|>", "<|im_end|>"}, 2);
+    use_chat(ND_CHOOSE_CHAT_CHATML, (const char *const[]){"<|im_start|>", "<|im_end|>"}, 2);
 }
 
-static nd_tokenizer *llama3_tokenizer(void)
+static void use_llama3(void)
 {
-    return tokenizer_with((const char *const[]){"<|begin_of_text|>", "<|start_header_id|>",
-                                                "<|end_header_id|>", "<|eot_id|>"},
-                          4);
+    use_chat(ND_CHOOSE_CHAT_LLAMA3,
+             (const char *const[]){"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                                   "<|eot_id|>"},
+             4);
+}
+
+static nd_encoder *make_encoder(nd_special_in_text special)
+{
+    const nd_encode_options options = {.special_in_text = special};
+    nd_encoder *encoder;
+    assert_ok(nd_encoder_create(job.tokenizer, &options, &encoder));
+    return encoder;
 }
 
 /* What the rendered text gives when its control tokens are parsed, and which tokens count: those of
  * the marked parts of `rendered`, between \1 and \2. */
-static const nd_chat_template *own_template; /* of assert_chat and assert_prompt */
-
-static nd_chat_rules chat_rules(nd_chat_choice form)
+static void assert_chat(const char *row, const char *rendered)
 {
-    nd_chat_rules rules;
-    assert_ok(nd_chat_rules_find(NULL, form, &rules));
-    rules.template = own_template ? own_template : rules.template;
-    snprintf(rules.bos, sizeof rules.bos, "<s>");
-    snprintf(rules.eos, sizeof rules.eos, "</s>");
-    return rules;
-}
-
-static nd_corpus_rules rules_of(nd_chat_choice form)
-{
-    return (nd_corpus_rules){.json_key = "text", .pairs = true, .chat = chat_rules(form)};
-}
-
-static void assert_chat(nd_tokenizer *tokenizer, nd_chat_choice format, const char *row,
-                        const char *rendered)
-{
-    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = rules_of(format);
-    nd_encoder *encoder;
+    nd_encoder *encoder = make_encoder(ND_SPECIAL_PARSE);
     size_t at = 0;
     bool counts = false;
-    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
-    assert_ok(encode_text(
-        "a.jsonl", row, (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules, .eod = 5}, &out));
+    rules.chat = chat_rules(form);
+    job.eod = 5;
+    encode_rows(row);
     for (const char *p = rendered; *p; counts = !counts) {
         const int32_t *ids;
         size_t count, n = strcspn(p, "\1\2");
@@ -645,9 +621,8 @@ static void assert_chat(nd_tokenizer *tokenizer, nd_chat_choice format, const ch
 
 Test(corpus, messages_of_llama3)
 {
-    nd_tokenizer *tokenizer = llama3_tokenizer();
+    use_llama3();
     assert_chat(
-        tokenizer, ND_CHOOSE_CHAT_LLAMA3,
         ROW(SAYS("system", " be good ") ", " SAYS(
             "user", "2+2?") ", {\"content\": \"it's 4\\n\", \"role\": "
                             "\"assistant\"}, " SAYS("user", "thanks") ", " SAYS("assistant", "")),
@@ -664,17 +639,16 @@ Test(corpus, messages_of_llama3_are_stripped_as_by_python)
     static const char *const spaces[] = {
         "\\u001c", "\\u001f", "\\u0085", "\\u00a0",  "\\u2003",
         "\\u2028", "\\u202f", "\\u3000", "\xc2\xa0", "\\t\\n\\u000b\\f\\r "};
-    nd_tokenizer *tokenizer = llama3_tokenizer();
+    use_llama3();
     char row[256];
     for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
         snprintf(row, sizeof row, ROW(SAYS("assistant", "%s%sa%sb%s")), spaces[i], spaces[i],
                  "\xc3\xa9", spaces[i]);
-        assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3, row,
-                    "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
-                    "\1a\xc3\xa9"
-                    "b<|eot_id|>");
+        assert_chat(row, "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
+                         "\1a\xc3\xa9"
+                         "b<|eot_id|>");
     }
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3, ROW(SAYS("assistant", "\\u200b ")),
+    assert_chat(ROW(SAYS("assistant", "\\u200b ")),
                 "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                 "\1\xe2\x80\x8b<|eot_id|>");
 }
@@ -688,23 +662,19 @@ Test(corpus, messages_are_read_as_other_rows_are)
         "\"content\": \"a b\"}]}\n",
         "{\"text\": \"x\", \"messages\": [ {\"n\": [NaN, {}], \"role\": \"user\", \"role\": "
         "\"assistant\", \"content\": \"a\\u0020b\"} ] }\n"};
-    nd_tokenizer *tokenizer = chatml_tokenizer();
+    use_chatml();
     for (size_t i = 0; i < 2; i++) {
-        assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, rows[i],
-                    "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
+        assert_chat(rows[i], "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
     }
-    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    assert_ok(encode_text("a.jsonl", ROW(SAYS("assistant", "\\udc00\xff")),
-                          (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
+    encode_rows(ROW(SAYS("assistant", "\\udc00\xff")));
     cr_expect_eq(out.counts.lone, 1);
     cr_expect_eq(out.counts.text.invalid, 1);
 }
 
 Test(corpus, messages_of_chatml)
 {
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                ROW2(SAYS("user", "the end"), SAYS("assistant", "yes ")),
+    use_chatml();
+    assert_chat(ROW2(SAYS("user", "the end"), SAYS("assistant", "yes ")),
                 "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
                 "<|im_end|>\2\n");
 }
@@ -716,28 +686,22 @@ Test(corpus, weights_of_messages)
         const char *key, *says;
     } bad[] = {
         {"\"weight\": 0.5", "0.5"}, {"\"weight\": \"0\"", "0 or 1"}, {"\"weight\": true", "true"}};
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
+    use_chatml();
+    assert_chat("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
                 "{\"weight\": 1, \"role\": \"assistant\", \"content\": \"b\"}, "
                 "{\"role\": \"user\", \"content\": \"c\", \"weight\": 1}, "
                 "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": null}]}\n",
                 "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
-    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
     char row[200];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         snprintf(row, sizeof row,
                  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", %s}]}\n",
                  bad[i].key);
-        encode_fails("a.jsonl", row, job, bad[i].says);
+        rows_fail(row, bad[i].says);
     }
-    assert_ok(encode_text(
-        "a.jsonl",
-        "{\"messages\": [{\"role\": \"user\", \"weight\": 0, \"content\": \"a\"}, {\"role\": "
-        "\"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n",
-        job, &out));
+    encode_rows("{\"messages\": [{\"role\": \"user\", \"weight\": 0, \"content\": \"a\"}, "
+                "{\"role\": \"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n");
     cr_expect_str_eq(out.counts.stray, "train");
 }
 
@@ -746,10 +710,9 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
 {
     json_t *file = text_file("llama3");
     nd_tokenizer *tokenizer;
-    const char *end = json_string_value(
-        json_object_get(json_array_get(json_object_get(file, "added_tokens"), 0), "content"));
-    const json_int_t id = json_integer_value(
-        json_object_get(json_array_get(json_object_get(file, "added_tokens"), 0), "id"));
+    const json_t *token = json_array_get(json_object_get(file, "added_tokens"), 0);
+    const char *end = json_string_value(json_object_get(token, "content"));
+    const json_int_t id = json_integer_value(json_object_get(token, "id"));
     json_object_set_new(
         file, "post_processor",
         json_pack("{s:s, s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], s:[], s:{s:{s:s, s:[I], s:[s]}}}",
@@ -757,12 +720,11 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
                   "SpecialToken", "id", end, "type_id", 0, "pair", "special_tokens", end, "id", end,
                   "ids", id, "tokens", end));
     assert_ok(text_parse(file, &tokenizer));
-    keep(tokenizer);
+    use(tokenizer);
+    job.eod = (int32_t)id;
     for (int special = 0; special < 2; special++) {
-        const nd_corpus_rules rules = {.json_key = "text", .add_special = special};
-        assert_ok(encode_text(
-            "a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n",
-            (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules, .eod = (int32_t)id}, &out));
+        rules.add_special = special;
+        encode_rows("{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
         cr_expect_eq(out.ids.count, 4, "%zu", out.ids.count);
         cr_expect(out.ids.data[1] == id && out.ids.data[3] == id);
     }
@@ -771,25 +733,20 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
 
 /* The newline of the form and those that a content begins with are one token, as in the rendered
  * text; it counts with an assistant's content. `first`: the first id that counts. */
-static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char *rendered,
-                            const char *first)
+static void assert_newlines(const char *row, const char *rendered, const char *first)
 {
-    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    nd_encoder *encoder;
+    nd_encoder *encoder = make_encoder(ND_SPECIAL_PARSE);
     const int32_t *ids;
     size_t count;
-    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
     assert_ok(nd_encode(encoder, rendered, strlen(rendered), &ids, &count));
-    assert_ok(encode_text("a.jsonl", row, (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules},
-                          &out));
+    encode_rows(row);
     cr_expect_eq(out.ids.count, count, "%s", rendered);
     cr_expect(out.ids.count == count && memcmp(ids, out.ids.data, count * sizeof *ids) == 0, "%s",
               rendered);
     cr_assert_gt(out.spans.count, 1);
     cr_expect_eq(out.spans.data[0], 0);
     cr_expect_eq(out.ids.data[out.spans.data[1]],
-                 nd_tokenizer_find(tokenizer, first, strlen(first)), "%s", rendered);
+                 nd_tokenizer_find(job.tokenizer, first, strlen(first)), "%s", rendered);
     cr_expect_eq(out.counts.text.bytes, (int64_t)strlen(rendered) - 44); /* four control tokens */
     nd_encoder_destroy(encoder);
 }
@@ -797,66 +754,59 @@ static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char
 Test(corpus, a_newline_that_begins_a_content_joins_the_one_before_it)
 {
     static const char newlines[] = "\xc4\x8a\xc4\x8a"; /* two, as the file writes them */
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    assert_newlines(tokenizer, ROW2(SAYS("user", "\\n\\nthe end"), SAYS("assistant", "\\nyes")),
+    use_chatml();
+    assert_newlines(ROW2(SAYS("user", "\\n\\nthe end"), SAYS("assistant", "\\nyes")),
                     "<|im_start|>user\n\n\nthe end<|im_end|>\n<|im_start|>assistant\n\nyes"
                     "<|im_end|>\n",
                     newlines);
-    assert_newlines(tokenizer, ROW2(SAYS("user", ""), SAYS("assistant", "")),
+    assert_newlines(ROW2(SAYS("user", ""), SAYS("assistant", "")),
                     "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
                     "<|im_end|>");
 }
 
-static nd_status encode_prompt(nd_tokenizer *tokenizer, nd_chat_choice format, const char *messages,
-                               nd_ids *ids)
+static nd_status encode_prompt(const char *messages, nd_ids *ids)
 {
-    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
-    const nd_chat_rules rules = chat_rules(format);
-    nd_encoder *encoder;
+    const nd_chat_rules own = chat_rules(form);
+    nd_encoder *encoder = make_encoder(ND_SPECIAL_TEXT);
     nd_chat chat;
-    assert_ok(nd_chat_find(tokenizer, &rules, &chat));
-    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
+    assert_ok(nd_chat_find(job.tokenizer, &own, &chat));
     const nd_status status = nd_chat_prompt(&chat, encoder, messages, strlen(messages), ids);
     nd_encoder_destroy(encoder);
     return status;
 }
 
 /* What the rendered text gives when its control tokens are parsed. */
-static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_choice format, const char *messages,
-                          const char *rendered)
+static void assert_prompt(const char *messages, const char *rendered)
 {
-    const nd_encode_options parse = {.special_in_text = ND_SPECIAL_PARSE};
-    nd_encoder *whole;
+    nd_encoder *whole = make_encoder(ND_SPECIAL_PARSE);
     nd_ids ids = {0};
     const int32_t *expected;
     size_t count;
-    assert_ok(encode_prompt(tokenizer, format, messages, &ids));
-    assert_ok(nd_encoder_create(tokenizer, &parse, &whole));
+    assert_ok(encode_prompt(messages, &ids));
     assert_ok(nd_encode(whole, rendered, strlen(rendered), &expected, &count));
     cr_expect(ids.count == count && memcmp(ids.data, expected, count * sizeof *expected) == 0, "%s",
               rendered);
-    cr_expect_eq(encode_prompt(tokenizer, format, "[]", &ids), ND_ERR_DATA);
-    cr_expect_eq(encode_prompt(tokenizer, format, "[{}]", &ids), ND_ERR_DATA);
+    cr_expect_eq(encode_prompt("[]", &ids), ND_ERR_DATA);
+    cr_expect_eq(encode_prompt("[{}]", &ids), ND_ERR_DATA);
     free(ids.data);
     nd_encoder_destroy(whole);
 }
 
-static void assert_prompt_fails(nd_tokenizer *tokenizer, nd_chat_choice format,
-                                const char *messages, const char *words)
+static void assert_prompt_fails(const char *messages, const char *words)
 {
     nd_ids ids = {0};
-    assert_fails(encode_prompt(tokenizer, format, messages, &ids), ND_ERR_DATA, words);
+    assert_fails(encode_prompt(messages, &ids), ND_ERR_DATA, words);
     free(ids.data);
 }
 
 Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
 {
-    nd_tokenizer *tokenizer = llama3_tokenizer();
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("user", "2+2? ")),
+    use_llama3();
+    assert_prompt(LIST(SAYS("user", "2+2? ")),
                   "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    tokenizer = chatml_tokenizer();
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "the end")),
+    use_chatml();
+    assert_prompt(LIST(SAYS("user", "the end")),
                   "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
 }
 
@@ -865,28 +815,23 @@ Test(corpus, templates_that_think)
 {
     const nd_chat_template thinks = {
         .sha256 = "", .form = &nd_chat_forms[1], .does = ND_THINKS | ND_OWN_TOOLS};
-    nd_tokenizer *tokenizer = chatml_tokenizer();
+    use_chatml();
     own_template = &thinks;
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                ROW(SAYS("user", "a") ", " SAYS("assistant", "b") ", " SAYS("user", "c") ", " SAYS(
+    assert_chat(ROW(SAYS("user", "a") ", " SAYS("assistant", "b") ", " SAYS("user", "c") ", " SAYS(
                     "assistant", "\\n\\nd")),
                 "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
                 "\1d<|im_end|>\2\n");
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, ROW(SAYS("assistant", "b")),
-                "<|im_start|>assistant\n\1b<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "a")),
+    assert_chat(ROW(SAYS("assistant", "b")), "<|im_start|>assistant\n\1b<|im_end|>\2\n");
+    assert_prompt(LIST(SAYS("user", "a")),
                   "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("assistant", "x</think>y")),
-                        "</think>");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"assistant\", \"content\": \"y\", "
+    assert_prompt_fails(LIST(SAYS("assistant", "x</think>y")), "</think>");
+    assert_prompt_fails("[{\"role\": \"assistant\", \"content\": \"y\", "
                         "\"reasoning_content\": \"x\"}]",
                         "\"reasoning_content\"");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "x")),
-                        "the role \"tool\"");
+    assert_prompt_fails(LIST(SAYS("tool", "x")), "the role \"tool\"");
     own_template = NULL;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "a")),
+    assert_prompt(LIST(SAYS("tool", "a")),
                   "<|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
 }
 
@@ -896,31 +841,26 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
     static const char *const names[] = {"<s>", "</s>", "[INST]", "[/INST]"};
     static const char talk[] =
         "[" SAYS("user", " a") ", " SAYS("assistant", "b") ", " SAYS("user", "c ") "]";
-    const nd_chat_form form = {.begin = "",
-                               .user_open = "{bos}[INST]",
-                               .user_close = "[/INST]",
-                               .open = " ",
-                               .close = " {eos}",
-                               .prompt = "",
-                               .end = "{eos}",
-                               .strips = true};
-    const nd_chat_template own = {.sha256 = "", .form = &form};
+    const nd_chat_form turns = {.begin = "",
+                                .user_open = "{bos}[INST]",
+                                .user_close = "[/INST]",
+                                .open = " ",
+                                .close = " {eos}",
+                                .prompt = "",
+                                .end = "{eos}",
+                                .strips = true};
+    const nd_chat_template own = {.sha256 = "", .form = &turns};
     nd_chat chat;
-    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
+    use_chat(ND_CHOOSE_CHAT_CHATML, names, 4);
     own_template = &own;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
-                  "<s>[INST]a[/INST] b </s><s>[INST]c[/INST]");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("system", "a")),
-                        "put its text into that of the first user");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("assistant", "a")),
-                        "take turns");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("tool", "a")),
-                        "the role \"tool\"");
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, ROW2(SAYS("user", "a"), SAYS("assistant", " b")),
+    assert_prompt(talk, "<s>[INST]a[/INST] b </s><s>[INST]c[/INST]");
+    assert_prompt_fails(LIST(SAYS("system", "a")), "put its text into that of the first user");
+    assert_prompt_fails(LIST(SAYS("assistant", "a")), "take turns");
+    assert_prompt_fails(LIST(SAYS("tool", "a")), "the role \"tool\"");
+    assert_chat(ROW2(SAYS("user", "a"), SAYS("assistant", " b")),
                 "<s>[INST]a[/INST]\1 b </s>\2</s>");
-    nd_chat_rules rules = chat_rules(ND_CHOOSE_CHAT_CHATML);
-    rules.eos[0] = '\0';
-    assert_fails(nd_chat_find(tokenizer, &rules, &chat), ND_ERR_DATA,
+    rules.chat.eos[0] = '\0';
+    assert_fails(nd_chat_find(job.tokenizer, &rules.chat, &chat), ND_ERR_DATA,
                  "tokenizer_config.json beside the tokenizer names no eos_token, which its chat "
                  "template writes; add \"eos_token\" there");
     own_template = NULL;
@@ -939,10 +879,9 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
 
 static const nd_chat_template *find_template(nd_chat_choice format, bool *foreign)
 {
-    nd_chat_rules rules;
-    assert_ok(nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), format, &rules));
-    *foreign = rules.foreign;
-    return rules.template && rules.template->sha256[0] ? rules.template : NULL;
+    assert_ok(nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), format, &rules.chat));
+    *foreign = rules.chat.foreign;
+    return rules.chat.template && rules.chat.template->sha256[0] ? rules.chat.template : NULL;
 }
 
 Test(corpus, a_chat_template_is_known_by_its_text)
@@ -964,9 +903,8 @@ Test(corpus, a_chat_template_is_known_by_its_text)
     tempdir_write(&dir, "chat_template.jinja", text + 1, strlen(text) - 1);
     cr_expect_null(find_template(ND_CHOOSE_CHAT_CHATML, &foreign));
     cr_expect(foreign, "another text");
-    nd_chat_rules rules;
     assert_fails(
-        nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_MODEL, &rules),
+        nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_MODEL, &rules.chat),
         ND_ERR_DATA, "none that is known; scripts/encode_rows.py");
     static const char *const ends[] = {"", "\r\n", " ", "\n\n"}; /* Jinja drops one newline */
     for (int i = 0; i < 4; i++) {
@@ -989,9 +927,9 @@ Test(corpus, a_chat_template_is_known_by_its_text)
         cr_expect_eq(find_template(ND_CHOOSE_CHAT_CHATML, &foreign), own, "%s", file);
     }
     tempdir_write(&dir, "tokenizer_config.json", "{", 1);
-    assert_fails(
-        nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_CHATML, &rules),
-        ND_ERR_DATA, "tokenizer_config.json");
+    assert_fails(nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_CHATML,
+                                    &rules.chat),
+                 ND_ERR_DATA, "tokenizer_config.json");
 }
 
 /* As apply_chat_template renders them (scripts/chat_templates.py compares with it). */
@@ -1000,35 +938,31 @@ Test(corpus, a_known_template_adds_its_system_turn)
     const nd_chat_template dated = {"", &nd_chat_forms[0], "", "Date: today\n\n", ND_OWN_TOOLS};
     char text[1024];
     bool foreign;
-    nd_tokenizer *tokenizer = chatml_tokenizer();
+    use_chatml();
     snprintf(text, sizeof text, SMOLLM2, "\n", "\n", "\n", "\n", "\n");
     tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
     own_template = find_template(ND_CHOOSE_CHAT_CHATML, &foreign);
     cr_assert_not_null(own_template);
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                ROW2(SAYS("user", "the end"), SAYS("assistant", "yes")),
+    assert_chat(ROW2(SAYS("user", "the end"), SAYS("assistant", "yes")),
                 SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes"
                                "<|im_end|>\2\n");
-    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                ROW2(SAYS("system", ""), SAYS("assistant", "yes")),
+    assert_chat(ROW2(SAYS("system", ""), SAYS("assistant", "yes")),
                 "<|im_start|>system\n<|im_end|>\n<|im_start|>assistant\n\1yes<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, LIST(SAYS("user", "the end")),
+    assert_prompt(LIST(SAYS("user", "the end")),
                   SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
-    tokenizer = llama3_tokenizer();
+    use_llama3();
     own_template = &dated;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("user", "2+2?")),
+    assert_prompt(LIST(SAYS("user", "2+2?")),
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
-                  LIST2(SAYS("system", " be good"), SAYS("system", "a")),
+    assert_prompt(LIST2(SAYS("system", " be good"), SAYS("system", "a")),
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\nbe good<|eot_id|><|start_header_id|>system<|end_header_id|>\n\na"
                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("tool", "4")),
-                        "a message has the role \"tool\"");
+    assert_prompt_fails(LIST(SAYS("tool", "4")), "a message has the role \"tool\"");
     own_template = NULL;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, LIST(SAYS("tool", "4")),
+    assert_prompt(LIST(SAYS("tool", "4")),
                   "<|begin_of_text|><|start_header_id|>tool<|end_header_id|>\n\n4<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
 }
@@ -1037,19 +971,14 @@ Test(corpus, a_known_template_adds_its_system_turn)
  * of the row before. */
 Test(corpus, messages_that_are_left_out_change_no_other_row)
 {
-#define GOOD                                                                                       \
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "                  \
-    "\"assistant\", "                                                                              \
-    "\"content\": \"yes\"}]}\n"
-#define BAD                                                                                        \
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"it was\"}, {\"role\": "                   \
-    "\"user\"}]}\n"
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
+#define GOOD  ROW2(SAYS("user", "the end"), SAYS("assistant", "yes"))
+#define BAD   ROW2(SAYS("user", "it was"), "{\"role\": \"user\"}")
+#define AFTER "{\"text\": \"a b c d e f\"}\n"
     corpus_result expected = {0};
-    assert_ok(encode_text("a.jsonl", GOOD "{\"text\": \"a b c d e f\"}\n", job, &expected));
-    assert_ok(encode_text("a.jsonl", GOOD BAD "{\"text\": \"a b c d e f\"}\n", job, &out));
+    use_chatml();
+    job.skip_bad = 1;
+    assert_ok(encode_text("a.jsonl", GOOD AFTER, &expected));
+    encode_rows(GOOD BAD AFTER);
     cr_expect_eq(out.counts.bad, 1);
     corpus_assert_equal(&expected, &out, "a bad row between two good ones");
     corpus_free(&expected);
@@ -1077,15 +1006,12 @@ Test(corpus, messages_with_tools_are_refused)
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": null}], "
          "\"tools\": \"\"}\n",
          NULL}};
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    const nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    use_chatml();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (cases[i].words) {
-            assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA,
-                         cases[i].words);
+            rows_fail(cases[i].row, cases[i].words);
         } else {
-            assert_ok(encode_text("a.jsonl", cases[i].row, job, &out));
+            encode_rows(cases[i].row);
         }
     }
 }
@@ -1104,19 +1030,16 @@ Test(corpus, messages_that_are_refused)
         {"{\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}], \"id\": 1}\n",
          "it has \"conversations\"; rename this key to \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
-    nd_tokenizer *tokenizer = chatml_tokenizer();
-    nd_corpus_rules rules = rules_of(ND_CHOOSE_CHAT_CHATML);
-    nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    use_chatml();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        encode_fails("a.jsonl", cases[i].row, job, cases[i].words);
+        rows_fail(cases[i].row, cases[i].words);
     }
     rules.chat = chat_rules(ND_CHOOSE_CHAT_LLAMA3);
-    assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
-                 "no token <|begin_of_text|>, which this data.chat_format needs; name one that "
-                 "has it with data.tokenizer (--tokenizer), or give another --chat-format");
+    rows_fail("{\"messages\": []}\n",
+              "no token <|begin_of_text|>, which this data.chat_format needs; name one that has it "
+              "with data.tokenizer (--tokenizer), or give another --chat-format");
     rules.chat = chat_rules(ND_CHOOSE_CHAT_NONE);
-    assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
-                 "data.chat_format");
-    assert_fails(encode_text("a.jsonl", "{\"messages\": [], \"prompt\": \"a\"}\n", job, &out),
-                 ND_ERR_DATA, "only one of \"prompt\" and \"completion\"; set data.chat_format");
+    rows_fail("{\"messages\": []}\n", "data.chat_format");
+    rows_fail("{\"messages\": [], \"prompt\": \"a\"}\n",
+              "only one of \"prompt\" and \"completion\"; set data.chat_format");
 }

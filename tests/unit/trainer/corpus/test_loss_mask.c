@@ -19,17 +19,11 @@ static char bin[PATH_MAX], idx[PATH_MAX];
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     snprintf(bin, sizeof bin, "%s", tempdir_write(&dir, "p.bin", "tokens", 6));
     snprintf(idx, sizeof idx, "%s", tempdir_write(&dir, "p.idx", "index", 5));
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(loss_mask, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(loss_mask, setup);
 
 /* Spans 2-5, which are adjacent ones, and 9-20 of 20 tokens. */
 static nd_bytes make(void)
@@ -143,7 +137,7 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
 
 /* The writer of token files. */
 
-TestSuite(masked_files, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(masked_files, setup);
 
 static void set_byte(const char *path, size_t place, uint8_t byte)
 {

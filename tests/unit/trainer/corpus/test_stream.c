@@ -11,17 +11,7 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(stream, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(stream, tempdir_leave_empty);
 
 static const char part[] = "some text, some more text, and some text again; ";
 

@@ -22,6 +22,7 @@
 
 static tempdir dir, caches;
 static char tokenizer_path[PATH_MAX];
+static char prefix[PATH_MAX]; /* of token files */
 static nd_corpus_files files;
 static nd_corpus_rules rules = {.json_key = "text", .pairs = true};
 
@@ -166,6 +167,7 @@ static void setup(void)
     tempdir_make(&caches);
     snprintf(tokenizer_path, sizeof tokenizer_path,
              "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
+    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     write_text(20000);
 }
 
@@ -206,6 +208,15 @@ static ino_t inode(const char *path)
     struct stat st;
     cr_assert_eq(stat(path, &st), 0);
     return st.st_ino;
+}
+
+/* Opens the cache of now, and compares its path with that of another one. */
+static void expect_same(const nd_token_cache *before, bool same)
+{
+    nd_token_cache *now = open_cache();
+    cr_expect_eq(strcmp(before->path, now->path) == 0, same, "%s", now->path);
+    cr_expect_eq(inode(before->path) == inode(now->path), same, "%s", now->path);
+    nd_token_cache_close(now);
 }
 
 /* Files of the cache folder. */
@@ -260,30 +271,19 @@ Test(token_cache, holds_the_ids_the_ends_and_the_spans)
 
 Test(token_cache, is_written_once_for_a_text_a_tokenizer_and_rules)
 {
-    nd_token_cache *first = open_cache(), *second = open_cache();
-    cr_expect_str_eq(first->path, second->path);
-    cr_expect_eq(inode(first->path), inode(second->path));
+    nd_token_cache *first = open_cache();
+    expect_same(first, true);
     cr_expect_eq(count_files(), 1); /* neither lock nor temporary file is left */
-    nd_token_cache_close(second);
     rules.add_special = true;
-    second = open_cache();
-    cr_expect_str_neq(first->path, second->path);
-    nd_token_cache_close(second);
+    expect_same(first, false);
     rules.add_special = false;
     write_text(20001);
-    second = open_cache();
-    cr_expect_str_neq(first->path, second->path);
-    nd_token_cache_close(second);
+    expect_same(first, false);
     cr_expect_eq(count_files(), 3);
-    nd_token_cache_request asked = request();
-    char other[PATH_MAX];
-    snprintf(other, sizeof other, "%s/tests/unit/trainer/text/goldens/gpt2.json",
+    snprintf(tokenizer_path, sizeof tokenizer_path, "%s/tests/unit/trainer/text/goldens/gpt2.json",
              getenv("ND_SOURCE_ROOT"));
-    asked.tokenizer = other;
-    nd_token_cache *third;
-    assert_ok(nd_token_cache_open(&asked, &third));
+    expect_same(first, false);
     cr_expect_eq(count_files(), 4);
-    nd_token_cache_close(third);
     nd_token_cache_close(first);
 }
 
@@ -454,17 +454,6 @@ Test(token_cache, who_waits_looks_less_and_less_often)
     nd_token_cache_close(o.cache);
 }
 
-/* It is this run's own, so it is found without the lock that another run has. */
-Test(token_cache, a_vocabulary_that_is_too_large_is_refused_without_waiting)
-{
-    nd_token_cache_request asked = request();
-    begin_part();
-    asked.vocab = 10;
-    asked.stall_seconds = 0.05;
-    open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
-    end_part();
-}
-
 Test(token_cache, a_writer_without_progress_has_a_deadline)
 {
     nd_token_cache_request asked = request();
@@ -531,8 +520,6 @@ Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
 Test(token_cache, a_new_token_file_that_lies_there_needs_locks)
 {
     nd_token_files first, second;
-    char prefix[128];
-    snprintf(prefix, sizeof prefix, "%s/new", dir.path);
     atomic_store(&shared_locks->none, true);
     assert_ok(nd_token_files_open(prefix, 100, NULL, &first));
     assert_fails(nd_token_files_open(prefix, 100, NULL, &second), ND_ERR_CANTCREATE,
@@ -540,8 +527,8 @@ Test(token_cache, a_new_token_file_that_lies_there_needs_locks)
     nd_token_files_fini(&second);
     assert_ok(nd_token_files_commit(&first));
     nd_token_files_fini(&first);
-    cr_expect(tempdir_has_path(tempdir_file(&dir, "new.bin")));
-    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "new.bin.part")));
+    cr_expect(tempdir_has_path(tempdir_file(&dir, "out.bin")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "out.bin.part")));
 }
 
 /* Whatever the number of the error is: it says nothing about the text. */
@@ -586,9 +573,7 @@ Test(token_cache, a_change_of_a_byte_is_found)
     nd_token_cache *first = open_cache();
     usleep(20000); /* longer than the step of a file system's clock */
     change_a_byte(files.list[0].path, (off_t)files.bytes - 5);
-    nd_token_cache *second = open_cache();
-    cr_expect_str_neq(first->path, second->path);
-    nd_token_cache_close(second);
+    expect_same(first, false);
     nd_token_cache_close(first);
 }
 
@@ -596,7 +581,6 @@ Test(token_cache, a_change_of_a_byte_is_found)
 Test(token_cache, another_file_has_another_cache)
 {
     static const char *const names[] = {"b.txt", "c.txt"};
-    nd_token_cache *made[2];
     struct stat st[2];
     int tries = 0;
     do {
@@ -611,13 +595,11 @@ Test(token_cache, another_file_has_another_cache)
             cr_assert_eq(stat(tempdir_file(&dir, names[i]), &st[i]), 0);
         }
     } while (memcmp(&st[0].st_ctim, &st[1].st_ctim, sizeof st[0].st_ctim) != 0 && ++tries < 100);
-    for (int i = 0; i < 2; i++) {
-        use_text(tempdir_file(&dir, names[i]));
-        made[i] = open_cache();
-    }
-    cr_expect_str_neq(made[0]->path, made[1]->path);
-    nd_token_cache_close(made[0]);
-    nd_token_cache_close(made[1]);
+    use_text(tempdir_file(&dir, names[0]));
+    nd_token_cache *first = open_cache();
+    use_text(tempdir_file(&dir, names[1]));
+    expect_same(first, false);
+    nd_token_cache_close(first);
 }
 
 /* Numbers of the device and of the file are others on another node, and after a remount. */
@@ -625,16 +607,14 @@ Test(token_cache, other_numbers_of_a_file_are_no_other_text)
 {
     nd_token_cache *first = open_cache();
     shown_number = 1;
-    nd_token_cache *second = open_cache();
-    cr_expect_str_eq(first->path, second->path);
-    nd_token_cache_close(second);
+    expect_same(first, true);
     nd_token_cache_close(first);
 }
 
 /* Of one name in two folders, of one size and time. */
 Test(token_cache, a_relative_path_is_that_of_its_folder)
 {
-    nd_token_cache *made[2];
+    nd_token_cache *first = NULL;
     fixed_now = (struct timespec){1000100, 0};
     fixed_change = (struct timespec){1000000, 1};
     for (int i = 0; i < 2; i++) {
@@ -645,11 +625,10 @@ Test(token_cache, a_relative_path_is_that_of_its_folder)
         cr_assert_not_null(text);
         cr_assert_eq(fputs(name, text) < 0 || fclose(text) != 0, 0);
         use_text("t.txt");
-        made[i] = open_cache();
+        first = i == 0 ? open_cache() : first;
     }
-    cr_expect_str_neq(made[0]->path, made[1]->path);
-    nd_token_cache_close(made[0]);
-    nd_token_cache_close(made[1]);
+    expect_same(first, false);
+    nd_token_cache_close(first);
 }
 
 /* Until a further change would have another time; some file systems count seconds, or two. */
@@ -684,13 +663,18 @@ Test(token_cache, a_text_that_changes_meanwhile_is_refused)
     cr_expect_eq(count_files(), 0);
 }
 
-/* Before the text is encoded, which would fail with another error. */
+/* Before the text is encoded, which would fail with another error. It is this run's own, so it is
+ * found without the lock that another run has. */
 Test(token_cache, a_vocabulary_that_is_too_large_is_refused_first)
 {
     nd_token_cache_request asked = request();
     nd_token_cache_close(open_cache());
     asked.vocab = 10;
     open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
+    begin_part();
+    asked.stall_seconds = 0.05;
+    open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
+    end_part();
     change_a_byte(files.list[0].path, 0); /* no JSON any more */
     open_fails(asked, ND_ERR_CONFIG, "vocab_size is 10;");
     asked.vocab = 0;
@@ -728,9 +712,7 @@ Test(token_cache, bytes_that_are_lost_on_their_way_to_the_disk_are_an_error)
     int32_t *zeros = calloc(IDS, sizeof *zeros);
     const nd_corpus_piece ids = {.ids = {zeros, IDS, 0}}, ends = {.ends = {zeros, IDS / 2, 0}};
     const nd_token_sharing sharing = {0};
-    char prefix[128];
     nd_token_files out;
-    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
     sync_code = EINVAL; /* the file system cannot do it */
     assert_ok(nd_token_files_write(&out, &ids));
@@ -757,7 +739,7 @@ Test(token_cache, the_index_of_many_documents)
 {
     enum { DOCUMENTS = 10000 };
     static int32_t ids[2 * DOCUMENTS], ends[DOCUMENTS];
-    char prefix[128], *data;
+    char *data;
     size_t size;
     int32_t tokens = 0;
     for (int i = 0; i < DOCUMENTS; i++) {
@@ -765,9 +747,8 @@ Test(token_cache, the_index_of_many_documents)
         ends[i] = tokens;
     }
     const nd_corpus_piece piece = {.ids = {ids, (size_t)tokens, 0}, .ends = {ends, DOCUMENTS, 0}};
-    snprintf(prefix, sizeof prefix, "%s/many", dir.path);
     assert_ok(corpus_write(prefix, 65500, &piece, 1));
-    assert_ok(nd_fs_read(tempdir_file(&dir, "many.idx"), 1 << 20, ND_ERR_DATA, &data, &size));
+    assert_ok(nd_fs_read(tempdir_file(&dir, "out.idx"), 1 << 20, ND_ERR_DATA, &data, &size));
     cr_assert_eq(size, 34 + 12 * DOCUMENTS + 8 * (DOCUMENTS + 1));
     const uint8_t *lengths = (const uint8_t *)data + 34, *places = lengths + 4 * DOCUMENTS;
     for (int i = 0; i < DOCUMENTS; i++) {
@@ -787,8 +768,6 @@ Test(token_cache, a_document_that_is_too_long_for_an_index_is_refused)
 {
     const nd_corpus_piece piece = {.ends = {(int32_t[]){0}, 1, 0}};
     nd_token_files out;
-    char prefix[128];
-    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     assert_ok(nd_token_files_open(prefix, 100, NULL, &out));
     out.count = INT32_MAX;
     assert_ok(nd_token_files_write(&out, &piece));
@@ -824,8 +803,6 @@ Test(token_cache, megatron_files)
         {.ids = {(int32_t[]){5, 65499}, 2, 0}, .ends = {(int32_t[]){1, 2}, 2, 0}}};
     static const char what_was_left[200];
     nd_token_files out, beside;
-    char prefix[128];
-    snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     assert_ok(nd_token_files_open(prefix, 65500, NULL, &out));
     cr_expect_eq(out.width, 4);
     nd_token_files_fini(&out);

@@ -4,36 +4,24 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/data/dataset.h"
 
 enum { IGNORED = ND_LABEL_IGNORED };
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(dataset, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(dataset, tempdir_leave_empty);
 
 static nd_dataset *opened;
 
 static nd_status try_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence)
 {
-    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     bool ids, rows = false;
     assert_ok(nd_data_holds(path, format, &ids, &rows));
-    const nd_token_cache_request request = {
-        .job = {.rules = &rules, .threads = 2}, .folder = dir.path, .vocab = vocab};
-    return rows ? nd_dataset_open_text(path, format, request, sequence, &opened)
+    return rows ? nd_dataset_open_text(path, format, corpus_request(&dir, NULL, vocab), sequence,
+                                       &opened)
                 : nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
 }
 

@@ -21,18 +21,11 @@ enum { S = 8, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
+TEMPDIR_SUITE(documents, tempdir_leave_empty);
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
+static char prefix[PATH_MAX]; /* of token files */
 
-TestSuite(documents, .init = setup, .fini = teardown);
-
+static const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
 static const nd_document_rules separate = {
     .rule = ND_DOCUMENTS_SEPARATE, .end_of_text = -1, .model_end = -1};
 
@@ -53,12 +46,9 @@ static void draw_text(unsigned seed, text_of *out)
 
 static nd_dataset *open_rows(const char *name, const char *text)
 {
-    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     nd_dataset *out;
-    const nd_token_cache_request request = {
-        .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
     assert_ok(nd_dataset_open_text(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO,
-                                   request, S, &out));
+                                   corpus_request(&dir, NULL, 256), S, &out));
     return out;
 }
 
@@ -78,29 +68,28 @@ static nd_dataset *as_rows(const text_of *text, bool one)
     return open_rows(one ? "one.jsonl" : "a.jsonl", json);
 }
 
-/* Takes over what the piece holds. */
-static void write_piece(const char *prefix, nd_corpus_piece *piece)
+/* Takes over what the piece holds, and opens it as token files. */
+static nd_dataset *open_piece(nd_corpus_piece *piece, int sequence)
 {
+    nd_dataset *out;
+    snprintf(prefix, sizeof prefix, "%s/m", dir.path);
     assert_ok(corpus_write(prefix, 256, piece, 1));
     free(piece->ids.data);
     free(piece->ends.data);
     free(piece->spans.data);
+    assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, sequence, &out));
+    return out;
 }
 
 static nd_dataset *as_megatron(const text_of *text)
 {
-    nd_dataset *out;
     nd_corpus_piece piece = {0};
-    char prefix[PATH_MAX];
-    snprintf(prefix, sizeof prefix, "%s/m", dir.path);
     assert_ok(nd_ids_add(&piece.ids, text->ids, TOKENS));
     for (int32_t t = 0; t < TOKENS; t++) {
         const int32_t end = t + 1;
         assert_ok(text->ids[t] == END ? nd_ids_add(&piece.ends, &end, 1) : ND_OK);
     }
-    write_piece(prefix, &piece);
-    assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, S, &out));
-    return out;
+    return open_piece(&piece, S);
 }
 
 static nd_dataset *as_llmc(const text_of *text)
@@ -164,7 +153,6 @@ Test(documents, joined_ones_have_the_labels_across_borders)
 {
     text_of text;
     draw_text(1, &text);
-    const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
     nd_dataset *data = as_rows(&text, false);
     assert_ok(nd_dataset_set_documents(data, &automatic));
     cr_assert_not(nd_dataset_is_separate(data));
@@ -305,7 +293,8 @@ Test(documents, rows_with_prompts_stay_whole)
     for (unsigned seed = 0; seed < 20; seed++) {
         int lengths[ROWS];
         srand(seed);
-        nd_document_rules rules = {.end_of_text = -1, .model_end = -1, .drop_long = seed % 2};
+        nd_document_rules rules = automatic;
+        rules.drop_long = seed % 2;
         nd_dataset *data = prompts(lengths, &rules);
         cr_assert(nd_dataset_is_separate(data) && nd_dataset_facts_of(data).lists > 0);
         const int64_t less = check_rows(data, lengths, rules.drop_long);
@@ -317,7 +306,7 @@ Test(documents, rows_with_prompts_stay_whole)
 }
 
 /* Rows of token files; the first token of each is its prompt. */
-static void write_lengths(const int *lengths, int count, const char *prefix)
+static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
 {
     nd_corpus_piece piece = {0};
     int32_t end = 0;
@@ -330,18 +319,8 @@ static void write_lengths(const int *lengths, int count, const char *prefix)
         assert_ok(nd_ids_add(&piece.ends, &end, 1));
         assert_ok(nd_ids_add(&piece.spans, span, 2));
     }
-    write_piece(prefix, &piece);
-}
-
-static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
-{
-    nd_dataset *out;
-    char prefix[PATH_MAX];
-    snprintf(prefix, sizeof prefix, "%s/r", dir.path);
-    write_lengths(lengths, count, prefix);
-    assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, sequence, &out));
-    assert_ok(
-        nd_dataset_set_documents(out, &(nd_document_rules){.end_of_text = -1, .model_end = -1}));
+    nd_dataset *out = open_piece(&piece, sequence);
+    assert_ok(nd_dataset_set_documents(out, &automatic));
     return out;
 }
 
@@ -440,17 +419,13 @@ static void *change_index(void *context)
 Test(documents, boundaries_that_change_while_rows_are_packed)
 {
     static int lengths[CHANGED_ROWS];
-    char prefix[PATH_MAX], path[PATH_MAX + 4];
     struct stat size;
-    const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
     int seen[2] = {0};
     for (int r = 0; r < CHANGED_ROWS; r++) {
         lengths[r] = 3 + r % 5;
     }
-    snprintf(prefix, sizeof prefix, "%s/c", dir.path);
-    snprintf(path, sizeof path, "%s.idx", prefix);
-    write_lengths(lengths, CHANGED_ROWS, prefix);
-    const int fd = open(path, O_RDWR);
+    nd_dataset_close(of_lengths(lengths, CHANGED_ROWS, 31));
+    const int fd = open(tempdir_file(&dir, "m.idx"), O_RDWR);
     cr_assert(fd >= 0 && fstat(fd, &size) == 0);
     uint8_t *map = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     cr_assert_neq(map, MAP_FAILED);
@@ -462,7 +437,7 @@ Test(documents, boundaries_that_change_while_rows_are_packed)
         assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, 31, &data));
         cr_assert_eq(pthread_create(&thread, NULL, change_index, &change), 0);
         atomic_store(&change.turns, 1 + round * 4000);
-        const nd_status status = nd_dataset_set_documents(data, &rules);
+        const nd_status status = nd_dataset_set_documents(data, &automatic);
         cr_assert(status == ND_OK || status == ND_ERR_DATA);
         seen[status == ND_OK]++;
         cr_assert_eq(pthread_join(thread, NULL), 0);
@@ -477,7 +452,6 @@ Test(documents, boundaries_that_change_while_rows_are_packed)
 Test(documents, packed_rows_are_the_same_from_any_step_on)
 {
     enum { B = 3, STEPS = 40 };
-    const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
     nd_loader_options o = {.deal = {S, 1, 1},
                            .micro_batch = B,
                            .accumulation = 1,
@@ -489,7 +463,7 @@ Test(documents, packed_rows_are_the_same_from_any_step_on)
         int lengths[ROWS];
         nd_loader *loader;
         srand(11);
-        nd_dataset *data = prompts(lengths, &rules);
+        nd_dataset *data = prompts(lengths, &automatic);
         cr_assert_lt(nd_dataset_blocks(data), B * STEPS, "there is no second epoch");
         o.first_step = begin;
         assert_ok(nd_loader_open(data, &o, &loader));
@@ -514,7 +488,6 @@ Test(documents, a_blend_has_those_of_its_parts)
 {
     int lengths[ROWS];
     text_of text;
-    const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
     draw_text(3, &text);
     nd_dataset *joined = as_rows(&text, false), *rows = prompts(lengths, &automatic), *blend;
     nd_dataset_part parts[] = {{.data = joined, .name = "a"}, {.data = rows, .name = "b"}};
@@ -635,46 +608,41 @@ Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
     }
 }
 
+/* Takes the data over. */
+static void rules_fail(nd_dataset *data, const nd_document_rules *rules, nd_status status,
+                       const char *words)
+{
+    assert_fails(nd_dataset_set_documents(data, rules), status, words);
+    nd_dataset_close(data);
+}
+
 Test(documents, what_nothing_separates_is_refused)
 {
     text_of text;
     draw_text(1, &text);
     nd_document_rules rules = separate;
-    nd_dataset *data = as_llmc(&text);
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
-                 "give the id that ends them as data.end_of_text");
-    nd_dataset_close(data);
+    rules_fail(as_llmc(&text), &rules, ND_ERR_CONFIG,
+               "give the id that ends them as data.end_of_text");
     rules.model_end = 'A';
-    data = as_llmc(&text);
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "id 65, which should end");
-    nd_dataset_close(data);
+    rules_fail(as_llmc(&text), &rules, ND_ERR_DATA, "id 65, which should end");
     /* Of rows it may end none, where there are several. */
     rules = separate;
     rules.end_of_text = 'A';
-    data = as_rows(&text, true);
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "id 65, which should end");
-    nd_dataset_close(data);
-    data = as_rows(&text, false);
+    rules_fail(as_rows(&text, true), &rules, ND_ERR_DATA, "id 65, which should end");
+    nd_dataset *data = as_rows(&text, false);
     assert_ok(nd_dataset_set_documents(data, &rules));
     nd_dataset_close(data);
     rules = (nd_document_rules){.rule = ND_DOCUMENTS_JOIN, .end_of_text = 256, .model_end = -1};
-    data = as_megatron(&text);
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
-                 "data.end_of_text is 256, but the model's vocabulary ends at 255");
-    nd_dataset_close(data);
+    rules_fail(as_megatron(&text), &rules, ND_ERR_CONFIG,
+               "data.end_of_text is 256, but the model's vocabulary ends at 255");
     assert_ok(nd_dataset_open(tempdir_write(&dir, "b.txt", "bytes", 5), ND_DATA_TEXT, "bytes", 256,
                               S, &data));
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
-                 "data.end_of_text is 256, but bytes end at 255");
-    nd_dataset_close(data);
-    rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
-    data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA,
-                 "has 2 to 9 tokens, and data.long_rows is drop; raise");
-    nd_dataset_close(data);
-    data = open_rows("r.jsonl", "{\"prompt\":\"1\",\"completion\":\"\"}\n"
-                                "{\"prompt\":\"\",\"completion\":\"2\"}\n");
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA,
-                 "has 2 to 9 tokens; a row needs an input");
-    nd_dataset_close(data);
+    rules_fail(data, &rules, ND_ERR_CONFIG, "data.end_of_text is 256, but bytes end at 255");
+    rules = automatic;
+    rules.drop_long = true;
+    rules_fail(open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n"), &rules,
+               ND_ERR_DATA, "has 2 to 9 tokens, and data.long_rows is drop; raise");
+    rules_fail(open_rows("r.jsonl", "{\"prompt\":\"1\",\"completion\":\"\"}\n"
+                                    "{\"prompt\":\"\",\"completion\":\"2\"}\n"),
+               &rules, ND_ERR_DATA, "has 2 to 9 tokens; a row needs an input");
 }

@@ -12,31 +12,22 @@ enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512 };
 
 static tempdir dir;
 static char tokenizer_path[PATH_MAX], text_path[PATH_MAX];
-static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     snprintf(tokenizer_path, sizeof tokenizer_path,
              "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(encoded, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(encoded, setup);
 
 static const atomic_bool *stop;
 
 static nd_status open_text(const char *rows, int64_t vocab, nd_dataset **out)
 {
     snprintf(text_path, sizeof text_path, "%s", tempdir_write(&dir, "a.jsonl", rows, strlen(rows)));
-    const nd_token_cache_request request = {.job = {.rules = &rules, .threads = 1, .stop = stop},
-                                            .tokenizer = tokenizer_path,
-                                            .folder = dir.path,
-                                            .vocab = vocab};
+    nd_token_cache_request request = corpus_request(&dir, tokenizer_path, vocab);
+    request.job.stop = stop;
     return nd_dataset_open_text(text_path, ND_DATA_AUTO, request, S, out);
 }
 

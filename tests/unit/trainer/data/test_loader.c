@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/base/rng.h"
-#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/data/data.h"
 
 /* Text of N blocks whose bytes tell block and position: byte p of block k is (17 k + p) % 256. */
@@ -59,8 +59,7 @@ Test(loader, order_is_the_formula_for_every_data_rank_over_epochs)
     nd_dataset *dataset = make_dataset(N * (S + 1));
     for (int r = 0; r < 3; r++) {
         nd_loader_options o = options_of(3, r, 1, 0);
-        nd_loader *loader;
-        assert_ok(nd_loader_open(dataset, &o, &loader));
+        nd_loader *loader = open_loader(dataset, &o);
         for (int64_t step = 0; step < 6; step++) { /* 6 x 18 samples: almost five epochs of 23 */
             assert_ok(nd_loader_next(loader, &batch));
             cr_assert_eq(batch.valid, 6 * S);
@@ -282,13 +281,11 @@ Test(loader, closes_at_any_time)
 Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
 {
     static const char *const names[] = {"a.txt", "a.jsonl"};
-    static const nd_corpus_rules rules = {.json_key = "text"};
     enum { BYTES = 4 << 20, LINE = 4096 };
     char *text = malloc(BYTES);
     for (int kind = 0; kind < 2; kind++) {
         tempdir dir;
         nd_dataset *dataset;
-        nd_loader *loader;
         tempdir_make(&dir);
         memset(text, 'a', BYTES);
         for (size_t i = 0; kind == 1 && i < BYTES; i += LINE) {
@@ -299,13 +296,12 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
         if (kind == 0) {
             assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
         } else {
-            const nd_token_cache_request request = {
-                .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
-            assert_ok(nd_dataset_open_text(path, ND_DATA_AUTO, request, S, &dataset));
+            assert_ok(nd_dataset_open_text(path, ND_DATA_AUTO, corpus_request(&dir, NULL, 256), S,
+                                           &dataset));
             path = nd_dataset_facts_of(dataset).cache;
         }
         nd_loader_options o = options_of(1, 0, 1, 0);
-        assert_ok(nd_loader_open(dataset, &o, &loader));
+        nd_loader *loader = open_loader(dataset, &o);
         assert_ok(nd_loader_next(loader, &batch));
         cr_assert_eq(truncate(path, 1000), 0);
         nd_status status = ND_OK;

@@ -17,16 +17,10 @@ static nd_dataset *opened;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     snprintf(prefix, sizeof prefix, "%s/p", dir.path);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(masked, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(masked, setup);
 
 /* Tokens 0 to 39 in documents of ten, with these spans. */
 static void write_files(const int32_t *spans, size_t count)
@@ -179,7 +173,6 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
                                "{\"prompt\":\"a prompt of many words, of more than a block\","
                                "\"completion\":\"\"}\n"
                                "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n";
-    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     char tokenizer_path[PATH_MAX], rows_path[PATH_MAX];
     nd_dataset *encoded;
     corpus_result all = {0};
@@ -188,16 +181,12 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
              "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
     snprintf(rows_path, sizeof rows_path, "%s",
              tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
-    const nd_token_cache_request request = {.job = {.rules = &rules, .threads = 1},
-                                            .tokenizer = tokenizer_path,
-                                            .folder = dir.path,
-                                            .vocab = VOCAB};
-    assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO, request, S, &encoded));
+    assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO,
+                                   corpus_request(&dir, tokenizer_path, VOCAB), S, &encoded));
     nd_tokenizer *tokenizer = text_open("llama3");
     nd_corpus_files files = {0};
     assert_ok(nd_corpus_files_add(&files, rows_path, ND_DATA_AUTO));
-    assert_ok(corpus_encode(
-        (nd_corpus_job){.files = &files, .tokenizer = tokenizer, .rules = &rules}, &all));
+    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &all));
     const nd_corpus_piece whole = {.ids = all.ids, .ends = all.ends, .spans = all.spans};
     assert_ok(corpus_write(prefix, VOCAB, &whole, 1));
     assert_ok(open_files());
@@ -228,12 +217,10 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
         "{\"prompt\": \"abc\", \"completion\": \"\\u00e9\"}\n"
         "{\"text\": \"four\"}\n{\"prompt\": \"x\", \"completion\": \"yz\"}\n";
     static const char none[] = "{\"prompt\": \"abc\", \"completion\": \"\"}\n";
-    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+    const nd_token_cache_request request = corpus_request(&dir, NULL, 256);
     nd_dataset_part parts[2] = {{.name = "a"}, {.name = "b"}};
     int64_t ignored = 0;
     write_files(spans, SPANS);
-    const nd_token_cache_request request = {
-        .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
     assert_ok(nd_dataset_open_text(tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
                                    ND_DATA_AUTO, request, S, &parts[0].data));
     assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
