@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
@@ -133,47 +133,6 @@ Test(regex, words_are_those_of_tokenizers)
     }
 }
 
-/* A random text of characters of all classes, in long and short runs. */
-static size_t random_text(uint64_t seed, char *out, size_t room)
-{
-    static const char *const atoms[] = {"a",
-                                        "Z",
-                                        "the",
-                                        "1",
-                                        "234",
-                                        "'s",
-                                        "'LL",
-                                        "'",
-                                        " ",
-                                        "  ",
-                                        "\n",
-                                        "\r\n",
-                                        ".",
-                                        "!/",
-                                        "\xc3\xa9",
-                                        "\xc3\x89",
-                                        "\xe4\xbd\xa0",
-                                        "\xcc\x81",
-                                        "\xc2\xa0",
-                                        "\xe1\xa0\x8e",
-                                        "\xc5\xbf",
-                                        "\xe1\xb2\x89", /* a letter since Unicode 16 */
-                                        "\xf0\x9f\x98\x80"};
-    size_t used = 0;
-    for (uint64_t i = 0;; i++) {
-        const char *atom = atoms[nd_rng_u64(seed, 1, i) % (sizeof atoms / sizeof *atoms)];
-        const uint64_t random = nd_rng_u64(seed, 2, i) % 64;
-        for (uint64_t n = random == 0 ? 300 : random < 4 ? 5 : 1; n > 0; n--) {
-            const size_t size = strlen(atom);
-            if (used + size > room) {
-                return used;
-            }
-            memcpy(out + used, atom, size);
-            used += size;
-        }
-    }
-}
-
 /* The scanners of split.c and Oniguruma cut alike. */
 Test(regex, scanners_and_patterns_find_the_same_words)
 {
@@ -190,7 +149,7 @@ Test(regex, scanners_and_patterns_find_the_same_words)
         nd_regex *regex = regex_of(pairs[p].pattern);
         for (uint64_t seed = 0; seed < 40; seed++) {
             size_t ends[WORDS], expected[WORDS], at = 0;
-            const size_t size = random_text(seed, text, seed < 20 ? 60 : WORDS);
+            const size_t size = text_random(seed, true, text, seed < 20 ? 60 : WORDS);
             const int count = words_of(regex, text, size, 7, ends);
             const int n =
                 nd_text_words(pairs[p].splitter, (const uint8_t *)text, size, 0, expected, WORDS);

@@ -4,52 +4,10 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
+#include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/text/parts.h"
 
 enum { WORDS = 512, SIZE = 300 };
-
-/* Characters of all classes and both borders of each range of letters. */
-static size_t random_text(uint64_t seed, uint8_t *out, size_t room)
-{
-    static const char *const atoms[] = {"a",
-                                        "z",
-                                        "A",
-                                        "Z",
-                                        "the",
-                                        "internationalisation",
-                                        "@",
-                                        "[",
-                                        "`",
-                                        "{",
-                                        "1",
-                                        "234",
-                                        "'s",
-                                        "'LL",
-                                        "'",
-                                        " ",
-                                        "  ",
-                                        "\n",
-                                        "\r\n",
-                                        ".",
-                                        "!?",
-                                        "\xc3\xa9",
-                                        "\xe4\xbd\xa0",
-                                        "\xcc\x81",
-                                        "\xc2\xa0",
-                                        "\xe3\x80\x80",
-                                        "\xe2\x96\x81",
-                                        "\xf0\x9f\x98\x80"};
-    size_t used = 0;
-    for (uint64_t i = 0;; i++) {
-        const char *atom = atoms[nd_rng_u64(seed, 1, i) % (sizeof atoms / sizeof *atoms)];
-        size_t n = strlen(atom);
-        if (used + n > room) {
-            return used;
-        }
-        memcpy(out + used, atom, n);
-        used += n;
-    }
-}
 
 /* Vector instructions change nothing, wherever a text begins and ends in memory. */
 Test(split, vectors_find_the_same_words_at_every_alignment)
@@ -58,7 +16,7 @@ Test(split, vectors_find_the_same_words_at_every_alignment)
                                             ND_SPLIT_EACH_DIGIT};
     static uint8_t text[SIZE], moved[SIZE + 64];
     for (uint64_t seed = 0; seed < 40; seed++) {
-        size_t size = random_text(seed, text, SIZE - seed % 19);
+        size_t size = text_random(seed, false, (char *)text, SIZE - seed % 19);
         for (size_t s = 0; s < sizeof splitters / sizeof *splitters; s++) {
             size_t plain[WORDS], vectors[WORDS];
             int count = nd_text_words_plain(splitters[s], text, size, 0, plain, WORDS);
@@ -115,7 +73,7 @@ Test(split, blocks_find_the_same_words)
 Test(split, batches_of_any_size)
 {
     static uint8_t text[SIZE];
-    size_t size = random_text(99, text, SIZE), all[WORDS];
+    size_t size = text_random(99, false, (char *)text, SIZE), all[WORDS];
     int count = nd_text_words(ND_SPLIT_LLAMA3, text, size, 0, all, WORDS);
     for (int room = 1; room < 9; room++) {
         size_t ends[8], at = 0;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/rng.h"
+
 enum { IDS_MAX = 4096, TEXT_MAX = 1 << 16 };
 
 const char *const text_families[] = {
@@ -54,6 +56,29 @@ nd_status text_parse(const json_t *file, nd_tokenizer **out)
     nd_status status = nd_tokenizer_parse(text, strlen(text), "tokenizer.json", out);
     free(text);
     return status;
+}
+
+size_t text_random(uint64_t seed, bool runs, char *out, size_t room)
+{
+    static const char long_word[] = "internationalisation";
+    /* U+1C89 is a letter since Unicode 16. */
+    static const char *const atoms[] = {
+        "a",      "z",      "A",      "Z",      "the",    long_word,   "@",      "[",      "`",
+        "{",      "1",      "234",    "'s",     "'LL",    "'",         " ",      "  ",     "\n",
+        "\r\n",   ".",      "!?",     "!/",     "\u00e9", "\u00c9",    "\u4f60", "\u0301", "\u00a0",
+        "\u180e", "\u017f", "\u1c89", "\u3000", "\u2581", "\U0001f600"};
+    size_t used = 0;
+    for (uint64_t i = 0;; i++) {
+        const char *atom = atoms[nd_rng_u64(seed, 1, i) % (sizeof atoms / sizeof *atoms)];
+        const size_t size = strlen(atom);
+        const uint64_t random = runs ? nd_rng_u64(seed, 2, i) % 64 : 63;
+        for (uint64_t n = random == 0 ? 300 : random < 4 ? 5 : 1; n > 0; n--, used += size) {
+            if (used + size > room) {
+                return used;
+            }
+            memcpy(out + used, atom, size);
+        }
+    }
 }
 
 size_t text_ids(const json_t *list, int32_t *ids, size_t room)
