@@ -3,110 +3,99 @@
 #include <math.h>
 #include <string.h>
 
+#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/generate/choices.h"
 
-/* Rules with the encoder of a tokenizer of the Llama 3 family. */
-typedef struct rules_of {
-    nd_tokenizer *tokenizer;
-    nd_encoder *encoder;
-    nd_choice_rules rules;
-} rules_of;
+/* Rules with the encoder of a tokenizer of the Llama 3 family; what was read by them. */
+static nd_tokenizer *tokenizer;
+static nd_encoder *encoder;
+static nd_choice_rules rules;
+static nd_questions q;
 
-static void open_rules(rules_of *r)
+static void setup(void)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    r->tokenizer = text_open("llama3");
-    cr_assert_eq(nd_encoder_create(r->tokenizer, &options, &r->encoder), ND_OK);
-    r->rules = (nd_choice_rules){.encoder = r->encoder,
-                                 .vocab = nd_tokenizer_vocab_size(r->tokenizer),
-                                 .max_tokens = 1000,
-                                 .prefix = 7};
+    tokenizer = text_open("llama3");
+    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    rules = (nd_choice_rules){.encoder = encoder,
+                              .vocab = nd_tokenizer_vocab_size(tokenizer),
+                              .max_tokens = 1000,
+                              .prefix = 7};
 }
 
-static void close_rules(rules_of *r)
+static void teardown(void)
 {
-    nd_encoder_destroy(r->encoder);
-    nd_tokenizer_close(r->tokenizer);
+    nd_questions_fini(&q);
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
 }
 
-static nd_status read_rows(const rules_of *r, const char *text, nd_questions *out)
+TestSuite(choices, .init = setup, .fini = teardown);
+
+static nd_status read_rows(const char *text)
 {
-    return nd_questions_read(out, &r->rules, "rows.jsonl", text, strlen(text));
+    return nd_questions_read(&q, &rules, "rows.jsonl", text, strlen(text));
 }
 
-static void assert_ids(const rules_of *r, const nd_choice *c, const char *text)
+static void assert_ids(const nd_choice *c, const char *text)
 {
     const int32_t *ids;
     size_t count;
-    cr_assert_eq(nd_encode(r->encoder, text, strlen(text), &ids, &count), ND_OK);
+    assert_ok(nd_encode(encoder, text, strlen(text), &ids, &count));
     cr_expect_eq(c->ids.count, count, "%s", text);
     cr_expect(c->ids.count == count && memcmp(c->ids.data, ids, count * sizeof *ids) == 0, "%s",
               text);
 }
 
-static int64_t size_of(const rules_of *r, const char *text)
+static int64_t size_of(const char *text)
 {
     const int32_t *ids;
     size_t count;
-    cr_assert_eq(nd_encode(r->encoder, text, strlen(text), &ids, &count), ND_OK);
+    assert_ok(nd_encode(encoder, text, strlen(text), &ids, &count));
     return (int64_t)count;
 }
 
 Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
 {
-    rules_of r;
-    nd_questions q = {0};
-    open_rules(&r);
-    cr_assert_eq(
-        read_rows(&r,
-                  "{\"context\": \"one two  \", \"choices\": [\"three\", \"f\xc3\xbcnf\"], "
-                  "\"gold\": 1, \"id\": \"x\"}\n"
-                  "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
-                  "[\"three\"], \"gold\": 0}\n"
-                  "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n",
-                  &q),
-        ND_OK, "%s", nd_error_last()->message);
+    assert_ok(read_rows("{\"context\": \"one two  \", \"choices\": [\"three\", \"f\xc3\xbcnf\"], "
+                        "\"gold\": 1, \"id\": \"x\"}\n"
+                        "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
+                        "[\"three\"], \"gold\": 0}\n"
+                        "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n"));
     cr_assert_eq(q.count, 3);
     const nd_choice *c = q.list[0].choices;
-    assert_ids(&r, &c[0], "one two  three");
-    assert_ids(&r, &c[1], "one two  f\xc3\xbcnf");
-    cr_expect_eq(c[0].from, size_of(&r, "one two"));
-    cr_expect_eq(c[1].from, size_of(&r, "one two"));
+    assert_ids(&c[0], "one two  three");
+    assert_ids(&c[1], "one two  f\xc3\xbcnf");
+    cr_expect_eq(c[0].from, size_of("one two"));
+    cr_expect_eq(c[1].from, size_of("one two"));
     cr_expect_eq(c[0].characters, 5);
     cr_expect_eq(c[1].characters, 4, "characters, not bytes");
     cr_expect_str_eq(q.list[0].name, "\"x\"");
     cr_expect_eq(q.list[0].gold, 1);
-    assert_ids(&r, &q.list[1].choices[0], "one two three");
+    assert_ids(&q.list[1].choices[0], "one two three");
     cr_expect_eq(q.list[1].choices[0].characters, 5, "the delimiter does not count");
     c = q.list[2].choices;
     cr_expect_eq(c->ids.data[0], 7);
     cr_expect_eq(c->from, 1);
-    cr_expect_eq((int64_t)c->ids.count, 1 + size_of(&r, "three"));
-    nd_questions_fini(&q);
-    close_rules(&r);
+    cr_expect_eq((int64_t)c->ids.count, 1 + size_of("three"));
 }
 
 Test(choices, what_is_too_long_loses_its_beginning)
 {
-    rules_of r;
-    nd_questions q = {0};
     static const char row[] =
         "{\"context\": \"a b c d e f g\", \"choices\": [\" h\", \" h i j k\"], "
         "\"gold\": 0}";
-    open_rules(&r);
-    const int64_t all = size_of(&r, "a b c d e f g h"), own = all - size_of(&r, "a b c d e f g");
-    r.rules.max_tokens = 4;
-    cr_assert_eq(read_rows(&r, row, &q), ND_OK, "%s", nd_error_last()->message);
+    const int64_t all = size_of("a b c d e f g h"), own = all - size_of("a b c d e f g");
+    rules.max_tokens = 4;
+    assert_ok(read_rows(row));
     const nd_choice *c = q.list[0].choices;
     cr_expect_eq(c[0].ids.count, 4);
     cr_expect_eq(c[0].from, 4 - own);
     cr_expect_eq(c[1].ids.count, 4);
     cr_expect_geq(c[1].from, 1);
     cr_expect_eq(q.longest, 4);
-    nd_questions_fini(&q);
-    close_rules(&r);
 }
 
 Test(choices, bad_rows_are_named_with_their_line)
@@ -126,17 +115,10 @@ Test(choices, bad_rows_are_named_with_their_line)
         {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0, \"delimiter\": 1}", "delimiter"},
         {"{\"context\": \"\", \"choices\": [\"b\"], \"gold\": 0}", "is empty"},
     };
-    rules_of r;
-    open_rules(&r);
-    r.rules.prefix = -1;
+    rules.prefix = -1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_questions q = {0};
-        cr_expect_eq(read_rows(&r, cases[i].text, &q), ND_ERR_DATA, "case %zu", i);
-        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "case %zu: %s", i,
-                           nd_error_last()->message);
-        nd_questions_fini(&q);
+        assert_fails(read_rows(cases[i].text), ND_ERR_DATA, cases[i].words);
     }
-    close_rules(&r);
 }
 
 /* An evaluation of thousands of rows does not end for one of them. */
@@ -144,15 +126,12 @@ Test(choices, rows_that_cannot_be_scored_are_left_out_and_counted)
 {
     static const char good[] = "{\"context\": \"a\", \"choices\": [\" b\", \" c\"], \"gold\": 0}\n";
     char text[512];
-    rules_of r;
-    open_rules(&r);
-    r.rules.prefix = -1;
-    r.rules.leaves_out = true;
-    nd_questions q = {0};
+    rules.prefix = -1;
+    rules.leaves_out = true;
     snprintf(text, sizeof text, "%s%s%s%s", good,
              "{\"context\": \"a\", \"choices\": [\" b\", \"\"], \"gold\": 0, \"id\": 7}\n",
              "{\"context\": \"\", \"choices\": [\"b\"], \"gold\": 0}\n", good);
-    cr_assert_eq(read_rows(&r, text, &q), ND_OK, "%s", nd_error_last()->message);
+    assert_ok(read_rows(text));
     cr_assert_eq(nd_error_last()->status, ND_OK, "a row that is left out is no failure");
     cr_assert_eq(q.count, 4);
     cr_assert_eq(q.left_out, 2);
@@ -161,13 +140,8 @@ Test(choices, rows_that_cannot_be_scored_are_left_out_and_counted)
     cr_assert(q.list[1].count == 0 && strcmp(q.list[1].name, "7") == 0);
     cr_assert_not_null(strstr(q.list[2].left_out, "is empty"), "%s", q.list[2].left_out);
     cr_assert(q.list[0].count == 2 && !q.list[0].left_out && q.list[3].count == 2);
-    nd_questions_fini(&q);
-    q = (nd_questions){0};
     /* A row of another form is a fault of the file. */
-    cr_assert_eq(read_rows(&r, "{\"context\": \"a\", \"choices\": [1], \"gold\": 0}", &q),
-                 ND_ERR_DATA);
-    nd_questions_fini(&q);
-    close_rules(&r);
+    cr_assert_eq(read_rows("{\"context\": \"a\", \"choices\": [1], \"gold\": 0}"), ND_ERR_DATA);
 }
 
 /* Scores: sums of log probabilities, each given all before it. */

@@ -7,57 +7,61 @@
 #include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/generate/requests.h"
 
-/* Rules with the encoders of a tokenizer of the Llama 3 family. */
-typedef struct rules_of {
-    nd_tokenizer *tokenizer;
-    nd_encoder *prompts, *messages;
-    nd_request_rules rules;
-} rules_of;
+static tempdir dir;
 
-static void open_rules(rules_of *r)
+/* Rules with the encoders of a tokenizer of the Llama 3 family; what was added by them. */
+static nd_tokenizer *tokenizer;
+static nd_encoder *prompts, *messages;
+static nd_request_rules rules;
+static nd_requests requests;
+
+static void setup(void)
 {
-    const nd_encode_options prompts = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
-    const nd_encode_options messages = {.special_in_text = ND_SPECIAL_TEXT};
-    r->tokenizer = text_open("llama3");
-    cr_assert_eq(nd_encoder_create(r->tokenizer, &prompts, &r->prompts), ND_OK);
-    cr_assert_eq(nd_encoder_create(r->tokenizer, &messages, &r->messages), ND_OK);
-    r->rules = (nd_request_rules){.prompts = r->prompts,
-                                  .messages = r->messages,
-                                  .vocab = nd_tokenizer_vocab_size(r->tokenizer),
-                                  .begin = -1,
-                                  .max_new = 16,
-                                  .max_tokens = 64,
-                                  .limit = "the model's limit"};
+    const nd_encode_options parse = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
+    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
+    tempdir_make(&dir);
+    tokenizer = text_open("llama3");
+    assert_ok(nd_encoder_create(tokenizer, &parse, &prompts));
+    assert_ok(nd_encoder_create(tokenizer, &text, &messages));
+    rules = (nd_request_rules){.prompts = prompts,
+                               .messages = messages,
+                               .vocab = nd_tokenizer_vocab_size(tokenizer),
+                               .begin = -1,
+                               .max_new = 16,
+                               .max_tokens = 64,
+                               .limit = "the model's limit"};
 }
 
-static void close_rules(rules_of *r)
+static void teardown(void)
 {
-    nd_encoder_destroy(r->prompts);
-    nd_encoder_destroy(r->messages);
-    nd_tokenizer_close(r->tokenizer);
+    nd_requests_fini(&requests);
+    nd_encoder_destroy(prompts);
+    nd_encoder_destroy(messages);
+    nd_tokenizer_close(tokenizer);
+    tempdir_remove(&dir);
 }
 
-static nd_status add_rows(const rules_of *r, const char *text, nd_requests *out)
+TestSuite(requests, .init = setup, .fini = teardown);
+
+static nd_status add_rows(const char *text)
 {
-    return nd_requests_add_rows(out, &r->rules, "rows.jsonl", text, strlen(text));
+    return nd_requests_add_rows(&requests, &rules, "rows.jsonl", text, strlen(text));
+}
+
+static nd_status add_text(const char *text)
+{
+    return nd_requests_add_text(&requests, &rules, "--prompt", text, strlen(text));
 }
 
 Test(requests, a_text_and_a_row_of_the_same_text_have_the_same_ids)
 {
-    rules_of r;
-    nd_requests requests = {0};
     const int32_t *ids;
     size_t count;
-    open_rules(&r);
-    cr_assert_eq(nd_requests_add_text(&requests, &r.rules, "--prompt", "one two", 7), ND_OK, "%s",
-                 nd_error_last()->message);
-    cr_assert_eq(add_rows(&r,
-                          "{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3}"
-                          "\n\n  \r\n{\"ids\": [5, 1, 0]}",
-                          &requests),
-                 ND_OK, "%s", nd_error_last()->message);
+    assert_ok(add_text("one two"));
+    assert_ok(add_rows("{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3}"
+                       "\n\n  \r\n{\"ids\": [5, 1, 0]}"));
     cr_assert_eq(requests.count, 3);
-    cr_assert_eq(nd_encode(r.prompts, "one two", 7, &ids, &count), ND_OK);
+    assert_ok(nd_encode(prompts, "one two", 7, &ids, &count));
     for (int i = 0; i < 2; i++) {
         const nd_request *q = &requests.list[i];
         cr_expect(q->ids.count == count && memcmp(q->ids.data, ids, count * sizeof *ids) == 0);
@@ -69,8 +73,6 @@ Test(requests, a_text_and_a_row_of_the_same_text_have_the_same_ids)
     cr_expect_eq(requests.list[2].ids.count, 3);
     cr_expect_eq(requests.list[2].ids.data[0], 5);
     cr_expect_eq(requests.longest, (int64_t)(count > 3 ? count : 3) + 16);
-    nd_requests_fini(&requests);
-    close_rules(&r);
 }
 
 Test(requests, bad_rows_are_named_with_their_line)
@@ -100,65 +102,42 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"ids\": [1], \"max_new_token\": 5}\n", "did you mean \"max_new_tokens\"?"},
         {"{\"ids\": [1], \"temperature\": 1}\n", "unknown key \"temperature\"; a row may have "},
     };
-    rules_of r;
-    open_rules(&r);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_requests requests = {0};
-        cr_expect_eq(add_rows(&r, cases[i].text, &requests), ND_ERR_DATA, "case %zu", i);
-        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "case %zu: %s", i,
-                           nd_error_last()->message);
+        assert_fails(add_rows(cases[i].text), ND_ERR_DATA, cases[i].words);
         cr_expect_not_null(strstr(nd_error_last()->message, "rows.jsonl"), "case %zu", i);
-        nd_requests_fini(&requests);
     }
-    close_rules(&r);
 }
 
 Test(requests, texts_that_are_no_utf8_and_models_without_tokenizer_are_refused)
 {
-    rules_of r;
-    nd_requests requests = {0};
-    open_rules(&r);
-    cr_expect_eq(nd_requests_add_text(&requests, &r.rules, "--prompt", "ab\xc3", 3), ND_ERR_DATA);
-    cr_expect_not_null(strstr(nd_error_last()->message, "byte 3 is 0xc3"), "%s",
-                       nd_error_last()->message);
-    r.rules.prompts = r.rules.messages = NULL;
-    cr_expect_eq(nd_requests_add_text(&requests, &r.rules, "--prompt", "a", 1), ND_ERR_DATA);
-    cr_expect_not_null(strstr(nd_error_last()->message, "--tokenizer"), "%s",
-                       nd_error_last()->message);
-    cr_expect_eq(add_rows(&r, "{\"ids\": [1]}", &requests), ND_OK);
-    nd_requests_fini(&requests);
-    close_rules(&r);
+    assert_fails(add_text("ab\xc3"), ND_ERR_DATA, "byte 3 is 0xc3");
+    rules.prompts = rules.messages = NULL;
+    assert_fails(add_text("a"), ND_ERR_DATA, "--tokenizer");
+    assert_ok(add_rows("{\"ids\": [1]}"));
 }
 
-static void write_json(tempdir *dir, const char *name, const char *text)
+/* What nd_ends_read adds when this file has this text. */
+static nd_status read_ends(const char *name, const char *text, nd_ids *ends)
 {
-    tempdir_write(dir, name, text, strlen(text));
+    tempdir_write(&dir, name, text, strlen(text));
+    ends->count = 0;
+    return nd_ends_read(dir.path, ends);
 }
 
 Test(requests, end_tokens_are_a_number_or_a_list)
 {
-    tempdir dir;
     nd_ids ends = {0};
-    tempdir_make(&dir);
-    const char *folder = dir.path;
-    cr_assert_eq(nd_ends_read(NULL, &ends), ND_OK);
-    cr_assert_eq(nd_ends_read(folder, &ends), ND_OK);
+    assert_ok(nd_ends_read(NULL, &ends));
+    assert_ok(nd_ends_read(dir.path, &ends));
     cr_expect_eq(ends.count, 0);
-    write_json(&dir, "config.json", "{\"eos_token_id\": 7}");
-    cr_assert_eq(nd_ends_read(folder, &ends), ND_OK);
+    assert_ok(read_ends("config.json", "{\"eos_token_id\": 7}", &ends));
     cr_expect(ends.count == 1 && ends.data[0] == 7);
-    ends.count = 0;
-    write_json(&dir, "generation_config.json", "{\"eos_token_id\": [8, 9]}");
-    cr_assert_eq(nd_ends_read(folder, &ends), ND_OK);
+    assert_ok(read_ends("generation_config.json", "{\"eos_token_id\": [8, 9]}", &ends));
     cr_expect(ends.count == 2 && ends.data[0] == 8 && ends.data[1] == 9);
-    ends.count = 0;
-    write_json(&dir, "generation_config.json", "{\"eos_token_id\": null}");
-    cr_assert_eq(nd_ends_read(folder, &ends), ND_OK);
+    assert_ok(read_ends("generation_config.json", "{\"eos_token_id\": null}", &ends));
     cr_expect(ends.count == 1 && ends.data[0] == 7);
-    write_json(&dir, "generation_config.json", "{\"eos_token_id\": \"a\"}");
-    cr_expect_eq(nd_ends_read(folder, &ends), ND_ERR_DATA);
-    write_json(&dir, "generation_config.json", "{");
-    cr_expect_eq(nd_ends_read(folder, &ends), ND_ERR_DATA);
+    cr_expect_eq(read_ends("generation_config.json", "{\"eos_token_id\": \"a\"}", &ends),
+                 ND_ERR_DATA);
+    cr_expect_eq(read_ends("generation_config.json", "{", &ends), ND_ERR_DATA);
     free(ends.data);
-    tempdir_remove(&dir);
 }
