@@ -363,24 +363,23 @@ static nd_status fail_row(worker *w, int32_t place)
                                  (long long)skip, skip == 1 ? "" : "s");
 }
 
+/* What stands between separators; without one, a part of the text that the file is. */
 static nd_status add_documents(worker *w)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
     const nd_bytes *text = &w->block.text;
-    if (!rules->separator) {
-        ND_TRY(add_ids(w, text->data, text->count, w->block.begins, w->block.ends));
-        return w->block.ends ? end_document(w, false) : ND_OK;
-    }
+    const char *separator = rules->separator;
     for (size_t at = 0, n; at < text->count; at += n + rules->separator_size) {
         const uint8_t *p = text->data + at;
-        const uint8_t *end = memmem(p, text->count - at, rules->separator, rules->separator_size);
+        const uint8_t *end =
+            separator ? memmem(p, text->count - at, separator, rules->separator_size) : NULL;
         n = end ? (size_t)(end - p) : text->count - at;
         if (n == 0) {
             w->counts.empty++;
             continue;
         }
-        ND_TRY(add_ids(w, p, n, true, true));
-        ND_TRY(end_document(w, false));
+        ND_TRY(add_ids(w, p, n, w->block.begins, w->block.ends));
+        ND_TRY(w->block.ends ? end_document(w, false) : ND_OK);
     }
     return ND_OK;
 }
@@ -478,9 +477,7 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
     if (!to->stray[0]) {
         memcpy(to->stray, w->counts.stray, sizeof to->stray);
     }
-    to->text.texts += text->texts;
     to->text.bytes += text->bytes;
-    to->text.ids += text->ids;
     to->text.invalid += text->invalid;
     to->text.dropped += text->dropped;
     to->text.unknown += text->unknown;

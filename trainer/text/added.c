@@ -79,38 +79,27 @@ static const nd_added *longest_at(const nd_added_set *set, const uint8_t *p, siz
     return best;
 }
 
-static bool is_single_word(const nd_added_scan *scan, size_t begin, size_t end)
+/* Whether a character of a word stands beside a match. */
+static bool is_within_word(const nd_added_scan *scan, const nd_added_match *m)
 {
-    bool before = begin > 0 && nd_char_is_word(nd_char_before(scan->text + begin).code);
-    bool behind = end < scan->size && nd_char_is_word(nd_char_at(scan->text + end).code);
-    return !before && !behind;
+    return (m->begin > 0 && nd_char_is_word(nd_char_before(scan->text + m->begin).code)) ||
+           (m->end < scan->size && nd_char_is_word(nd_char_at(scan->text + m->end).code));
 }
 
-static bool is_space(uint32_t code)
+/* Bytes of a character if it is white space, else 0. */
+static size_t space_bytes(nd_char c)
 {
-    return nd_char_class_of(code) == ND_CHAR_SPACE;
+    return nd_char_class_of(c.code) == ND_CHAR_SPACE ? (size_t)c.bytes : 0;
 }
 
 /* The white space around a match that its token takes. */
 static void swallow(const nd_added_scan *scan, nd_added_match *match)
 {
-    if (match->token->lstrip) {
-        while (match->begin > scan->taken) {
-            nd_char c = nd_char_before(scan->text + match->begin);
-            if (!is_space(c.code)) {
-                break;
-            }
-            match->begin -= (size_t)c.bytes;
-        }
+    for (size_t n = match->token->lstrip; n > 0 && match->begin > scan->taken; match->begin -= n) {
+        n = space_bytes(nd_char_before(scan->text + match->begin));
     }
-    if (match->token->rstrip) {
-        while (match->end < scan->size) {
-            nd_char c = nd_char_at(scan->text + match->end);
-            if (!is_space(c.code)) {
-                break;
-            }
-            match->end += (size_t)c.bytes;
-        }
+    for (size_t n = match->token->rstrip; n > 0 && match->end < scan->size; match->end += n) {
+        n = space_bytes(nd_char_at(scan->text + match->end));
     }
 }
 
@@ -146,7 +135,7 @@ bool nd_added_next(nd_added_scan *scan, nd_added_match *match)
         scan->at = match->end;
         scan->special += token->special;
         if ((token->special && scan->skip_special) ||
-            (token->single_word && !is_single_word(scan, match->begin, match->end))) {
+            (token->single_word && is_within_word(scan, match))) {
             continue;
         }
         swallow(scan, match);
@@ -159,17 +148,6 @@ bool nd_added_next(nd_added_scan *scan, nd_added_match *match)
 /* The added tokens, with the ids that `tokenizers` gives them. */
 
 enum { ADDED_MAX = 1 << 16 };
-
-/* The id that `tokenizers` gives: that of the piece, else the next one behind all others. */
-static int32_t expected_id(const nd_tokenizer *t, const json_t *content, size_t pieces,
-                           int32_t greatest)
-{
-    int32_t id = nd_vocab_find(&t->vocab, json_string_value(content), json_string_length(content));
-    if (id >= 0) {
-        return id;
-    }
-    return greatest >= 0 && (size_t)greatest >= pieces ? greatest + 1 : (int32_t)pieces;
-}
 
 /* The ids that were given. */
 typedef struct given_ids {
@@ -201,7 +179,12 @@ static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pi
         return nd_text_fail_damaged(t, "added_tokens",
                                     "a list of tokens with \"content\" and \"id\"");
     }
-    int32_t expected = expected_id(t, content, pieces, given->greatest);
+    /* The id that `tokenizers` gives: that of the piece, else the next one behind all others. */
+    int32_t expected =
+        nd_vocab_find(&t->vocab, json_string_value(content), json_string_length(content));
+    if (expected < 0) {
+        expected = given->greatest >= (int32_t)pieces ? given->greatest + 1 : (int32_t)pieces;
+    }
     if (id != expected) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": the added token \"%.64s\" has the id %d, but the package "
@@ -215,11 +198,8 @@ static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pi
     ND_TRY(nd_text_read_bool(t, node, "normalized", !token->special, &token->normalized));
     ND_TRY(give_id(t, given, id, json_string_value(content)));
     if (!nd_vocab_piece(&t->vocab, id)) {
-        nd_status status = nd_vocab_add(&t->vocab, id, json_string_value(content),
-                                        json_string_length(content), false);
-        if (status != ND_OK) {
-            return status == ND_ERR_DATA ? nd_text_fail_piece(t) : status;
-        }
+        ND_TRY(nd_text_add_piece(t, id, json_string_value(content), json_string_length(content),
+                                 false));
     } else if (nd_vocab_find(&t->vocab, json_string_value(content), json_string_length(content)) !=
                id) {
         return nd_fail(ND_ERR_DATA,
@@ -289,9 +269,7 @@ static nd_status make_sets(nd_tokenizer *t)
         }
     }
     nd_status status = nd_added_set_init(&t->raw, sorted, raw);
-    if (status == ND_OK) {
-        status = nd_added_set_init(&t->normalized, sorted + raw, normalized);
-    }
+    status = status == ND_OK ? nd_added_set_init(&t->normalized, sorted + raw, normalized) : status;
     free(sorted);
     return status;
 }

@@ -32,14 +32,8 @@ nd_status nd_word_cache_init(nd_word_cache *cache, size_t bytes)
     if (cache->short_sets > 0) {
         cache->short_shift = HASH_BITS - __builtin_ctzll(cache->short_sets);
     }
-    nd_status status = ND_PAGES_MAP(ND_WORD_WAYS * cache->short_sets, &cache->shorts);
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP(cache->long_slots, &cache->longs);
-    }
-    if (status != ND_OK) {
-        nd_word_cache_fini(cache);
-    }
-    return status;
+    ND_TRY(ND_PAGES_MAP(ND_WORD_WAYS * cache->short_sets, &cache->shorts));
+    return ND_PAGES_MAP(cache->long_slots, &cache->longs);
 }
 
 void nd_word_cache_fini(nd_word_cache *cache)
@@ -136,16 +130,6 @@ static int place_behind(const nd_short_word *w, int place)
     return later ? place + 1 + __builtin_ctzll(later) : ND_SHORT_WORD;
 }
 
-/* The pair of the lowest rank, and of the lowest place among equals, or NO_PAIR. */
-static int32_t best_pair(const nd_short_word *w, int padded)
-{
-    int32_t best = NO_PAIR;
-    for (int i = 0; i < padded; i++) {
-        best = w->pairs[i] < best ? w->pairs[i] : best;
-    }
-    return best;
-}
-
 static void begin(const nd_merges *merges, nd_short_word *w, turn *t)
 {
     const int n = w->count;
@@ -170,7 +154,10 @@ static void ask(const nd_merges *merges, turn *t, int query, int left, int right
 static bool merge_best(const nd_merges *merges, turn *t)
 {
     nd_short_word *w = t->word;
-    const int32_t best = best_pair(w, t->padded);
+    int32_t best = NO_PAIR; /* of the lowest rank, and of the lowest place among equals */
+    for (int i = 0; i < t->padded; i++) {
+        best = w->pairs[i] < best ? w->pairs[i] : best;
+    }
     if (best == NO_PAIR) {
         return false;
     }
@@ -329,16 +316,6 @@ static bool goes_first(const nd_bpe_pair *a, const nd_bpe_pair *b)
     return a->rank != b->rank ? a->rank < b->rank : a->place < b->place;
 }
 
-static void heap_push(nd_bpe_state *state, nd_bpe_pair pair)
-{
-    size_t at = state->heap_count++;
-    while (at > 0 && goes_first(&pair, &state->heap[(at - 1) / 2])) {
-        state->heap[at] = state->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    state->heap[at] = pair;
-}
-
 static nd_bpe_pair heap_pop(nd_bpe_state *state)
 {
     nd_bpe_pair *heap = state->heap, top = heap[0], last = heap[--state->heap_count];
@@ -357,49 +334,36 @@ static nd_bpe_pair heap_pop(nd_bpe_state *state)
     return top;
 }
 
+/* What the pair that begins at a place makes; nothing where no pair begins. */
+static nd_merged merged_at(const nd_bpe_state *state, int32_t place)
+{
+    const nd_bpe_symbol *left = &state->symbols[place];
+    return left->id < 0 || left->next < 0
+               ? (nd_merged){.rank = ND_MERGE_NONE, .id = -1}
+               : nd_merges_find(&state->tokenizer->merges, left->id, state->symbols[left->next].id);
+}
+
 /* Puts the pair that begins at a place on the heap, if it can be merged. */
 static void push_pair(nd_bpe_state *state, int32_t place)
 {
-    const nd_bpe_symbol *left = &state->symbols[place];
-    if (left->next < 0) {
+    const nd_merged merged = merged_at(state, place);
+    const nd_bpe_pair pair = {.rank = merged.rank, .place = place, .id = merged.id};
+    if (merged.rank == ND_MERGE_NONE) {
         return;
     }
-    const nd_merged merged =
-        nd_merges_find(&state->tokenizer->merges, left->id, state->symbols[left->next].id);
-    if (merged.rank != ND_MERGE_NONE) {
-        heap_push(state, (nd_bpe_pair){.rank = merged.rank, .place = place, .id = merged.id});
+    size_t at = state->heap_count++;
+    while (at > 0 && goes_first(&pair, &state->heap[(at - 1) / 2])) {
+        state->heap[at] = state->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
     }
-}
-
-/* A pair on the heap is stale when one of its places has been merged since. */
-static bool is_current(const nd_bpe_state *state, const nd_bpe_pair *pair)
-{
-    const nd_bpe_symbol *left = &state->symbols[pair->place];
-    if (left->id < 0 || left->next < 0) {
-        return false;
-    }
-    const nd_merged merged =
-        nd_merges_find(&state->tokenizer->merges, left->id, state->symbols[left->next].id);
-    return merged.rank != ND_MERGE_NONE && merged.id == pair->id;
-}
-
-static nd_status reserve_long(nd_bpe_state *state, size_t count)
-{
-    void *place = state->symbols;
-    nd_status status =
-        nd_array_reserve(&place, &state->symbols_room, count, sizeof *state->symbols);
-    state->symbols = place;
-    ND_TRY(status);
-    /* count - 1 pairs at first; each of at most count - 1 merges takes one and adds two. */
-    place = state->heap;
-    status = nd_array_reserve(&place, &state->heap_room, 2 * count, sizeof *state->heap);
-    state->heap = place;
-    return status;
+    state->heap[at] = pair;
 }
 
 static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
 {
-    ND_TRY(reserve_long(state, *count));
+    ND_TRY(ND_ARRAY_RESERVE(&state->symbols, &state->symbols_room, *count));
+    /* count - 1 pairs at first; each of at most count - 1 merges takes one and adds two. */
+    ND_TRY(ND_ARRAY_RESERVE(&state->heap, &state->heap_room, 2 * *count));
     nd_bpe_symbol *symbols = state->symbols;
     const int32_t last = (int32_t)*count - 1;
     state->heap_count = 0;
@@ -411,9 +375,9 @@ static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
         push_pair(state, i);
     }
     while (state->heap_count > 0) {
-        nd_bpe_pair pair = heap_pop(state);
-        if (!is_current(state, &pair)) {
-            continue;
+        const nd_bpe_pair pair = heap_pop(state);
+        if (merged_at(state, pair.place).id != pair.id) {
+            continue; /* it is stale: one of its places has been merged since */
         }
         nd_bpe_symbol *left = &symbols[pair.place], *right = &symbols[left->next];
         left->id = pair.id;
@@ -494,26 +458,6 @@ static nd_status begin_new_word(nd_bpe_state *state, new_word *w)
     return ND_OK;
 }
 
-static nd_status begin_merging(nd_bpe_state *state, new_word *w, nd_short_word *merging)
-{
-    ND_TRY(begin_new_word(state, w));
-    w->merging = merging;
-    merging->count = (int)state->word.count;
-    memcpy(merging->ids, state->word.data, state->word.count * sizeof *merging->ids);
-    return ND_OK;
-}
-
-static nd_status merge_alone(nd_bpe_state *state, new_word *w)
-{
-    ND_TRY(begin_new_word(state, w));
-    w->count = state->word.count;
-    if (state->tokenizer->merges.any && w->count > 1) {
-        ND_TRY(merge_long(state, state->word.data, &w->count));
-    }
-    w->ids = state->word.data;
-    return ND_OK;
-}
-
 static nd_status add_new_word(nd_bpe_state *state, new_word *w, nd_ids *out)
 {
     if (w->merging) {
@@ -521,7 +465,12 @@ static nd_status add_new_word(nd_bpe_state *state, new_word *w, nd_ids *out)
         w->count = (size_t)w->merging->count;
     }
     if (!w->ids) {
-        ND_TRY(merge_alone(state, w));
+        ND_TRY(begin_new_word(state, w));
+        w->ids = state->word.data;
+        w->count = state->word.count;
+        if (state->tokenizer->merges.any && w->count > 1) {
+            ND_TRY(merge_long(state, state->word.data, &w->count));
+        }
     }
     w->at = out->count;
     return nd_ids_add(out, w->ids, w->count);
@@ -562,10 +511,13 @@ static nd_status add_new(nd_bpe_state *state, const batch *b, int *from, nd_ids 
             words[count++] = new_word_of(state, b, end);
         }
     }
-    for (int i = 0; i < count; i++) {
-        find_piece(state, &words[i]);
-        if (!words[i].ids && words[i].size <= ND_SHORT_WORD) {
-            ND_TRY(begin_merging(state, &words[i], &state->merging[merging++]));
+    for (new_word *w = words; w < words + count; w++) {
+        find_piece(state, w);
+        if (!w->ids && w->size <= ND_SHORT_WORD) {
+            ND_TRY(begin_new_word(state, w));
+            w->merging = &state->merging[merging++];
+            w->merging->count = (int)state->word.count;
+            memcpy(w->merging->ids, state->word.data, state->word.count * sizeof *w->merging->ids);
         }
     }
     nd_short_words_merge(&state->tokenizer->merges, state->merging, merging);

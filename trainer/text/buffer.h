@@ -10,22 +10,28 @@
 
 #include "runtime/base/status.h"
 
-/* Makes room for `count` elements of `size` bytes; what is there stays. Then *data is not NULL, for
- * no elements either. */
-static inline nd_status nd_array_reserve(void **data, size_t *room, size_t count, size_t size)
+/* Makes room for `count` elements of `size` bytes in a list; what is there stays. `list` is the
+ * place of a pointer to any type. The pointer is not NULL then, for no elements either. */
+static inline nd_status nd_array_reserve(void *list, size_t *room, size_t count, size_t size)
 {
-    if (count <= *room && *data) {
+    const size_t wanted = count + count / 2 + 16;
+    void *data;
+    memcpy(&data, list, sizeof data);
+    if (count <= *room && data) {
         return ND_OK;
     }
-    size_t wanted = count + count / 2 + 16;
-    void *grown = wanted <= SIZE_MAX / size ? realloc(*data, wanted * size) : NULL;
-    if (!grown) {
+    data = wanted <= SIZE_MAX / size ? realloc(data, wanted * size) : NULL;
+    if (!data) {
         return nd_fail_memory("%zu elements of %zu bytes for text", wanted, size);
     }
-    *data = grown;
+    memcpy(list, &data, sizeof data);
     *room = wanted;
     return ND_OK;
 }
+
+/* The same of elements like **list. */
+#define ND_ARRAY_RESERVE(list, room, count)                                                        \
+    nd_array_reserve((list), (room), (count), sizeof(**(list)))
 
 typedef struct nd_bytes {
     uint8_t *data;
@@ -35,10 +41,7 @@ typedef struct nd_bytes {
 /* Makes room for `count` bytes in all. */
 static inline nd_status nd_bytes_reserve(nd_bytes *bytes, size_t count)
 {
-    void *place = bytes->data;
-    nd_status status = nd_array_reserve(&place, &bytes->room, count, 1);
-    bytes->data = place;
-    return status;
+    return ND_ARRAY_RESERVE(&bytes->data, &bytes->room, count);
 }
 
 static inline nd_status nd_bytes_add(nd_bytes *bytes, const void *data, size_t size)
@@ -59,10 +62,7 @@ typedef struct nd_ids {
 /* Makes room for `count` ids in all. */
 static inline nd_status nd_ids_reserve(nd_ids *ids, size_t count)
 {
-    void *place = ids->data;
-    nd_status status = nd_array_reserve(&place, &ids->room, count, sizeof(int32_t));
-    ids->data = place;
-    return status;
+    return ND_ARRAY_RESERVE(&ids->data, &ids->room, count);
 }
 
 static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t count)
@@ -91,10 +91,7 @@ typedef struct nd_u64s {
 
 static inline nd_status nd_u64s_add(nd_u64s *list, uint64_t value)
 {
-    void *place = list->data;
-    nd_status status = nd_array_reserve(&place, &list->room, list->count + 1, sizeof value);
-    list->data = place;
-    ND_TRY(status);
+    ND_TRY(ND_ARRAY_RESERVE(&list->data, &list->room, list->count + 1));
     list->data[list->count++] = value;
     return ND_OK;
 }

@@ -7,6 +7,24 @@
 #define REPLACEMENT "\xef\xbf\xbd"
 enum { REPLACEMENT_BYTES = 3, BYTE_TOKEN_BYTES = 6 /* <0x41> */ };
 
+nd_status nd_text_repair(const uint8_t *text, size_t size, bool whole, nd_bytes *out, size_t *used,
+                         int64_t *replaced)
+{
+    for (*used = 0; *used < size;) {
+        const size_t n = nd_utf8_valid(text + *used, size - *used);
+        ND_TRY(nd_bytes_add(out, text + *used, n));
+        *used += n;
+        const int bad = *used < size ? nd_utf8_next(text + *used, size - *used) : 0;
+        if (*used == size || (bad == 0 && !whole)) {
+            break;
+        }
+        *used = bad < 0 ? *used + (size_t)-bad : size;
+        ND_TRY(nd_bytes_add(out, REPLACEMENT, REPLACEMENT_BYTES));
+        ++*replaced;
+    }
+    return ND_OK;
+}
+
 struct nd_decoder {
     const nd_tokenizer *tokenizer;
     bool skip_special;
@@ -57,24 +75,12 @@ void nd_decoder_destroy(nd_decoder *decoder)
 static nd_status give_characters(nd_decoder *decoder, bool end)
 {
     nd_bytes *held = &decoder->held;
-    size_t at = 0;
-    while (at < held->count) {
-        size_t n = nd_utf8_valid(held->data + at, held->count - at);
-        ND_TRY(nd_bytes_add(&decoder->out, held->data + at, n));
-        at += n;
-        if (at == held->count) {
-            break;
-        }
-        int bad = nd_utf8_next(held->data + at, held->count - at);
-        if (bad == 0 && !end) {
-            break;
-        }
-        at = bad < 0 ? at + (size_t)-bad : held->count;
-        ND_TRY(nd_bytes_add(&decoder->out, REPLACEMENT, REPLACEMENT_BYTES));
-    }
-    held->count -= at;
+    int64_t replaced = 0;
+    size_t used;
+    ND_TRY(nd_text_repair(held->data, held->count, end, &decoder->out, &used, &replaced));
+    held->count -= used;
     if (held->count > 0) {
-        memmove(held->data, held->data + at, held->count);
+        memmove(held->data, held->data + used, held->count);
     }
     return ND_OK;
 }
@@ -134,25 +140,18 @@ static nd_status give_run(nd_decoder *decoder)
     return ND_OK;
 }
 
-/* The byte of a token that is written <0x41>, or -1. */
-static int byte_of_token(const uint8_t *text, size_t size)
-{
-    if (size != BYTE_TOKEN_BYTES || memcmp(text, "<0x", 3) != 0 || text[5] != '>') {
-        return -1;
-    }
-    int high = nd_hex_digit(text[3]), low = nd_hex_digit(text[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
-}
-
+/* A token that is written <0x41> is a byte. */
 static nd_status give_sequence(nd_decoder *decoder, const uint8_t *text, size_t size)
 {
     const nd_tokenizer *t = decoder->tokenizer;
     ND_TRY(nd_text_rewrite(t->replaces, t->replace_count, text, size, decoder->rewrites, &text,
                            &size));
-    int byte = t->byte_fallback ? byte_of_token(text, size) : -1;
-    if (byte >= 0) {
-        uint8_t one = (uint8_t)byte;
-        return nd_bytes_add(&decoder->held, &one, 1);
+    if (t->byte_fallback && size == BYTE_TOKEN_BYTES && memcmp(text, "<0x", 3) == 0 &&
+        text[5] == '>') {
+        const int high = nd_hex_digit(text[3]), low = nd_hex_digit(text[4]);
+        if (high >= 0 && low >= 0) {
+            return nd_bytes_add(&decoder->held, &(uint8_t){(uint8_t)(16 * high + low)}, 1);
+        }
     }
     ND_TRY(give_run(decoder));
     return give_stripped(decoder, text, size);

@@ -23,23 +23,23 @@ nd_status nd_encoder_create(const nd_tokenizer *tokenizer, const nd_encode_optio
                             nd_encoder **out)
 {
     nd_encoder *encoder;
+    nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &encoder));
     encoder->tokenizer = tokenizer;
     encoder->options = *options;
-    nd_status status = nd_bpe_init(&encoder->bpe, tokenizer, options->cache_bytes);
-    for (int i = 0; status == ND_OK && i < tokenizer->splitter_count; i++) {
+    ND_TRY_OUT(nd_bpe_init(&encoder->bpe, tokenizer, options->cache_bytes));
+    for (int i = 0; i < tokenizer->splitter_count; i++) {
         const nd_bytes *pattern = &tokenizer->regexes[i];
         if (tokenizer->splitters[i] == ND_SPLIT_REGEX) {
-            status = nd_regex_create((const char *)pattern->data, pattern->count, tokenizer->name,
-                                     ND_REGEX_SECONDS, &encoder->regexes[i]);
+            ND_TRY_OUT(nd_regex_create((const char *)pattern->data, pattern->count, tokenizer->name,
+                                       ND_REGEX_SECONDS, &encoder->regexes[i]));
         }
     }
-    if (status != ND_OK) {
-        nd_encoder_destroy(encoder);
-        return status;
-    }
     *out = encoder;
-    return ND_OK;
+    encoder = NULL;
+out:
+    nd_encoder_destroy(encoder);
+    return status;
 }
 
 void nd_encoder_destroy(nd_encoder *encoder)
@@ -107,18 +107,6 @@ static nd_status encode_words(nd_encoder *encoder, const uint8_t *text, size_t s
                                                                      : ND_OK;
 }
 
-/* The class of the character that begins at a place; `left` bytes can be read. */
-static inline int class_at(const uint8_t *p, size_t left)
-{
-    const uint8_t *mark = (const uint8_t *)ND_TEXT_MARK;
-    if (*p < 0x80) {
-        return *p;
-    }
-    const bool is_mark =
-        left >= ND_TEXT_MARK_BYTES && ((p[0] ^ mark[0]) | (p[1] ^ mark[1]) | (p[2] ^ mark[2])) == 0;
-    return is_mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
-}
-
 /* A text that no pattern splits is one word for the merges. It is cut wherever that changes
  * nothing, so that its words are found in the cache. The loop has no branch that depends on where
  * that is: the next end is written at each byte, and overwritten if it is none. */
@@ -126,10 +114,10 @@ static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t siz
 {
     const nd_bpe *bpe = &encoder->tokenizer->bpe;
     size_t ends[ND_BPE_WORDS], begin = 0;
-    int count = 0, left = class_at(text, size);
+    int count = 0, left = nd_text_class_at(text, size);
     for (size_t at = 1; bpe->cuts && at < size; at++) {
         const bool inside = (text[at] & 0xc0) == 0x80; /* of a character */
-        const int right = inside ? left : class_at(text + at, size - at);
+        const int right = inside ? left : nd_text_class_at(text + at, size - at);
         ends[count] = at;
         count += !inside & bpe->apart[left][right];
         left = right;
@@ -183,18 +171,12 @@ static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text
 
 /* Spans between added tokens. */
 
-static bool begins_with_mark(const uint8_t *text, size_t size)
-{
-    return size >= ND_TEXT_MARK_BYTES && memcmp(text, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
-}
-
 /* Metaspace: blanks become marks, and one goes before the text as its scheme says. */
 static nd_status add_marks(nd_encoder *encoder, const uint8_t *text, size_t size, bool first)
 {
     const nd_metaspace scheme = encoder->tokenizer->metaspace;
     bool wanted = scheme == ND_METASPACE_ALWAYS || (scheme == ND_METASPACE_FIRST && first);
-    encoder->spaced.count = 0;
-    if (wanted && text[0] != ' ' && !begins_with_mark(text, size)) {
+    if (wanted && text[0] != ' ' && nd_text_class_at(text, size) != ND_TEXT_CLASS_MARK) {
         ND_TRY(nd_bytes_add(&encoder->spaced, ND_TEXT_MARK, ND_TEXT_MARK_BYTES));
     }
     for (size_t at = 0; at < size;) {
@@ -213,17 +195,16 @@ static nd_status add_marks(nd_encoder *encoder, const uint8_t *text, size_t size
 static nd_status encode_plain(nd_encoder *encoder, const uint8_t *text, size_t size, bool first)
 {
     const nd_tokenizer *tokenizer = encoder->tokenizer;
+    nd_bytes *spaced = &encoder->spaced;
+    spaced->count = 0;
     if (tokenizer->metaspace != ND_METASPACE_NONE) {
         ND_TRY(add_marks(encoder, text, size, first));
-        text = encoder->spaced.data;
-        size = encoder->spaced.count;
     } else if (tokenizer->prefix_blank && text[0] != ' ') {
-        encoder->spaced.count = 0;
-        ND_TRY(nd_bytes_add(&encoder->spaced, " ", 1));
-        ND_TRY(nd_bytes_add(&encoder->spaced, text, size));
-        text = encoder->spaced.data;
-        size = encoder->spaced.count;
+        ND_TRY(nd_bytes_add(spaced, " ", 1));
+        ND_TRY(nd_bytes_add(spaced, text, size));
     }
+    text = spaced->count > 0 ? spaced->data : text;
+    size = spaced->count > 0 ? spaced->count : size;
     ND_TRY(check_size(size));
     return encode_split(encoder, 0, text, size);
 }
@@ -278,30 +259,6 @@ static nd_status encode_raw(nd_encoder *encoder, const uint8_t *text, size_t siz
 
 /* Texts. */
 
-static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_t size,
-                                 size_t valid)
-{
-    if (encoder->options.refuse_invalid) {
-        return nd_fail(ND_ERR_DATA,
-                       "the text is not UTF-8 from byte %zu (0x%02x) on; repair the "
-                       "text, or put U+FFFD there with --invalid-utf8 replace (data.invalid_utf8)",
-                       valid, text[valid]);
-    }
-    encoder->valid.count = 0;
-    for (size_t at = 0; at < size;) {
-        size_t n = at == 0 ? valid : nd_utf8_valid(text + at, size - at);
-        ND_TRY(nd_bytes_add(&encoder->valid, text + at, n));
-        at += n;
-        if (at < size) {
-            int bad = nd_utf8_next(text + at, size - at);
-            at = bad < 0 ? at + (size_t)-bad : size; /* 0: a character that the end cuts */
-            ND_TRY(nd_bytes_add(&encoder->valid, "\xef\xbf\xbd", 3));
-            encoder->counts.invalid++;
-        }
-    }
-    return ND_OK;
-}
-
 nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const int32_t **ids,
                     size_t *count)
 {
@@ -314,11 +271,19 @@ nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, boo
     const nd_tokenizer *tokenizer = encoder->tokenizer;
     const bool post = encoder->options.post_process;
     const uint8_t *p = (const uint8_t *)text;
+    size_t used;
     ND_TRY(check_size(size));
     encoder->counts.bytes += (int64_t)size;
-    size_t valid = nd_utf8_valid(p, size);
+    const size_t valid = nd_utf8_valid(p, size);
+    if (valid < size && encoder->options.refuse_invalid) {
+        return nd_fail(ND_ERR_DATA,
+                       "the text is not UTF-8 from byte %zu (0x%02x) on; repair the "
+                       "text, or put U+FFFD there with --invalid-utf8 replace (data.invalid_utf8)",
+                       valid, p[valid]);
+    }
     if (valid < size) {
-        ND_TRY(replace_invalid(encoder, p, size, valid));
+        encoder->valid.count = 0;
+        ND_TRY(nd_text_repair(p, size, true, &encoder->valid, &used, &encoder->counts.invalid));
         p = encoder->valid.data;
         size = encoder->valid.count;
         ND_TRY(check_size(size));
@@ -332,8 +297,6 @@ nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, boo
     }
     ND_TRY(nd_ids_add(&encoder->ids, tokenizer->behind,
                       post && ends ? (size_t)tokenizer->behind_count : 0));
-    encoder->counts.texts += ends;
-    encoder->counts.ids += (int64_t)encoder->ids.count;
     encoder->counts.dropped = encoder->bpe.dropped;
     encoder->counts.unknown = encoder->bpe.unknown;
     *ids = encoder->ids.data;

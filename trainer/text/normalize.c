@@ -78,19 +78,11 @@ static void make_active(void)
     }
 }
 
-static nd_status reserve(int32_t **list, size_t *room, size_t count)
-{
-    void *place = *list;
-    nd_status status = nd_array_reserve(&place, room, count, sizeof **list);
-    *list = place;
-    return status;
-}
-
 /* Marks in the order of their classes; those of one class stay in their order. */
 static nd_status sort_marks(run *r, size_t begin, size_t end)
 {
     size_t at[CLASSES + 1] = {0};
-    ND_TRY(reserve(&r->sorted, &r->sorted_room, end - begin));
+    ND_TRY(ND_ARRAY_RESERVE(&r->sorted, &r->sorted_room, end - begin));
     for (size_t i = begin; i < end; i++) {
         at[utf8proc_get_property(r->list[i])->combining_class + 1]++;
     }
@@ -131,7 +123,7 @@ static nd_status add_run(run *r, const uint8_t *text, size_t size, nd_bytes *out
     r->count = 0;
     for (size_t at = 0; at < size;) {
         const nd_char c = nd_char_at(text + at);
-        ND_TRY(reserve(&r->list, &r->room, r->count + PARTS_MAX));
+        ND_TRY(ND_ARRAY_RESERVE(&r->list, &r->room, r->count + PARTS_MAX));
         r->count += take_apart((int32_t)c.code, r->list + r->count);
         at += (size_t)c.bytes;
     }
@@ -161,27 +153,21 @@ static size_t find_run(const uint8_t *text, size_t size, size_t at, size_t *begi
     return size;
 }
 
-static size_t run_end(const uint8_t *text, size_t size, size_t at)
-{
-    while (at < size && is_active(nd_char_at(text + at).code)) {
-        at += (size_t)nd_char_at(text + at).bytes;
-    }
-    return at;
-}
-
 nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out)
 {
     run r = {0};
     nd_status status = ND_OK;
     pthread_once(&once, make_active);
-    for (size_t done = 0, begin; status == ND_OK && done < size;) {
-        size_t end = run_end(text, size, find_run(text, size, done, &begin));
-        status = nd_bytes_add(out, text + done, begin - done);
-        if (status == ND_OK && end > begin) {
-            status = add_run(&r, text + begin, end - begin, out);
+    for (size_t done = 0, begin; done < size;) {
+        size_t end = find_run(text, size, done, &begin);
+        while (end < size && is_active(nd_char_at(text + end).code)) {
+            end += (size_t)nd_char_at(text + end).bytes;
         }
+        ND_TRY_OUT(nd_bytes_add(out, text + done, begin - done));
+        ND_TRY_OUT(end > begin ? add_run(&r, text + begin, end - begin, out) : ND_OK);
         done = end;
     }
+out:
     free(r.list);
     free(r.sorted);
     return status;

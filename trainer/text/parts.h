@@ -54,6 +54,18 @@ enum { ND_TEXT_STEPS_MAX = 8, ND_TEXT_AFFIX_MAX = 64 };
  * mark, and all others. */
 enum { ND_TEXT_CLASS_MARK = 128, ND_TEXT_CLASS_OTHER, ND_TEXT_CLASSES };
 
+/* The class of the character that begins at a place; `left` >= 1 bytes can be read. */
+static inline int nd_text_class_at(const uint8_t *p, size_t left)
+{
+    const uint8_t *mark = (const uint8_t *)ND_TEXT_MARK;
+    if (*p < 0x80) {
+        return *p;
+    }
+    const bool is_mark =
+        left >= ND_TEXT_MARK_BYTES && ((p[0] ^ mark[0]) | (p[1] ^ mark[1]) | (p[2] ^ mark[2])) == 0;
+    return is_mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
+}
+
 typedef struct nd_bpe {
     bool ignore_merges, fuse_unknown;
     bool cuts; /* `apart` is used in place of the splitters */
@@ -96,6 +108,11 @@ struct nd_tokenizer {
     int64_t strip_count;
 };
 
+/* Appends the valid characters of a text, and U+FFFD for each invalid sequence of bytes, which
+ * *replaced counts. A character that the end cuts is invalid too, if `whole`, or else left out:
+ * *used bytes were taken. */
+nd_status nd_text_repair(const uint8_t *text, size_t size, bool whole, nd_bytes *out, size_t *used,
+                         int64_t *replaced);
 /* Appends the normal form C of a valid text; in linear time. */
 nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 /* Applies the steps to a text. *out is the text itself or lies in one of the two buffers. */

@@ -26,7 +26,8 @@ nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, c
 int32_t nd_text_id(const json_t *value);
 
 nd_status nd_text_fail_damaged(const nd_tokenizer *tokenizer, const char *key, const char *wanted);
-/* Adds to the error of nd_vocab_add what was being read. */
-nd_status nd_text_fail_piece(const nd_tokenizer *tokenizer);
+/* nd_vocab_add, whose error says then what was being read. */
+nd_status nd_text_add_piece(nd_tokenizer *tokenizer, int32_t id, const char *text, size_t size,
+                            bool model);
 
 #endif

@@ -43,22 +43,6 @@ static nd_status fail_key(const nd_tokenizer *t, const json_t *node, const char 
                    key, type_of(node), wanted);
 }
 
-typedef nd_status read_component(nd_tokenizer *tokenizer, const json_t *node);
-
-/* Reads each element of the list under a key. */
-static nd_status read_each(nd_tokenizer *t, const json_t *node, const char *key,
-                           read_component *read)
-{
-    const json_t *list = json_object_get(node, key);
-    if (!json_is_array(list)) {
-        return fail_key(t, node, key, "a list");
-    }
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        ND_TRY(read(t, json_array_get(list, i)));
-    }
-    return ND_OK;
-}
-
 nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
                             bool fallback, bool *out)
 {
@@ -75,9 +59,12 @@ nd_status nd_text_fail_damaged(const nd_tokenizer *t, const char *key, const cha
                    key, wanted);
 }
 
-nd_status nd_text_fail_piece(const nd_tokenizer *t)
+nd_status nd_text_add_piece(nd_tokenizer *t, int32_t id, const char *text, size_t size, bool model)
 {
-    return nd_fail_context(ND_ERR_DATA, "reading the vocabulary of \"%s\"", t->name);
+    const nd_status status = nd_vocab_add(&t->vocab, id, text, size, model);
+    return status == ND_ERR_DATA
+               ? nd_fail_context(status, "reading the vocabulary of \"%s\"", t->name)
+               : status;
 }
 
 int32_t nd_text_id(const json_t *value)
@@ -153,12 +140,6 @@ static nd_status read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *s
 
 static nd_status read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (is_absent(node)) {
-        return ND_OK;
-    }
-    if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "normalizers", read_normalizer);
-    }
     if (is_type(node, "Prepend") || is_type(node, "Replace") || is_type(node, "NFC")) {
         return read_rewrite(tokenizer, node, tokenizer->rewrites, &tokenizer->rewrite_count);
     }
@@ -313,25 +294,8 @@ static nd_status read_metaspace(const nd_tokenizer *t, const json_t *node, nd_me
                : fail_key(t, node, "add_prefix_space", "in keeping with prepend_scheme");
 }
 
-static nd_status read_metaspace_splitter(nd_tokenizer *t, const json_t *node)
-{
-    bool split;
-    if (t->metaspace != ND_METASPACE_NONE || t->splitter_count > 0) {
-        return refuse(t, ": \"Metaspace\" behind another pre-tokenizer");
-    }
-    ND_TRY(nd_text_read_bool(t, node, "split", true, &split));
-    ND_TRY(read_metaspace(t, node, &t->metaspace));
-    return split ? add_splitter(t, ND_SPLIT_MARKS) : ND_OK;
-}
-
 static nd_status read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (is_absent(node)) {
-        return ND_OK;
-    }
-    if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "pretokenizers", read_pre_tokenizer);
-    }
     if (tokenizer->byte_level) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": the pre-tokenizer \"%s\" behind \"ByteLevel\" is not "
@@ -344,13 +308,18 @@ static nd_status read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
     if (is_type(node, "ByteLevel")) {
         return read_byte_level(tokenizer, node);
     }
+    bool given; /* a setting of the component */
     if (is_type(node, "Digits")) {
-        bool each;
-        ND_TRY(nd_text_read_bool(tokenizer, node, "individual_digits", false, &each));
-        return add_splitter(tokenizer, each ? ND_SPLIT_EACH_DIGIT : ND_SPLIT_DIGITS);
+        ND_TRY(nd_text_read_bool(tokenizer, node, "individual_digits", false, &given));
+        return add_splitter(tokenizer, given ? ND_SPLIT_EACH_DIGIT : ND_SPLIT_DIGITS);
     }
     if (is_type(node, "Metaspace")) {
-        return read_metaspace_splitter(tokenizer, node);
+        if (tokenizer->metaspace != ND_METASPACE_NONE || tokenizer->splitter_count > 0) {
+            return refuse(tokenizer, ": \"Metaspace\" behind another pre-tokenizer");
+        }
+        ND_TRY(nd_text_read_bool(tokenizer, node, "split", true, &given));
+        ND_TRY(read_metaspace(tokenizer, node, &tokenizer->metaspace));
+        return given ? add_splitter(tokenizer, ND_SPLIT_MARKS) : ND_OK;
     }
     return fail_type(tokenizer, "pre-tokenizer", node,
                      "ByteLevel, Digits, Metaspace, Split and Sequence");
@@ -413,9 +382,6 @@ static nd_status read_decoder_step(nd_tokenizer *t, const json_t *node, int *las
 
 static nd_status read_decoder(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (is_absent(node)) {
-        return ND_OK;
-    }
     if (is_type(node, "ByteLevel")) {
         tokenizer->decoder = ND_DECODER_BYTE_LEVEL;
         return ND_OK;
@@ -436,8 +402,9 @@ static nd_status read_decoder(nd_tokenizer *tokenizer, const json_t *node)
     if (!json_is_array(list)) {
         return fail_key(tokenizer, node, "decoders", "a list");
     }
-    if (json_array_size(list) == 1 && !is_type(json_array_get(list, 0), "Sequence")) {
-        return read_decoder(tokenizer, json_array_get(list, 0));
+    const json_t *only = json_array_size(list) == 1 ? json_array_get(list, 0) : NULL;
+    if (only && !is_type(only, "Sequence")) {
+        return is_absent(only) ? ND_OK : read_decoder(tokenizer, only);
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
         ND_TRY(read_decoder_step(tokenizer, json_array_get(list, i), &last));
@@ -516,11 +483,8 @@ static nd_status add_template(nd_tokenizer *t, nd_ids ids[2])
 
 static nd_status read_post_processor(nd_tokenizer *tokenizer, const json_t *node)
 {
-    if (is_absent(node) || is_type(node, "ByteLevel")) { /* ByteLevel changes offsets, no ids */
+    if (is_type(node, "ByteLevel")) { /* it changes offsets, no ids */
         return ND_OK;
-    }
-    if (is_type(node, "Sequence")) {
-        return read_each(tokenizer, node, "processors", read_post_processor);
     }
     if (!is_type(node, "TemplateProcessing")) {
         return fail_type(tokenizer, "post-processor", node,
@@ -536,18 +500,38 @@ static nd_status read_post_processor(nd_tokenizer *tokenizer, const json_t *node
     return status;
 }
 
+typedef struct component {
+    const char *key;
+    const char *list; /* of the components in a Sequence; NULL: the reader knows it */
+    nd_status (*read)(nd_tokenizer *tokenizer, const json_t *node);
+} component;
+
+static nd_status read_node(nd_tokenizer *t, const component *c, const json_t *node)
+{
+    const json_t *list = c->list ? json_object_get(node, c->list) : NULL;
+    if (is_absent(node) || !c->list || !is_type(node, "Sequence")) {
+        return is_absent(node) ? ND_OK : c->read(t, node);
+    }
+    if (!json_is_array(list)) {
+        return fail_key(t, node, c->list, "a list");
+    }
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        ND_TRY(read_node(t, c, json_array_get(list, i)));
+    }
+    return ND_OK;
+}
+
 nd_status nd_text_read_component(nd_tokenizer *tokenizer, const json_t *root, const char *key)
 {
-    static const struct {
-        const char *key;
-        nd_status (*read)(nd_tokenizer *tokenizer, const json_t *node);
-    } readers[] = {{"normalizer", read_normalizer},
-                   {"pre_tokenizer", read_pre_tokenizer},
-                   {"decoder", read_decoder},
-                   {"post_processor", read_post_processor}};
+    static const component components[] = {
+        {"normalizer", "normalizers", read_normalizer},
+        {"pre_tokenizer", "pretokenizers", read_pre_tokenizer},
+        {"decoder", NULL, read_decoder},
+        {"post_processor", "processors", read_post_processor},
+    };
     int i = 0;
-    while (strcmp(readers[i].key, key) != 0) {
+    while (strcmp(components[i].key, key) != 0) {
         i++;
     }
-    return readers[i].read(tokenizer, json_object_get(root, key));
+    return read_node(tokenizer, &components[i], json_object_get(root, key));
 }

@@ -219,33 +219,27 @@ nd_status nd_regex_create(const char *pattern, size_t size, const char *name, do
                           nd_regex **out)
 {
     nd_regex *regex;
+    char why[ONIG_MAX_ERROR_MESSAGE_LEN + 32];
+    nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &regex));
     regex->name = name;
     regex->seconds = seconds;
     regex->users = 1;
     pthread_mutex_init(&regex->lock, NULL);
     pthread_cond_init(&regex->changed, NULL);
-    nd_status status = nd_bytes_add(&regex->pattern, pattern, size);
-    if (status == ND_OK && size > ND_REGEX_PATTERN_BYTES_MAX) {
-        status = fail_pattern(regex, "has more than 4096 bytes, which is not supported");
-    }
-    if (status == ND_OK) {
-        status = start(regex);
-    }
-    if (status == ND_OK) {
-        status = wait_for(regex, seconds);
-    }
-    if (status == ND_OK && regex->error) {
-        char why[ONIG_MAX_ERROR_MESSAGE_LEN + 32];
-        snprintf(why, sizeof why, "is not supported: %s", (const char *)regex->why);
-        status = fail_pattern(regex, why);
-    }
-    if (status != ND_OK) {
-        nd_regex_destroy(regex);
-        return status;
-    }
+    ND_TRY_OUT(nd_bytes_add(&regex->pattern, pattern, size));
+    ND_TRY_OUT(size > ND_REGEX_PATTERN_BYTES_MAX
+                   ? fail_pattern(regex, "has more than 4096 bytes, which is not supported")
+                   : ND_OK);
+    ND_TRY_OUT(start(regex));
+    ND_TRY_OUT(wait_for(regex, seconds));
+    snprintf(why, sizeof why, "is not supported: %s", (const char *)regex->why);
+    ND_TRY_OUT(regex->error ? fail_pattern(regex, why) : ND_OK);
     *out = regex;
-    return ND_OK;
+    regex = NULL;
+out:
+    nd_regex_destroy(regex);
+    return status;
 }
 
 void nd_regex_destroy(nd_regex *regex)

@@ -11,6 +11,13 @@
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
+/* The text from `at` on. */
+typedef struct reader {
+    const uint8_t *text;
+    size_t size;
+    bool vectors; /* use vector instructions */
+} reader;
+
 #ifdef __SSE2__
 enum { LANE = 16 };
 
@@ -123,6 +130,19 @@ static uint64_t classify_block(const uint8_t *p, int digits)
     return begins & known & ~UINT64_C(1);
 }
 
+/* Moves over ASCII letters, sixteen bytes at a time, while sixteen are left. */
+static size_t skip_letters(const reader *r, size_t at)
+{
+    for (; r->vectors && r->size - at >= LANE; at += LANE) {
+        const __m128i bytes = _mm_loadu_si128((const __m128i *)(r->text + at));
+        const uint64_t letters = bits(in_range(_mm_or_si128(bytes, all(0x20)), 'a', 26), 0);
+        if (letters != 0xffff) {
+            return at + (size_t)__builtin_ctzll(~letters);
+        }
+    }
+    return at;
+}
+
 #else
 
 static uint64_t classify_block(const uint8_t *p, int digits)
@@ -130,14 +150,12 @@ static uint64_t classify_block(const uint8_t *p, int digits)
     return 0;
 }
 
-#endif
+static size_t skip_letters(const reader *r, size_t at)
+{
+    return at;
+}
 
-/* The text from `at` on. */
-typedef struct reader {
-    const uint8_t *text;
-    size_t size;
-    bool vectors; /* use vector instructions */
-} reader;
+#endif
 
 typedef struct symbol {
     uint32_t code;
@@ -167,31 +185,6 @@ static symbol symbol_at(const reader *r, size_t at)
     nd_char c = nd_char_at(r->text + at);
     return (symbol){c.code, (size_t)c.bytes, nd_char_class_of(c.code)};
 }
-
-#ifdef __SSE2__
-/* Moves over ASCII letters, sixteen bytes at a time, while sixteen are left. */
-static size_t skip_letters(const reader *r, size_t at)
-{
-    while (r->vectors && r->size - at >= 16) {
-        __m128i bytes = _mm_loadu_si128((const __m128i *)(r->text + at));
-        /* Letters of both cases become -128 to -103 as signed bytes, all others more. */
-        __m128i moved = _mm_add_epi8(_mm_or_si128(bytes, _mm_set1_epi8(0x20)),
-                                     _mm_set1_epi8((char)(0x80 - 'a')));
-        unsigned letters =
-            (unsigned)_mm_movemask_epi8(_mm_cmplt_epi8(moved, _mm_set1_epi8((char)(0x80 + 26))));
-        if (letters != 0xffff) {
-            return at + (size_t)__builtin_ctz(~letters);
-        }
-        at += 16;
-    }
-    return at;
-}
-#else
-static size_t skip_letters(const reader *r, size_t at)
-{
-    return at;
-}
-#endif
 
 /* Returns the end of the run of characters of this class that begins at `at`. */
 static size_t run_end(const reader *r, size_t at, nd_char_class kind)

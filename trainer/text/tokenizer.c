@@ -47,10 +47,7 @@ static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
             return nd_fail(ND_ERR_DATA, "\"%s\": the id of \"%.64s\" is not a number from 0 to %d",
                            t->name, text, ND_VOCAB_IDS_MAX - 1);
         }
-        nd_status status = nd_vocab_add(&t->vocab, id, text, size, true);
-        if (status != ND_OK) {
-            return status == ND_ERR_DATA ? nd_text_fail_piece(t) : status;
-        }
+        ND_TRY(nd_text_add_piece(t, id, text, size, true));
     }
     return ND_OK;
 }
@@ -78,14 +75,6 @@ static bool parse_merge(const json_t *node, merge_text *out)
     return json_array_size(node) == 2 && json_is_string(left) && json_is_string(right);
 }
 
-static int class_of(const char *character, size_t size)
-{
-    const bool mark =
-        size >= ND_TEXT_MARK_BYTES && memcmp(character, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
-    const uint8_t lead = (uint8_t)*character;
-    return lead < 0x80 ? lead : mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
-}
-
 /* A piece like <0x0A> stands for a byte that its text does not show. */
 static bool may_be_byte(const char *piece, size_t size)
 {
@@ -99,12 +88,12 @@ static void note_join(nd_bpe *bpe, const merge_text *merge)
     if (merge->left_size == 0 || merge->right_size == 0) {
         return;
     }
-    size_t last = merge->left_size - 1;
-    while (last > 0 && ((uint8_t)merge->left[last] & 0xc0) == 0x80) {
+    const uint8_t *end = (const uint8_t *)merge->left + merge->left_size, *last = end - 1;
+    while (last > (const uint8_t *)merge->left && (*last & 0xc0) == 0x80) {
         last--;
     }
-    bpe->apart[class_of(merge->left + last, merge->left_size - last)]
-              [class_of(merge->right, merge->right_size)] = true;
+    bpe->apart[nd_text_class_at(last, (size_t)(end - last))]
+              [nd_text_class_at((const uint8_t *)merge->right, merge->right_size)] = true;
     bpe->cuts &= !may_be_byte(merge->left, merge->left_size) &&
                  !may_be_byte(merge->right, merge->right_size);
 }
@@ -190,12 +179,10 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every, int32_t *first)
     for (int byte = 0; byte < 256; byte++) {
         char name[16];
         int size = snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
-        t->bpe.bytes[byte] = t->byte_level
-                                 ? nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1)
-                                 : nd_vocab_find(&t->vocab, name, (size_t)size);
-        all &= t->bpe.bytes[byte] >= 0;
         const int32_t id = nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1);
         t->bpe.first[byte] = id;
+        t->bpe.bytes[byte] = t->byte_level ? id : nd_vocab_find(&t->vocab, name, (size_t)size);
+        all &= t->bpe.bytes[byte] >= 0;
         *first = id >= 0 && id < *first ? id : *first;
     }
     if (t->byte_level && t->bpe.fallback && !all) {
@@ -307,30 +294,25 @@ nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd
 {
     json_error_t error;
     nd_tokenizer *tokenizer;
-    ND_TRY(ND_ALLOC(1, &tokenizer));
     json_t *root = NULL;
-    nd_status status = nd_fs_format(&tokenizer->name, "%s", name);
-    if (status == ND_OK) {
-        root = json_loadb(json, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    }
-    if (status == ND_OK && !root) {
-        status =
-            nd_json_no_memory(&error)
-                ? nd_fail_memory("the tokenizer \"%s\"", name)
-                : nd_fail(ND_ERR_DATA, "\"%s\" line %d, column %d: %s; it is no tokenizer.json",
-                          name, error.line, error.column, error.text);
-    }
-    if (status == ND_OK) {
-        status = read_root(tokenizer, root);
-    }
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &tokenizer));
+    ND_TRY_OUT(nd_fs_format(&tokenizer->name, "%s", name));
+    root = json_loadb(json, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    ND_TRY_OUT(root                        ? ND_OK
+               : nd_json_no_memory(&error) ? nd_fail_memory("the tokenizer \"%s\"", name)
+                                           : nd_fail(ND_ERR_DATA,
+                                                     "\"%s\" line %d, column %d: %s; it is no "
+                                                     "tokenizer.json",
+                                                     name, error.line, error.column, error.text));
+    ND_TRY_OUT(read_root(tokenizer, root));
     (void)nd_char_class_of(0); /* makes the classes of characters here, not within the first text */
-    json_decref(root);
-    if (status != ND_OK) {
-        nd_tokenizer_close(tokenizer);
-        return status;
-    }
     *out = tokenizer;
-    return ND_OK;
+    tokenizer = NULL;
+out:
+    json_decref(root);
+    nd_tokenizer_close(tokenizer);
+    return status;
 }
 
 nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out)
@@ -345,33 +327,20 @@ nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out)
 
 /* The tokenizer of models whose ids are bytes: byte-level BPE without merges. */
 
-/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
- * U+0101, ... */
-static json_t *byte_vocabulary(void)
-{
-    json_t *vocab = json_object();
-    int other = 0x100;
-    for (int byte = 0; byte < 256; byte++) {
-        const bool printable =
-            (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-        char key[5] = "";
-        nd_utf8_put((uint8_t *)key, (uint32_t)(printable ? byte : other++));
-        if (json_object_set_new(vocab, key, json_integer(byte)) != 0) {
-            json_decref(vocab);
-            return NULL;
-        }
-    }
-    return vocab;
-}
-
 nd_status nd_byte_tokenizer_text(bool indented, char **out)
 {
+    json_t *vocab = json_object();
+    for (int byte = 0; byte < 256; byte++) {
+        char key[5] = "";
+        nd_utf8_put((uint8_t *)key, nd_byte_level_code((uint8_t)byte));
+        nd_json_set(&vocab, key, json_integer(byte));
+    }
     json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
                               "trim_offsets", 0, "use_regex", 0);
     json_t *model =
         json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
                   "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
-                  "byte_fallback", 0, "ignore_merges", 0, "vocab", byte_vocabulary(), "merges");
+                  "byte_fallback", 0, "ignore_merges", 0, "vocab", vocab, "merges");
     json_t *root = json_pack("{s:s, s:n, s:n, s:[], s:n, s:O, s:n, s:o, s:o}", "version", "1.0",
                              "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                              level, "post_processor", "decoder", level, "model", model);

@@ -70,7 +70,7 @@ typedef struct nd_encode_options {
 
 /* Counts of what an encoder has seen since it was created. */
 typedef struct nd_encode_counts {
-    int64_t texts, bytes, ids;
+    int64_t bytes;
     int64_t invalid; /* invalid sequences of bytes, each replaced by one U+FFFD */
     int64_t dropped; /* characters without a piece; in a byte-level vocabulary, bytes */
     int64_t unknown; /* times that the unknown token was written */

@@ -15,8 +15,7 @@ enum {
 /* Bytes that a byte-level file writes as U+0100 and above: 0-32, 127-160, 173. */
 enum { MOVED_BASE = 256, MOVED_LOW = 33, MOVED_HIGH = 67, MOVED_COUNT = 68, SOFT_HYPHEN = 173 };
 
-/* The character that stands for a byte in a byte-level file. */
-static uint32_t byte_level_code(uint8_t byte)
+uint32_t nd_byte_level_code(uint8_t byte)
 {
     if (byte < MOVED_LOW) {
         return MOVED_BASE + byte;
@@ -37,32 +36,18 @@ static int byte_of_code(uint32_t code)
         int n = (int)code - MOVED_BASE;
         return n < MOVED_LOW ? n : n < MOVED_HIGH ? n - MOVED_LOW + 127 : SOFT_HYPHEN;
     }
-    return byte_level_code((uint8_t)code) == code ? (int)code : -1;
-}
-
-static uint32_t slots_for(size_t count)
-{
-    uint32_t slots = SLOTS_MIN;
-    while (slots < 2 * count) {
-        slots *= 2;
-    }
-    return slots;
+    return nd_byte_level_code((uint8_t)code) == code ? (int)code : -1;
 }
 
 nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, bool byte_level)
 {
-    *vocab = (nd_vocab){.byte_level = byte_level, .slots = slots_for(pieces)};
-    nd_status status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_text);
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_bytes);
+    *vocab = (nd_vocab){.byte_level = byte_level, .slots = SLOTS_MIN};
+    while (vocab->slots < 2 * pieces) {
+        vocab->slots *= 2;
     }
-    if (status == ND_OK) {
-        status = nd_bytes_add(&vocab->arena, "", 1); /* so that no piece lies at 0 */
-    }
-    if (status != ND_OK) {
-        nd_vocab_fini(vocab);
-    }
-    return status;
+    ND_TRY(ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_text));
+    ND_TRY(ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_bytes));
+    return nd_bytes_add(&vocab->arena, "", 1); /* so that no piece lies at 0 */
 }
 
 void nd_vocab_fini(nd_vocab *vocab)
@@ -140,18 +125,13 @@ static nd_status add_byte_level(nd_bytes *arena, const char *text, size_t size, 
     const uint8_t *p = (const uint8_t *)text, *end = p + size;
     *mapped = true;
     while (p < end && *mapped) {
-        nd_char c = nd_char_at(p);
-        int byte = byte_of_code(c.code);
-        uint8_t one = (uint8_t)byte;
+        const nd_char c = nd_char_at(p);
+        const int byte = byte_of_code(c.code);
         *mapped = byte >= 0;
         p += c.bytes;
-        if (*mapped) {
-            ND_TRY(nd_bytes_add(arena, &one, 1));
-        }
+        ND_TRY(nd_bytes_add(arena, &(uint8_t){(uint8_t)byte}, *mapped));
     }
-    if (!*mapped) {
-        arena->count = before;
-    }
+    arena->count = *mapped ? arena->count : before;
     return ND_OK;
 }
 
@@ -160,16 +140,11 @@ static nd_status reserve_id(nd_vocab *vocab, int32_t id)
     if (id < vocab->size) {
         return ND_OK;
     }
-    void *place = vocab->pieces;
-    nd_status status =
-        nd_array_reserve(&place, &vocab->pieces_room, (size_t)id + 1, sizeof(nd_token_piece));
-    vocab->pieces = place;
-    if (status == ND_OK) {
-        memset(vocab->pieces + vocab->size, 0,
-               ((size_t)id + 1 - (size_t)vocab->size) * sizeof(nd_token_piece));
-        vocab->size = id + 1;
-    }
-    return status;
+    ND_TRY(ND_ARRAY_RESERVE(&vocab->pieces, &vocab->pieces_room, (size_t)id + 1));
+    memset(vocab->pieces + vocab->size, 0,
+           ((size_t)id + 1 - (size_t)vocab->size) * sizeof(nd_token_piece));
+    vocab->size = id + 1;
+    return ND_OK;
 }
 
 nd_status nd_vocab_add(nd_vocab *vocab, int32_t id, const char *text, size_t size, bool model)
@@ -229,22 +204,14 @@ nd_status nd_merges_init(nd_merges *merges, size_t count, int32_t first)
         merges->slots *= 2;
     }
     merges->words = merges->slots / SLOTS_PER_WORD;
-    nd_status status = ND_PAGES_MAP((size_t)merges->slots, &merges->table);
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)merges->words, &merges->bits);
-    }
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)FIRST_PAIRS, &merges->first_pairs);
-    }
-    if (status != ND_OK) {
-        nd_merges_fini(merges);
-        return status;
-    }
+    ND_TRY(ND_PAGES_MAP((size_t)merges->slots, &merges->table));
+    ND_TRY(ND_PAGES_MAP((size_t)merges->words, &merges->bits));
+    ND_TRY(ND_PAGES_MAP((size_t)FIRST_PAIRS, &merges->first_pairs));
     for (uint32_t i = 0; i < merges->slots; i++) {
         merges->table[i].left = -1;
     }
     for (int i = 0; i < FIRST_PAIRS; i++) {
-        merges->first_pairs[i].rank = ND_MERGE_NONE;
+        merges->first_pairs[i] = (nd_merged){.rank = ND_MERGE_NONE, .id = -1};
     }
     return ND_OK;
 }

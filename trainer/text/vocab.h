@@ -43,7 +43,10 @@ typedef struct nd_vocab {
     uint32_t slots;          /* a power of two */
 } nd_vocab;
 
-/* Room for this number of pieces, and no more. */
+/* The character that stands for a byte in a byte-level file. */
+uint32_t nd_byte_level_code(uint8_t byte);
+
+/* Room for this number of pieces, and no more. To be finished after a failure too. */
 nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, bool byte_level);
 void nd_vocab_fini(nd_vocab *vocab);
 /* A piece of the model, or else an added token, which only nd_vocab_find sees. Neither its id nor
@@ -104,7 +107,7 @@ typedef struct nd_merges {
 } nd_merges;
 
 /* Room for this number of merges, at most ND_MERGES_RANK_MAX. `first`: the first of the ids whose
- * pairs are looked up most. */
+ * pairs are looked up most. To be finished after a failure too. */
 nd_status nd_merges_init(nd_merges *merges, size_t count, int32_t first);
 void nd_merges_fini(nd_merges *merges);
 /* A pair that was there takes the later rank. */

@@ -53,7 +53,7 @@ typedef struct nd_word_place {
     nd_word_short *set; /* without a place for short words: one that is always empty */
 } nd_word_place;
 
-/* `bytes`: an upper limit; 0: nothing is kept. */
+/* `bytes`: an upper limit; 0: nothing is kept. To be finished after a failure too. */
 nd_status nd_word_cache_init(nd_word_cache *cache, size_t bytes);
 void nd_word_cache_fini(nd_word_cache *cache);
 
