@@ -109,11 +109,7 @@ static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_form
     if (kind != ND_FS_FILE) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no regular file; name files of text", path);
     }
-    void *place = files->list;
-    nd_status status =
-        nd_array_reserve(&place, &files->room, files->count + 1, sizeof *files->list);
-    files->list = place;
-    ND_TRY(status);
+    ND_TRY(ND_ARRAY_RESERVE(&files->list, &files->room, files->count + 1));
     nd_corpus_file *file = &files->list[files->count];
     *file = (nd_corpus_file){.bytes = (uint64_t)st.st_size};
     ND_TRY(nd_fs_format(&file->path, "%s", path));

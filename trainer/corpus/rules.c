@@ -28,20 +28,16 @@ nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t
     ND_TRY_OUT(nd_fs_parent(path, &folder));
     ND_TRY_OUT(nd_tokenizer_config_read(folder, &config));
     const char *name = nd_tokenizer_config_token(config, "eos_token");
-    if (name) {
-        *id = nd_tokenizer_find(tokenizer, name, strlen(name));
-        if (*id < 0) {
-            status = nd_fail(ND_ERR_DATA,
-                             "\"%s/tokenizer_config.json\" names the eos_token \"%s\", which "
-                             "\"%s\" lacks",
-                             folder, name, path);
-        }
-        goto out;
+    for (size_t i = 0; i < (name ? 1 : sizeof known / sizeof *known) && *id < 0; i++) {
+        const char *token = name ? name : known[i];
+        *id = nd_tokenizer_find(tokenizer, token, strlen(token));
     }
-    for (size_t i = 0; i < sizeof known / sizeof *known && *id < 0; i++) {
-        *id = nd_tokenizer_find(tokenizer, known[i], strlen(known[i]));
-    }
-    if (*id < 0) {
+    if (*id < 0 && name) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s/tokenizer_config.json\" names the eos_token \"%s\", which \"%s\" "
+                         "lacks",
+                         folder, name, path);
+    } else if (*id < 0) {
         status =
             nd_fail(ND_ERR_DATA,
                     "the tokenizer \"%s\" names no end of text: it has no tokenizer_config.json "

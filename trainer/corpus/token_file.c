@@ -11,7 +11,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
-#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "trainer/corpus/token_cache.h"
@@ -201,22 +200,29 @@ static nd_status sync_output(nd_token_output *out)
     return nd_fs_sync_close(dup(out->fd), out->part);
 }
 
+/* Makes what has become of a name durable. */
+static nd_status sync_parent(const char *path)
+{
+    char *folder;
+    ND_TRY(nd_fs_parent(path, &folder));
+    const nd_status status = nd_fs_sync_folder(folder);
+    free(folder);
+    return status;
+}
+
 /* After sync. The file has its name for good, or none once *out is finished. */
 static nd_status rename_output(nd_token_output *out)
 {
-    char *folder = NULL;
     if (rename(out->part, out->path) != 0) {
         return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be renamed to \"%s\": %s", out->part,
                        out->path, strerror(errno));
     }
     free(out->part);
     out->part = NULL;
-    nd_status status = nd_fs_parent(out->path, &folder);
-    status = status == ND_OK ? nd_fs_sync_folder(folder) : status;
+    const nd_status status = sync_parent(out->path);
     if (status != ND_OK) {
         unlink(out->path); /* it might be there or not after a power failure */
     }
-    free(folder);
     return status;
 }
 
@@ -406,49 +412,56 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     return ND_OK;
 }
 
-/* SHA-256 of a .bin of up to 16 MiB; of a larger one, that of pieces, the first at its beginning,
- * the last at its end and the others evenly between them. */
-static nd_status hash_bin(const char *bin, char hex[65])
+nd_status nd_samples_add(void *context)
 {
-    uint8_t piece[PIECE_BYTES];
-    struct stat st;
-    int fd;
-    nd_hash *hash = NULL;
+    const nd_samples *s = context;
+    const size_t count = s->size <= s->bytes ? 1 : s->bytes / s->sample;
+    const size_t each = count > 1 ? s->sample : s->size, last = s->size - each;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = i + 1 < count ? last / (count - 1) * i : last;
+        ND_TRY(nd_hash_add(s->hash, s->data + at, each));
+    }
+    return ND_OK;
+}
+
+/* Fills the SHA-256 of the pair: that of the .idx, and of a .bin of up to 16 MiB, or of samples of
+ * a larger one. */
+static nd_status hash_pair(const char *bin, const char *idx, mask_header *h)
+{
+    char hex[DIGEST_BYTES + 1];
+    nd_fs_map map = {0};
+    nd_samples samples = {.bytes = (size_t)PIECES * PIECE_BYTES, .sample = PIECE_BYTES};
     nd_status status = ND_OK;
-    ND_TRY(nd_fs_open(bin, ND_ERR_DATA, &fd, &st));
-    if (st.st_size <= PIECES * PIECE_BYTES) {
-        close(fd);
-        return nd_sha256_file(bin, hex);
-    }
-    const int64_t last = st.st_size - PIECE_BYTES, step = last / (PIECES - 1);
-    ND_TRY_OUT(nd_hash_create(ND_HASH_SHA256, &hash));
-    ND_TRY_OUT(nd_hash_begin(hash));
-    for (int i = 0; i < PIECES; i++) {
-        ND_TRY_OUT(nd_fs_pread(fd, bin, piece, sizeof piece, i == PIECES - 1 ? last : step * i));
-        ND_TRY_OUT(nd_hash_add(hash, piece, sizeof piece));
-    }
-    ND_TRY_OUT(nd_hash_end_text(hash, hex));
+    ND_TRY(nd_sha256_file(idx, hex));
+    memcpy(h->index_sha256, hex, DIGEST_BYTES);
+    ND_TRY_OUT(nd_fs_map_open(bin, ND_ERR_DATA, &map));
+    samples.data = map.data;
+    samples.size = map.size;
+    ND_TRY_OUT(nd_hash_create(ND_HASH_SHA256, &samples.hash));
+    ND_TRY_OUT(nd_hash_begin(samples.hash));
+    ND_TRY_OUT(nd_fs_map_guard(&map, bin, nd_samples_add, &samples));
+    ND_TRY_OUT(nd_hash_end_text(samples.hash, hex));
+    memcpy(h->bin_sha256, hex, DIGEST_BYTES);
 out:
-    nd_hash_destroy(hash);
-    close(fd);
+    nd_hash_destroy(samples.hash);
+    nd_fs_map_close(&map);
     return status;
 }
 
 static nd_status check_pair(const mask_header *h, const char *name, const char *bin,
                             const char *idx, int64_t tokens)
 {
-    char hex[DIGEST_BYTES + 1];
+    mask_header now;
     if (h->tokens != (uint64_t)tokens) {
         return FAIL(" is for %llu tokens, but \"%s\" has %lld: it belongs to other token files",
                     name, (unsigned long long)h->tokens, bin, (long long)tokens);
     }
-    ND_TRY(nd_sha256_file(idx, hex));
-    if (memcmp(h->index_sha256, hex, DIGEST_BYTES) != 0) {
+    ND_TRY(hash_pair(bin, idx, &now));
+    if (memcmp(h->index_sha256, now.index_sha256, DIGEST_BYTES) != 0) {
         return FAIL(" was made for another index than \"%s\": it belongs to other token files",
                     name, idx);
     }
-    ND_TRY(hash_bin(bin, hex));
-    return memcmp(h->bin_sha256, hex, DIGEST_BYTES) == 0
+    return memcmp(h->bin_sha256, now.bin_sha256, DIGEST_BYTES) == 0
                ? ND_OK
                : FAIL(" was made for other tokens than those of \"%s\": it belongs to other token "
                       "files, or the tokens changed since",
@@ -481,10 +494,7 @@ nd_status nd_loss_mask_make(const nd_u64s *spans, const char *bin, const char *i
     mask_header h = {.version = MASK_VERSION, .tokens = (uint64_t)tokens};
     char hex[DIGEST_BYTES + 1];
     memcpy(h.magic, mask_magic, sizeof mask_magic);
-    ND_TRY(nd_sha256_file(idx, hex));
-    memcpy(h.index_sha256, hex, DIGEST_BYTES);
-    ND_TRY(hash_bin(bin, hex));
-    memcpy(h.bin_sha256, hex, DIGEST_BYTES);
+    ND_TRY(hash_pair(bin, idx, &h));
     ND_TRY(nd_bytes_add(out, &h, sizeof h));
     for (size_t i = 0; i < spans->count; i += 2) {
         const uint64_t *span = &spans->data[i];
@@ -529,16 +539,12 @@ static nd_status write_index(nd_token_files *f)
 /* An index or a mask that is there belongs to another .bin: it goes first, and for good. */
 static nd_status remove_old(const char *path)
 {
-    char *folder = NULL;
-    if (unlink(path) != 0) {
-        return errno == ENOENT ? ND_OK
-                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be replaced: %s", path,
-                                         strerror(errno));
+    if (unlink(path) == 0) {
+        return sync_parent(path);
     }
-    ND_TRY(nd_fs_parent(path, &folder));
-    nd_status status = nd_fs_sync_folder(folder);
-    free(folder);
-    return status;
+    return errno == ENOENT
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be replaced: %s", path, strerror(errno));
 }
 
 /* All get their names, or none. */

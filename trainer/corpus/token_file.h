@@ -10,6 +10,7 @@
  * killed process left is written anew. Ids have 2 bytes when the vocabulary has less than 65,500,
  * else 4: Megatron's rule.
  */
+#include "runtime/base/hash.h"
 #include "trainer/corpus/corpus.h"
 
 /* For a file that other processes, also of other users, may need too: they wait for the one that
@@ -52,6 +53,18 @@ nd_status nd_token_files_write(nd_token_files *files, const nd_corpus_piece *pie
 nd_status nd_token_files_commit(nd_token_files *files);
 /* Removes what was not committed; an all-zero one is legal. */
 void nd_token_files_fini(nd_token_files *files);
+
+/* Bytes of a mapped file, which may be too many to be read whole. */
+typedef struct nd_samples {
+    nd_hash *hash;
+    const uint8_t *data;
+    size_t size;
+    size_t bytes, sample; /* of a longer one `bytes` in all, so many at once */
+} nd_samples;
+
+/* Adds to the hash of nd_samples all bytes, or samples of them: the first at the beginning, the
+ * last at the end, the others evenly between them. Under nd_fs_map_guard. */
+nd_status nd_samples_add(void *samples);
 
 /* The loss mask P.mask beside P.bin and P.idx: which tokens do not count in the loss, as spans of
  * the .bin. It names its .idx by SHA-256, and its .bin by that of samples. A pair without a mask

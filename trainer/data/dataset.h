@@ -37,6 +37,7 @@ typedef struct nd_format {
 
 /* A Megatron .idx. */
 typedef struct nd_index {
+    char *path;    /* owned */
     nd_fs_map map; /* closed when documents are joined; owned */
     nd_token_type type;
     uint64_t sequences, borders; /* borders: the beginnings of documents and the end of the last */
@@ -109,8 +110,7 @@ struct nd_dataset {
     const uint8_t *span_pairs; /* (spans) pairs of u64: tokens [begin, end), in order */
     nd_documents *documents;   /* NULL: joined, and of a blend; owned */
     nd_blend *blend;           /* several sources, and no map; else NULL; owned */
-    bool content_known;
-    char content[33]; /* nd_dataset_content, which is computed once */
+    char content[33]; /* nd_dataset_content, which is computed once; "": not yet, or it is empty */
 };
 
 /* Whether its blocks have whole rows. */
@@ -120,8 +120,8 @@ static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
 }
 
 /*
- * Checks a Megatron .idx of `size` bytes against the .bin's size; fills all but the map and the
- * digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
+ * Checks a Megatron .idx of `size` bytes against the .bin's size; fills all but the path, the map
+ * and the digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
  */
 nd_status nd_index_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
                          const char *bin, nd_index *out);

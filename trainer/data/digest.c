@@ -16,53 +16,24 @@ enum {
     CONTENT_SAMPLE_BYTES = 64 << 10
 };
 
-/* What is read of a file: all of one of up to `bytes`, else as many samples as these are: the first
- * at the beginning, the last at the end, the others evenly between them. Of a cache the checksums
- * of all ids stand for them. */
-typedef struct file_hash {
-    const nd_dataset *dataset;
-    nd_hash *hash;
-    size_t bytes, sample;
-} file_hash;
-
-static nd_status hash_content(void *context)
-{
-    const file_hash *f = context;
-    const nd_fs_map *map = &f->dataset->map;
-    const nd_token_cache *cache = f->dataset->cache;
-    if (cache) {
-        return nd_hash_add(f->hash, cache->view.sums, cache->view.chunks * 8);
-    }
-    if (map->size <= f->bytes) {
-        return nd_hash_add(f->hash, map->data, map->size);
-    }
-    const size_t samples = f->bytes / f->sample, last = map->size - f->sample;
-    for (size_t i = 0; i < samples; i++) {
-        const size_t at = i == samples - 1 ? last : last / (samples - 1) * i;
-        ND_TRY(nd_hash_add(f->hash, map->data + at, f->sample));
-    }
-    return ND_OK;
-}
-
 /* Numbers and bytes are hashed as they lie in memory: machines that this program runs on are
  * little-endian. */
-static nd_status hash_file(file_hash f, nd_hash_kind kind, const uint64_t *numbers, size_t count,
-                           char *hex)
+static nd_status hash_file(const nd_dataset *dataset, nd_hash_kind kind, const uint64_t *numbers,
+                           size_t count, nd_samples samples, char *hex)
 {
-    const nd_dataset *dataset = f.dataset;
     const char *mask = dataset->mask ? dataset->mask_digest : "";
     const size_t size = dataset->mask ? ND_LOSS_MASK_DIGEST_BYTES : 0;
     const bool mask_first = kind == ND_HASH_XXH3_128;
     nd_status status = ND_OK;
-    ND_TRY(nd_hash_create(kind, &f.hash));
-    ND_TRY_OUT(nd_hash_begin(f.hash));
-    ND_TRY_OUT(nd_hash_add(f.hash, numbers, count * sizeof *numbers));
-    ND_TRY_OUT(mask_first ? nd_hash_add(f.hash, mask, size) : ND_OK);
-    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, hash_content, &f));
-    ND_TRY_OUT(mask_first ? ND_OK : nd_hash_add(f.hash, mask, size));
-    ND_TRY_OUT(nd_hash_end_text(f.hash, hex));
+    ND_TRY(nd_hash_create(kind, &samples.hash));
+    ND_TRY_OUT(nd_hash_begin(samples.hash));
+    ND_TRY_OUT(nd_hash_add(samples.hash, numbers, count * sizeof *numbers));
+    ND_TRY_OUT(mask_first ? nd_hash_add(samples.hash, mask, size) : ND_OK);
+    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, nd_samples_add, &samples));
+    ND_TRY_OUT(mask_first ? ND_OK : nd_hash_add(samples.hash, mask, size));
+    ND_TRY_OUT(nd_hash_end_text(samples.hash, hex));
 out:
-    nd_hash_destroy(f.hash);
+    nd_hash_destroy(samples.hash);
     return status;
 }
 
@@ -99,27 +70,33 @@ out:
 static nd_status hash_dataset(const nd_dataset *dataset, const files_of *all, char *hex)
 {
     const size_t size = dataset->map.size;
-    file_hash file = {.dataset = dataset, .bytes = DIGEST_BYTES, .sample = DIGEST_SAMPLE_BYTES};
+    nd_samples samples = {.data = dataset->map.data,
+                          .size = size,
+                          .bytes = DIGEST_BYTES,
+                          .sample = DIGEST_SAMPLE_BYTES};
     if (dataset->blend) {
         return hash_sources(dataset->blend, all, hex);
     }
     if (dataset->cache) {
         const nd_token_view *v = &dataset->cache->view;
         const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
+        /* The checksums of all ids stand for them. */
+        samples = (nd_samples){.data = v->sums, .size = v->chunks * 8, .bytes = SIZE_MAX};
         hex[0] = '\0';
-        return all ? ND_OK : hash_file(file, ND_HASH_SHA256, numbers, 4, hex);
+        return all ? ND_OK : hash_file(dataset, ND_HASH_SHA256, numbers, 4, samples, hex);
     }
     if (!all) {
         const uint64_t numbers[] = {size, dataset->format->number, (uint64_t)dataset->tokens};
-        return hash_file(file, ND_HASH_SHA256, numbers, 3, hex);
+        return hash_file(dataset, ND_HASH_SHA256, numbers, 3, samples, hex);
     }
     const bool share = all->files > 1 && all->bytes > CONTENT_BYTES;
     const double part = (double)size / (double)all->bytes * CONTENT_BYTES;
     const uint64_t numbers[] = {size, dataset->index.digest[0], dataset->index.digest[1]};
-    file.bytes = share ? (size_t)part + (size_t)(CONTENT_EVEN_BYTES / all->files) : CONTENT_BYTES;
+    samples.bytes =
+        share ? (size_t)part + (size_t)(CONTENT_EVEN_BYTES / all->files) : CONTENT_BYTES;
     /* The first and the last bytes at least. */
-    file.sample = (size_t)nd_min(CONTENT_SAMPLE_BYTES, (int64_t)file.bytes / 2);
-    return hash_file(file, ND_HASH_XXH3_128, numbers, 3, hex);
+    samples.sample = (size_t)nd_min(CONTENT_SAMPLE_BYTES, (int64_t)samples.bytes / 2);
+    return hash_file(dataset, ND_HASH_XXH3_128, numbers, 3, samples, hex);
 }
 
 static void count_files(const nd_dataset *dataset, files_of *all)
@@ -142,11 +119,10 @@ nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])
 {
     char content[ND_HASH_HEX_MAX];
     files_of all = {0};
-    if (!dataset->content_known) {
+    if (!dataset->content[0]) {
         count_files(dataset, &all);
         ND_TRY(hash_dataset(dataset, &all, content));
         memcpy(dataset->content, content, sizeof dataset->content);
-        dataset->content_known = true;
     }
     memcpy(hex, dataset->content, sizeof dataset->content);
     return ND_OK;

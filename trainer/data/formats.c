@@ -238,17 +238,11 @@ static nd_status megatron_path(const char *path, const char *suffix, char **out)
     return nd_fs_format(out, "%.*s%s", (int)strlen(path) - cut, path, suffix);
 }
 
-typedef struct index_read {
-    nd_dataset *dataset;
-    const char *path;
-} index_read;
-
 static nd_status read_index(void *context)
 {
-    const index_read *r = context;
-    nd_dataset *dataset = r->dataset;
+    nd_dataset *dataset = context;
     nd_index *index = &dataset->index;
-    ND_TRY(nd_index_parse(index->map.data, index->map.size, dataset->map.size, r->path,
+    ND_TRY(nd_index_parse(index->map.data, index->map.size, dataset->map.size, index->path,
                           dataset->path, index));
     const XXH128_hash_t digest = XXH3_128bits(index->map.data, index->map.size);
     index->digest[0] = digest.low64;
@@ -261,29 +255,28 @@ static nd_status read_index(void *context)
 static nd_status megatron_open(void *context)
 {
     nd_dataset *dataset = context;
+    nd_index *index = &dataset->index;
     nd_loss_mask_view view = {0};
-    char *path = NULL, *mask = NULL;
+    char *mask = NULL;
     bool there = false;
     nd_status status = ND_OK;
-    ND_TRY_OUT(megatron_path(dataset->path, ".idx", &path));
+    ND_TRY_OUT(megatron_path(dataset->path, ".idx", &index->path));
     ND_TRY_OUT(megatron_path(dataset->path, ".mask", &mask));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
+    ND_TRY_OUT(nd_fs_exists(index->path, &there));
     ND_TRY_OUT(there ? ND_OK
                      : nd_fail(ND_ERR_DATA,
                                "\"%s\" is taken for Megatron data, but its index \"%s\" is "
                                "missing; an llm.c file would begin with its magic number; copy "
                                "the index next to it, or set data.format",
-                               dataset->path, path));
-    ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, &dataset->index.map));
-    ND_TRY_OUT(nd_fs_map_guard(&dataset->index.map, path, read_index,
-                               &(index_read){.dataset = dataset, .path = path}));
-    ND_TRY_OUT(
-        nd_loss_mask_read(mask, dataset->path, path, dataset->tokens, &dataset->mask, &view));
+                               dataset->path, index->path));
+    ND_TRY_OUT(nd_fs_map_open(index->path, ND_ERR_DATA, &index->map));
+    ND_TRY_OUT(nd_fs_map_guard(&index->map, index->path, read_index, dataset));
+    ND_TRY_OUT(nd_loss_mask_read(mask, dataset->path, index->path, dataset->tokens, &dataset->mask,
+                                 &view));
     dataset->mask_digest = view.digest;
     dataset->spans = view.spans;
     dataset->span_pairs = view.pairs;
 out:
-    free(path);
     free(mask);
     return status;
 }
@@ -510,6 +503,7 @@ void nd_dataset_close(nd_dataset *dataset)
         nd_fs_map_close(&dataset->map);
     }
     nd_fs_map_close(&dataset->index.map);
+    free(dataset->index.path);
     free(dataset->mask);
     if (dataset->documents) {
         free(dataset->documents->firsts);
