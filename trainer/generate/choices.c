@@ -15,16 +15,6 @@ static bool is_blank(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Characters of valid UTF-8, which JSON strings are. */
-static int64_t characters_of(const char *text, size_t size)
-{
-    int64_t count = 0;
-    for (size_t i = 0; i < size; i++) {
-        count += ((unsigned char)text[i] & 0xc0) != 0x80;
-    }
-    return count;
-}
-
 static nd_status encode(const nd_choice_rules *rules, nd_encoder *encoder, const char *text,
                         size_t size, nd_ids *out)
 {
@@ -101,10 +91,13 @@ static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, co
     while (kept > 0 && is_blank(text[kept - 1])) {
         kept--;
     }
-    out->characters = characters_of(json_string_value(choice), json_string_length(choice));
     ND_TRY_OUT(nd_bytes_add(&whole, text, size));
     ND_TRY_OUT(nd_bytes_add(&whole, json_string_value(delimiter), json_string_length(delimiter)));
+    const size_t begin = whole.count;
     ND_TRY_OUT(nd_bytes_add(&whole, json_string_value(choice), json_string_length(choice)));
+    for (size_t i = begin; i < whole.count; i++) { /* of valid UTF-8, as all JSON */
+        out->characters += (whole.data[i] & 0xc0) != 0x80;
+    }
     status = encode_choice(rules, &whole, kept, out);
 out:
     free(whole.data);
@@ -177,7 +170,6 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
     json_error_t error;
     nd_question question = {0};
     json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
-    void *list = questions->list;
     bool scorable = true;
     nd_status status = row ? read_row(rules, row, &question, &scorable)
                        : nd_json_no_memory(&error)
@@ -190,25 +182,21 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
     if (!scorable && rules->leaves_out) {
         drop_choices(&question);
         question.gold = -1;
-        status = nd_fs_format(&question.left_out, "%s", nd_error_last()->message);
-        if (status == ND_OK) {
-            nd_error_clear();
-        }
+        ND_TRY_OUT(nd_fs_format(&question.left_out, "%s", nd_error_last()->message));
+        nd_error_clear();
+    } else {
+        ND_TRY_OUT(status);
     }
-    status = status == ND_OK ? nd_array_reserve(&list, &questions->room, questions->count + 1,
-                                                sizeof *questions->list)
-                             : status;
-    questions->list = list;
-    if (status != ND_OK) {
-        question_fini(&question);
-        return status;
-    }
+    ND_TRY_OUT(ND_ARRAY_RESERVE(&questions->list, &questions->room, questions->count + 1));
     for (int64_t i = 0; i < question.count; i++) {
         questions->longest = nd_max(questions->longest, (int64_t)question.choices[i].ids.count);
     }
     questions->left_out += question.left_out != NULL;
     questions->list[questions->count++] = question;
-    return ND_OK;
+    question = (nd_question){0};
+out:
+    question_fini(&question);
+    return status;
 }
 
 nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,

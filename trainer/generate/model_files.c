@@ -239,17 +239,6 @@ static nd_status path_of(const char *given, char **out)
     return nd_fs_format(out, folder ? "%s/tokenizer.json" : "%s", given);
 }
 
-static nd_status open_at(char *path, char **kept, nd_tokenizer **out)
-{
-    nd_status status = nd_tokenizer_open(path, out);
-    if (status != ND_OK) {
-        free(path);
-        return status;
-    }
-    *kept = path;
-    return ND_OK;
-}
-
 /* The folder or file that data.tokenizer of a checkpoint's run named; "": none. *owned is freed by
  * the caller. */
 static nd_status given_to_run(const nd_model_files *m, char **owned, const char **given)
@@ -307,8 +296,8 @@ static nd_status find_of_run(const nd_model_files *m, char **out)
 nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting, char **path,
                                    nd_tokenizer **out)
 {
-    char *file = NULL;
     bool there = false;
+    nd_status status = ND_OK;
     *path = NULL;
     *out = NULL;
     if (setting && strcmp(setting, "file") == 0) {
@@ -318,29 +307,24 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
         return open_bytes(m, out);
     }
     if (setting) {
-        ND_TRY(path_of(setting, &file));
-        nd_status status = nd_fs_exists(file, &there);
-        if (status != ND_OK || !there) {
-            free(file);
-            return status != ND_OK ? status
-                                   : nd_fail(ND_ERR_CONFIG,
-                                             "--tokenizer \"%s\" does not exist; it is bytes, "
-                                             "file, or the path of a "
-                                             "tokenizer.json or of its folder",
-                                             setting);
-        }
-        return open_at(file, path, out);
+        ND_TRY_OUT(path_of(setting, path));
+        ND_TRY_OUT(nd_fs_exists(*path, &there));
+        ND_TRY_OUT(there ? ND_OK
+                         : nd_fail(ND_ERR_CONFIG,
+                                   "--tokenizer \"%s\" does not exist; it is bytes, file, or the "
+                                   "path of a tokenizer.json or of its folder",
+                                   setting));
+    } else {
+        ND_TRY_OUT(m->side ? nd_fs_has(m->side, "tokenizer.json", &there) : ND_OK);
+        ND_TRY_OUT(there ? nd_fs_format(path, "%s/tokenizer.json", m->side) : find_of_run(m, path));
     }
-    ND_TRY(m->side ? nd_fs_has(m->side, "tokenizer.json", &there) : ND_OK);
-    if (there) {
-        ND_TRY(nd_fs_format(&file, "%s/tokenizer.json", m->side));
-        return open_at(file, path, out);
+    status = *path ? nd_tokenizer_open(*path, out) : m->bytes ? open_bytes(m, out) : ND_OK;
+out:
+    if (status != ND_OK) {
+        free(*path);
+        *path = NULL;
     }
-    ND_TRY(find_of_run(m, &file));
-    if (file) {
-        return open_at(file, path, out);
-    }
-    return m->bytes ? open_bytes(m, out) : ND_OK;
+    return status;
 }
 
 /* The run. */

@@ -27,19 +27,6 @@ static nd_status no_tokenizer(void)
                    "name one with --tokenizer, or give rows with \"ids\"");
 }
 
-static nd_status encode_plain(const nd_request_rules *rules, const char *text, size_t size,
-                              nd_ids *ids)
-{
-    const int32_t *encoded;
-    size_t count;
-    if (!rules->prompts) {
-        return no_tokenizer();
-    }
-    ND_TRY(check_utf8(text, size));
-    ND_TRY(nd_encode(rules->prompts, text, size, &encoded, &count));
-    return nd_ids_add(ids, encoded, count);
-}
-
 static nd_status encode_messages(const nd_request_rules *rules, const json_t *messages, nd_ids *ids)
 {
     if (!rules->messages) {
@@ -69,6 +56,19 @@ static nd_status encode_user(const nd_request_rules *rules, const char *text, si
     nd_status status = list ? encode_messages(rules, list, ids) : nd_fail_memory("a prompt");
     json_decref(list);
     return status;
+}
+
+static nd_status encode_prompt(const nd_request_rules *rules, const char *text, size_t size,
+                               nd_ids *ids)
+{
+    const int32_t *encoded;
+    size_t count;
+    if (rules->plain_as_user || !rules->prompts) {
+        return rules->plain_as_user ? encode_user(rules, text, size, ids) : no_tokenizer();
+    }
+    ND_TRY(check_utf8(text, size));
+    ND_TRY(nd_encode(rules->prompts, text, size, &encoded, &count));
+    return nd_ids_add(ids, encoded, count);
 }
 
 static nd_status copy_ids(const json_t *list, nd_ids *ids)
@@ -128,40 +128,33 @@ static nd_status check_length(const nd_request_rules *rules, nd_request *request
 
 /* Requests. */
 
-/* Takes ids and name, also after a failure. */
-static nd_status add(nd_requests *r, const nd_request_rules *rules, nd_request *request)
+/* Takes ids and name of a request that was read, or could not be (`status`). */
+static nd_status add(nd_requests *r, const nd_request_rules *rules, nd_request *request,
+                     nd_status status)
 {
-    void *list = r->list;
-    nd_status status = check_ids(rules, &request->ids);
-    status = status == ND_OK ? check_length(rules, request) : status;
-    status =
-        status == ND_OK ? nd_array_reserve(&list, &r->room, r->count + 1, sizeof *r->list) : status;
-    r->list = list;
-    if (status != ND_OK) {
-        free(request->ids.data);
-        free(request->name);
-        return status;
-    }
     const nd_ids *ids = &request->ids;
+    ND_TRY_OUT(status);
+    ND_TRY_OUT(check_ids(rules, &request->ids));
+    ND_TRY_OUT(check_length(rules, request));
+    ND_TRY_OUT(ND_ARRAY_RESERVE(&r->list, &r->room, r->count + 1));
     int64_t tokens = (int64_t)ids->count + request->max_new;
     r->longest = tokens > r->longest ? tokens : r->longest;
     r->twice_begun |= rules->begin >= 0 && ids->count > 1 && ids->data[0] == rules->begin &&
                       ids->data[1] == rules->begin;
     r->list[r->count++] = *request;
     return ND_OK;
+out:
+    free(request->ids.data);
+    free(request->name);
+    return status;
 }
 
 nd_status nd_requests_add_text(nd_requests *requests, const nd_request_rules *rules,
                                const char *name, const char *text, size_t size)
 {
     nd_request request = {.max_new = rules->max_new};
-    nd_status status = rules->plain_as_user ? encode_user(rules, text, size, &request.ids)
-                                            : encode_plain(rules, text, size, &request.ids);
-    if (status != ND_OK) {
-        free(request.ids.data);
-    } else {
-        status = add(requests, rules, &request);
-    }
+    nd_status status = encode_prompt(rules, text, size, &request.ids);
+    status = add(requests, rules, &request, status);
     return status == ND_OK ? ND_OK : nd_fail_context(status, "reading %s", name);
 }
 
@@ -197,10 +190,8 @@ static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_r
                                        : nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
     }
     const char *text = json_string_value(prompt);
-    size_t size = json_string_length(prompt);
-    return !text                  ? nd_fail(ND_ERR_DATA, "\"prompt\" is not a string")
-           : rules->plain_as_user ? encode_user(rules, text, size, &out->ids)
-                                  : encode_plain(rules, text, size, &out->ids);
+    return text ? encode_prompt(rules, text, json_string_length(prompt), &out->ids)
+                : nd_fail(ND_ERR_DATA, "\"prompt\" is not a string");
 }
 
 static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, const char *line,
@@ -216,20 +207,7 @@ static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, c
     }
     nd_status status = read_row(row, rules, &request);
     json_decref(row);
-    if (status != ND_OK) {
-        free(request.ids.data);
-        free(request.name);
-        return status;
-    }
-    return add(requests, rules, &request);
-}
-
-static bool is_blank(const char *line, size_t size)
-{
-    while (size > 0 && strchr(" \t\r", line[size - 1]) && line[size - 1]) {
-        size--;
-    }
-    return size == 0;
+    return add(requests, rules, &request, status);
 }
 
 nd_status nd_requests_add_rows(nd_requests *requests, const nd_request_rules *rules,
@@ -237,9 +215,13 @@ nd_status nd_requests_add_rows(nd_requests *requests, const nd_request_rules *ru
 {
     int64_t number = 1;
     for (size_t at = 0, n; at < size; at += n + 1, number++) {
-        const char *end = memchr(text + at, '\n', size - at);
-        n = end ? (size_t)(end - (text + at)) : size - at;
-        nd_status status = is_blank(text + at, n) ? ND_OK : add_row(requests, rules, text + at, n);
+        const char *line = text + at, *end = memchr(line, '\n', size - at);
+        size_t blank = 0;
+        n = end ? (size_t)(end - line) : size - at;
+        while (blank < n && (line[blank] == ' ' || line[blank] == '\t' || line[blank] == '\r')) {
+            blank++;
+        }
+        nd_status status = blank == n ? ND_OK : add_row(requests, rules, line, n);
         if (status != ND_OK) {
             return nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
         }

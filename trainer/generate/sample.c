@@ -91,19 +91,14 @@ static void make_heap(nd_candidate *c, int64_t count, before *comes)
     }
 }
 
-static bool is_sorted(const nd_candidate *c, int64_t count, before *comes)
-{
-    int64_t i = 1;
-    while (i < count && comes(&c[i - 1], &c[i])) {
-        i++;
-    }
-    return i >= count;
-}
-
 /* In place: qsort may allocate. */
 static void sort(nd_candidate *c, int64_t count, before *comes)
 {
-    if (is_sorted(c, count, comes)) {
+    int64_t sorted = 1;
+    while (sorted < count && comes(&c[sorted - 1], &c[sorted])) {
+        sorted++;
+    }
+    if (sorted >= count) {
         return;
     }
     make_heap(c, count, comes);
@@ -129,6 +124,18 @@ static int64_t keep_top_k(nd_candidate *c, int64_t count, int64_t k)
     return k;
 }
 
+/* Leaves those of at least this weight, in their order; returns their number. */
+static int64_t keep_heavy(nd_candidate *c, int64_t count, double least)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (c[i].weight >= least) {
+            c[kept++] = c[i];
+        }
+    }
+    return kept;
+}
+
 static double sum_of(const nd_candidate *c, int64_t count)
 {
     double sum = 0;
@@ -146,29 +153,14 @@ static double sum_of(const nd_candidate *c, int64_t count)
 static int64_t keep_top_p(nd_candidate *c, int64_t count, double p)
 {
     const double sum = sum_of(c, count), least = (1 - p) / (double)count * sum;
-    int64_t large = 0, kept = 0;
+    const int64_t large = keep_heavy(c, count, least);
+    int64_t kept = 0;
     double reached = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (c[i].weight >= least) {
-            c[large++] = c[i];
-        }
-    }
     sort(c, large, comes_before);
     while (kept < large && reached < p * sum) {
         reached += c[kept++].weight;
     }
     return kept > 0 ? kept : 1;
-}
-
-static int64_t keep_min_p(nd_candidate *c, int64_t count, double p)
-{
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (c[i].weight >= p) {
-            c[kept++] = c[i];
-        }
-    }
-    return kept;
 }
 
 /* In the order of the ids, so that two that are almost equally likely may change places in the
@@ -208,7 +200,7 @@ nd_status nd_sample(const nd_sampling *s, const float *logits, int64_t vocab, nd
     }
     count = keep_top_k(c, count, s->top_k);
     count = s->top_p < 1 ? keep_top_p(c, count, s->top_p) : count;
-    count = keep_min_p(c, count, s->min_p);
+    count = keep_heavy(c, count, s->min_p);
     *id = choose(c, count, u);
     return ND_OK;
 }
