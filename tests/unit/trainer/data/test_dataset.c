@@ -13,12 +13,14 @@ static tempdir dir;
 
 TEMPDIR_SUITE(dataset, tempdir_leave_empty);
 
-static nd_dataset *opened;
+static nd_dataset *opened; /* the last one; the next one closes it */
 
 static nd_status try_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence)
 {
     bool ids, rows = false;
+    nd_dataset_close(opened);
+    opened = NULL;
     assert_ok(nd_data_holds(path, format, &ids, &rows));
     return rows ? nd_dataset_open_text(path, format, corpus_request(&dir, NULL, vocab), sequence,
                                        &opened)
@@ -49,14 +51,11 @@ Test(dataset, text_is_cut_into_blocks_and_the_short_last_one_is_kept)
     cr_assert_str_eq(opened->format->name, "text");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'd'}, (int32_t[]){'b', 'c', 'd', 'e'});
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0xff}, (int32_t[]){'g', 'h', 0xff, 1});
-    nd_dataset_close(opened);
     assert_ok(open_text_of("b.txt", "abcdefgh", 4));
     cr_assert_eq(nd_dataset_blocks(opened), 2);
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0}, (int32_t[]){'g', 'h', IGNORED, IGNORED});
-    nd_dataset_close(opened);
     assert_ok(open_text_of("c", "abcdefghi", 4)); /* no suffix: text; exactly S in the last */
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 'i'}, (int32_t[]){'g', 'h', 'i', IGNORED});
-    nd_dataset_close(opened);
 }
 
 Test(dataset, text_errors_say_what_to_do)
@@ -90,7 +89,6 @@ Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
     assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
     assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
-    nd_dataset_close(opened);
 }
 
 Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
@@ -119,7 +117,6 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
                 cr_assert_eq(y[p], at + 1 < 820 ? (at + 1) % 127 : IGNORED);
             }
         }
-        nd_dataset_close(opened);
     }
 }
 
@@ -131,7 +128,6 @@ Test(dataset, text_may_begin_with_a_byte_order_mark)
                            2));
     cr_assert_eq(nd_dataset_tokens(opened), 3);
     assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
-    nd_dataset_close(opened);
     assert_fails(open_text_of("a.txt", "\xff\xfe\x61\x01", 2), ND_ERR_DATA, "iconv -f UTF-16");
 }
 
@@ -182,40 +178,41 @@ Test(dataset, llmc_files_of_both_widths)
     cr_assert_str_eq(opened->format->name, "llmc");
     assert_block(0, 3, (int32_t[]){1, 2, 65535}, (int32_t[]){2, 65535, 4});
     assert_block(1, 3, (int32_t[]){5, 6, 0}, (int32_t[]){6, IGNORED, IGNORED});
-    nd_dataset_close(opened);
     const uint32_t wide[] = {128000, 128255, 0};
     assert_ok(
         try_open(write_llmc(20240801, 7, 3, wide, sizeof wide), ND_DATA_LLMC, "file", 128256, 2));
     assert_block(0, 2, (int32_t[]){128000, 128255}, (int32_t[]){128255, 0});
-    nd_dataset_close(opened);
 }
 
 Test(dataset, llmc_errors)
 {
     const uint16_t ids[] = {1, 2, 3, 4};
-    assert_fails(try_open(write_llmc(20240520, 1, 5, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
-                 ND_ERR_DATA, "announces 5 tokens");
-    assert_fails(try_open(write_llmc(20240520, 1, 3, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
-                 ND_ERR_DATA, "announces 3 tokens");
-    assert_fails(try_open(write_llmc(20240520, 1, -4, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
-                 ND_ERR_DATA, "announces -4 tokens");
-    assert_fails(try_open(write_llmc(20240520, 7, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
-                 ND_ERR_DATA, "version 7");
-    assert_fails(try_open(write_llmc(5, 1, 4, ids, sizeof ids), ND_DATA_LLMC, "file", 9, 3),
-                 ND_ERR_DATA, "begins with magic 5");
-    assert_fails(try_open(write_llmc(20240520, 1, 0, ids, 0), ND_DATA_AUTO, "file", 9, 3),
-                 ND_ERR_DATA, "is empty");
+    static const struct {
+        int32_t magic, version, announced;
+        size_t bytes;
+        const char *words;
+    } cases[] = {{20240520, 1, 5, sizeof ids, "announces 5 tokens"},
+                 {20240520, 1, 3, sizeof ids, "announces 3 tokens"},
+                 {20240520, 1, -4, sizeof ids, "announces -4 tokens"},
+                 {20240520, 7, 4, sizeof ids, "version 7"},
+                 {5, 1, 4, sizeof ids, "begins with magic 5"},
+                 {20240520, 1, 0, 0, "is empty"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path =
+            write_llmc(cases[i].magic, cases[i].version, cases[i].announced, ids, cases[i].bytes);
+        assert_fails(
+            try_open(path, cases[i].magic == 5 ? ND_DATA_LLMC : ND_DATA_AUTO, "file", 9, 3),
+            ND_ERR_DATA, cases[i].words);
+    }
     assert_fails(
         try_open(tempdir_write(&dir, "a.bin", ids, sizeof ids), ND_DATA_LLMC, "file", 9, 3),
         ND_ERR_DATA, "less than the 1024");
     assert_fails(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "bytes", 9, 3),
                  ND_ERR_CONFIG, "set data.tokenizer to \"file\"");
-
     int32_t x[4], y[4];
     assert_ok(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 4, 3));
     assert_fails(nd_dataset_block(opened, 0, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 3 (byte 1030) has id 4, but the model's vocabulary ends at 3");
-    nd_dataset_close(opened);
 }
 
 /* Megatron files. */
@@ -270,7 +267,6 @@ Test(dataset, megatron_pair_by_any_of_its_names)
         cr_assert_eq(nd_dataset_tokens(opened), 9);
         assert_block(0, 4, (int32_t[]){10, 11, 12, 13}, (int32_t[]){11, 12, 13, 14});
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
-        nd_dataset_close(opened);
     }
 }
 
@@ -298,7 +294,6 @@ Test(dataset, megatron_token_types_and_modes)
         }
         assert_ok(open_pair(&idx, types[t].data, (size_t)(9 * types[t].width)));
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
-        nd_dataset_close(opened);
     }
     int64_t far = (int64_t)1 << 40;
     i64[6] = far;
@@ -307,13 +302,11 @@ Test(dataset, megatron_token_types_and_modes)
     int32_t x[4], y[4];
     assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 6 (byte 48) has id 1099511627776");
-    nd_dataset_close(opened);
     i32[8] = -1;
     idx = make_idx(4, 4);
     assert_ok(open_pair(&idx, i32, sizeof i32));
     assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 8 (byte 32) has the negative id -1");
-    nd_dataset_close(opened);
 }
 
 /* The good index with one field changed. */
@@ -328,7 +321,6 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
 {
     idx_file idx = make_idx(8, 2);
     assert_ok(open_pair(&idx, nine, sizeof nine));
-    nd_dataset_close(opened);
     assert_fails(open_pair(&idx, nine, sizeof nine - 2), ND_ERR_DATA,
                  "truncated, or they are not a pair");
     assert_fails(open_pair(&idx, nine, sizeof nine - 1), ND_ERR_DATA, "has 17");
@@ -369,7 +361,6 @@ static void digest_of(const uint8_t *data, size_t size, char hex[65])
 {
     assert_ok(try_open(tempdir_write(&dir, "d.txt", data, size), ND_DATA_TEXT, "bytes", 256, 4));
     assert_ok(nd_dataset_digest(opened, hex));
-    nd_dataset_close(opened);
 }
 
 Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_small_one)
@@ -402,7 +393,6 @@ static void expect_content(bool same, const char *before)
     assert_ok(nd_dataset_content(opened, now));
     cr_assert_eq(strlen(now), 32);
     cr_assert_eq(strcmp(before, now) == 0, same, "%s and %s", before, now);
-    nd_dataset_close(opened);
 }
 
 /* What nd_dataset_digest does not see: a byte between its samples. */
@@ -424,7 +414,6 @@ Test(dataset, content_sees_each_byte_of_a_file_of_64_mib)
         cr_assert_eq(fclose(f), 0);
         assert_ok(nd_dataset_digest(opened, digests[1]));
         cr_assert_eq(strcmp(digests[0], digests[1]) == 0, i < 2);
-        nd_dataset_close(opened);
         assert_ok(try_open(path, ND_DATA_TEXT, "bytes", 256, 4));
         expect_content(false, before);
     }
@@ -436,7 +425,6 @@ Test(dataset, content_sees_the_index_of_megatron_data)
     idx_file idx = make_idx(8, 2);
     assert_ok(open_pair(&idx, nine, sizeof nine));
     assert_ok(nd_dataset_content(opened, before));
-    nd_dataset_close(opened);
     assert_ok(open_pair(&idx, nine, sizeof nine));
     expect_content(true, before);
     assert_ok(open_with(34 + 12 + 24 + 8, 1, 8));

@@ -22,22 +22,24 @@ static void setup(void)
 TEMPDIR_SUITE(encoded, setup);
 
 static const atomic_bool *stop;
+static nd_dataset *dataset; /* the last one; the next one closes it */
 
-static nd_status open_text(const char *rows, int64_t vocab, nd_dataset **out)
+static nd_status open_text(const char *rows, int64_t vocab)
 {
+    nd_dataset_close(dataset);
+    dataset = NULL;
     snprintf(text_path, sizeof text_path, "%s", tempdir_write(&dir, "a.jsonl", rows, strlen(rows)));
     nd_token_cache_request request = corpus_request(&dir, tokenizer_path, vocab);
     request.job.stop = stop;
-    return nd_dataset_open_text(text_path, ND_DATA_AUTO, request, S, out);
+    return nd_dataset_open_text(text_path, ND_DATA_AUTO, request, S, &dataset);
 }
 
 /* A run that is told to stop does not encode on. */
 Test(encoded, a_stop_ends_the_encoding)
 {
     const atomic_bool stopped = true;
-    nd_dataset *dataset;
     stop = &stopped;
-    assert_fails(open_text("{\"text\":\"a\"}\n", VOCAB, &dataset), ND_ERR_PREEMPTED, "stopped");
+    assert_fails(open_text("{\"text\":\"a\"}\n", VOCAB), ND_ERR_PREEMPTED, "stopped");
 }
 
 static void encode_rows(const char *rows, corpus_result *out)
@@ -62,10 +64,9 @@ static const char rows[] = "{\"text\":\"the first one, a text of some words\"}\n
 /* Inputs are all tokens in a row; labels are those behind them, unless they belong to a prompt. */
 Test(encoded, blocks_have_the_ids_and_ignore_prompts)
 {
-    nd_dataset *dataset;
     corpus_result all = {0};
     bool ignored[4096] = {false};
-    assert_ok(open_text(rows, VOCAB, &dataset));
+    assert_ok(open_text(rows, VOCAB));
     encode_rows(rows, &all);
     cr_assert_eq(nd_dataset_tokens(dataset), (int64_t)all.ids.count);
     cr_assert_gt(all.spans.count, 4);
@@ -84,14 +85,12 @@ Test(encoded, blocks_have_the_ids_and_ignore_prompts)
             cr_expect_eq(labels[i], label, "label of token %zu", t);
         }
     }
-    nd_dataset_close(dataset);
     corpus_free(&all);
 }
 
 Test(encoded, its_facts_name_the_cache_and_count_the_documents)
 {
-    nd_dataset *dataset;
-    assert_ok(open_text(rows, VOCAB, &dataset));
+    assert_ok(open_text(rows, VOCAB));
     const nd_dataset_facts facts = nd_dataset_facts_of(dataset);
     cr_assert_str_eq(facts.path, text_path);
     cr_assert_str_eq(facts.format, "encoded text");
@@ -99,40 +98,33 @@ Test(encoded, its_facts_name_the_cache_and_count_the_documents)
     cr_assert_not_null(facts.cache);
     cr_assert_eq(strncmp(facts.cache, dir.path, strlen(dir.path)), 0, "%s", facts.cache);
     cr_assert(tempdir_has_path(facts.cache), "%s", facts.cache);
-    nd_dataset_close(dataset);
 }
 
 Test(encoded, a_letter_changes_the_digest)
 {
     char digests[2][65];
     for (int i = 0; i < 2; i++) {
-        nd_dataset *dataset;
-        assert_ok(
-            open_text(i ? "{\"text\":\"Second\"}\n" : "{\"text\":\"second\"}\n", VOCAB, &dataset));
+        assert_ok(open_text(i ? "{\"text\":\"Second\"}\n" : "{\"text\":\"second\"}\n", VOCAB));
         assert_ok(nd_dataset_digest(dataset, digests[i]));
-        nd_dataset_close(dataset);
     }
     cr_expect_str_neq(digests[0], digests[1]);
 }
 
 Test(encoded, damaged_spans_are_found_when_they_are_counted)
 {
-    nd_dataset *dataset;
     int64_t ignored;
-    assert_ok(open_text(rows, VOCAB, &dataset));
+    assert_ok(open_text(rows, VOCAB));
     const nd_token_cache *cache = dataset->cache;
     int fd = open(cache->path, O_RDWR | O_CLOEXEC);
     cr_assert_eq(pwrite(fd, "\xff", 1, cache->view.span_pairs - cache->map.data), 1);
     close(fd);
     assert_fails(nd_dataset_ignored(dataset, &ignored), ND_ERR_DATA, "is damaged");
-    nd_dataset_close(dataset);
 }
 
 Test(encoded, the_vocabulary_must_hold_the_tokenizer)
 {
-    nd_dataset *dataset;
-    assert_fails(open_text(rows, 256, &dataset), ND_ERR_CONFIG, "vocab_size is 256");
-    assert_fails(open_text("\n\n", VOCAB, &dataset), ND_ERR_DATA, "is empty");
+    assert_fails(open_text(rows, 256), ND_ERR_CONFIG, "vocab_size is 256");
+    assert_fails(open_text("\n\n", VOCAB), ND_ERR_DATA, "is empty");
 }
 
 Test(encoded, a_file_of_ids_is_known_by_its_name)

@@ -13,7 +13,7 @@ enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512, TOKENS = 40 };
 
 static tempdir dir;
 static char prefix[128];
-static nd_dataset *opened;
+static nd_dataset *opened; /* the last files; the next ones close it */
 
 static void setup(void)
 {
@@ -40,6 +40,8 @@ static void write_files(const int32_t *spans, size_t count)
 
 static nd_status open_files(void)
 {
+    nd_dataset_close(opened);
+    opened = NULL;
     return nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &opened);
 }
 
@@ -73,12 +75,10 @@ Test(masked, labels_of_masked_tokens_are_ignored_and_inputs_stay)
     }
     assert_ok(nd_dataset_ignored(opened, &ignored));
     cr_expect_eq(ignored, 1 + 2 + 2 + 1 + 19 + 1);
-    nd_dataset_close(opened);
     write_files(NULL, 0);
     assert_ok(open_files());
     assert_ok(nd_dataset_ignored(opened, &ignored));
     cr_expect_eq(ignored, 0);
-    nd_dataset_close(opened);
 }
 
 Test(masked, digest_and_content_cover_the_mask)
@@ -90,7 +90,6 @@ Test(masked, digest_and_content_cover_the_mask)
         assert_ok(open_files());
         assert_ok(nd_dataset_digest(opened, digests[i]));
         assert_ok(nd_dataset_content(opened, contents[i]));
-        nd_dataset_close(opened);
     }
     for (int i = 0; i < 3; i++) {
         cr_expect_str_neq(digests[i], digests[(i + 1) % 3]);
@@ -105,6 +104,13 @@ static void read_file(const char *name, nd_bytes *out)
     out->data = (uint8_t *)data;
 }
 
+/* Files with a mask of these bytes are refused. */
+static void mask_fails(const uint8_t *data, size_t size, const char *words)
+{
+    tempdir_write(&dir, "p.mask", data, size);
+    assert_fails(open_files(), ND_ERR_DATA, words);
+}
+
 Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
 {
     static const int32_t all[] = {0, 40};
@@ -112,26 +118,21 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     write_files(spans, SPANS);
     read_file("p.mask", &mask);
     mask.data[110] ^= 1;
-    tempdir_write(&dir, "p.mask", mask.data, mask.count);
-    assert_fails(open_files(), ND_ERR_DATA, "p.mask\" is damaged");
+    mask_fails(mask.data, mask.count, "p.mask\" is damaged");
     mask.data[110] ^= 1;
-    tempdir_write(&dir, "p.mask", mask.data, mask.count - 1);
-    assert_fails(open_files(), ND_ERR_DATA, "truncated");
-    tempdir_write(&dir, "p.mask", "", 0);
-    assert_fails(open_files(), ND_ERR_DATA, "truncated");
+    mask_fails(mask.data, mask.count - 1, "truncated");
+    mask_fails(mask.data, 0, "truncated");
     /* A file that is too large for a mask of so many tokens is not read. */
     for (int i = 0; i < 20; i++) {
         assert_ok(nd_bytes_add(&large, mask.data, mask.count));
     }
-    tempdir_write(&dir, "p.mask", large.data, large.count);
-    assert_fails(open_files(), ND_ERR_DATA, "check that it is the right file");
+    mask_fails(large.data, large.count, "check that it is the right file");
     /* Other documents of as many tokens: another index. */
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
     int32_t ids[TOKENS] = {0}, end = TOKENS;
     const nd_corpus_piece one = {.ids = {ids, TOKENS, 0}, .ends = {&end, 1, 0}};
     assert_ok(corpus_write(prefix, VOCAB, &one, 1));
-    tempdir_write(&dir, "p.mask", mask.data, mask.count);
-    assert_fails(open_files(), ND_ERR_DATA, "another index");
+    mask_fails(mask.data, mask.count, "another index");
     /* Other tokens in the same documents: the same index, and another .bin. */
     nd_bytes bin = {0};
     write_files(spans, SPANS);
@@ -142,7 +143,6 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     bin.data[20] ^= 1;
     tempdir_write(&dir, "p.bin", bin.data, bin.count);
     assert_ok(open_files());
-    nd_dataset_close(opened);
     free(bin.data);
     /* A link to nowhere is no mask that is not there. */
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
@@ -150,15 +150,13 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     assert_fails(open_files(), ND_ERR_DATA, "cannot open");
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
     assert_ok(open_files());
-    nd_dataset_close(opened);
     /* A mask by which nothing counts, made by another program. */
     const nd_u64s made = {(uint64_t[]){(uint64_t)all[0], (uint64_t)all[1]}, 2, 0};
     nd_bytes file = {0};
     char index[PATH_MAX];
     snprintf(index, sizeof index, "%s", tempdir_file(&dir, "p.idx"));
     assert_ok(nd_loss_mask_make(&made, tempdir_file(&dir, "p.bin"), index, TOKENS, &file));
-    tempdir_write(&dir, "p.mask", file.data, file.count);
-    assert_fails(open_files(), ND_ERR_DATA, "none of the 40 tokens counts");
+    mask_fails(file.data, file.count, "none of the 40 tokens counts");
     free(file.data);
     free(mask.data);
     free(large.data);
@@ -204,7 +202,6 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
     cr_expect_eq(counts[0], counts[1]);
     cr_expect_eq(counts[0], all.counts.ignored);
     nd_dataset_close(encoded);
-    nd_dataset_close(opened);
     nd_corpus_files_fini(&files);
     nd_tokenizer_close(tokenizer);
     corpus_free(&all);
@@ -227,6 +224,7 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
     cr_expect_eq(ignored, 4);
     assert_ok(open_files());
     parts[1].data = opened;
+    opened = NULL; /* the blend takes it over */
     nd_dataset *blend;
     assert_ok(nd_dataset_blend(parts, 2, &blend));
     assert_ok(nd_dataset_ignored(blend, &ignored));

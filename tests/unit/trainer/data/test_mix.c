@@ -10,12 +10,13 @@
 
 enum { MOST = ND_MIX_SOURCES };
 
+static nd_dataset *mix; /* the last one; the next one closes it */
+
 /* Sources of so many blocks, or of as many each, of which nothing is read. */
-static nd_dataset *make_of(int count, const double *weights, const double *epochs,
-                           const int64_t *blocks, int64_t each)
+static void make_of(int count, const double *weights, const double *epochs, const int64_t *blocks,
+                    int64_t each)
 {
     nd_dataset_part parts[MOST];
-    nd_dataset *mix;
     for (int j = 0; j < count; j++) {
         parts[j] = (nd_dataset_part){.data = calloc(1, sizeof(nd_dataset)),
                                      .name = "x",
@@ -24,21 +25,21 @@ static nd_dataset *make_of(int count, const double *weights, const double *epoch
         parts[j].data->blocks = blocks ? blocks[j] : each;
         parts[j].data->path = strdup("x");
     }
+    nd_dataset_close(mix);
     assert_ok(nd_dataset_blend(parts, count, &mix));
-    return mix;
 }
 
-static nd_dataset *make(int count, const double *weights, const double *epochs, int64_t blocks)
+static void make(int count, const double *weights, const double *epochs, int64_t blocks)
 {
-    return make_of(count, weights, epochs, NULL, blocks);
+    make_of(count, weights, epochs, NULL, blocks);
 }
 
-static nd_sample_place sample_at(const nd_dataset *mix, int64_t i)
+static nd_sample_place sample_at(int64_t i)
 {
     return nd_blend_sample(mix->blend, i);
 }
 
-static int64_t count_of(const nd_dataset *mix, int source, int64_t n)
+static int64_t count_of(int source, int64_t n)
 {
     int64_t counts[MOST];
     cr_assert(nd_dataset_count_samples(mix, n, counts));
@@ -48,14 +49,13 @@ static int64_t count_of(const nd_dataset *mix, int source, int64_t n)
 Test(mix, two_sources_take_turns_as_tijdeman_says)
 {
     static const int order[] = {0, 1, 0, 0, 0, 1, 0, 0, 1, 0};
-    nd_dataset *mix = make(2, (double[]){0.7, 0.3}, NULL, 5);
+    make(2, (double[]){0.7, 0.3}, NULL, 5);
     for (int i = 0; i < 40; i++) {
-        cr_assert_eq(sample_at(mix, i).source, order[i % 10], "sample %d", i);
+        cr_assert_eq(sample_at(i).source, order[i % 10], "sample %d", i);
     }
-    cr_assert_eq(sample_at(mix, 7 + 1000000000000).source, order[7]);
-    cr_assert_eq(sample_at(mix, 5 + 1000000000000).index, 300000000001);
+    cr_assert_eq(sample_at(7 + 1000000000000).source, order[7]);
+    cr_assert_eq(sample_at(5 + 1000000000000).index, 300000000001);
     cr_assert_eq(mix->blend->samples, INT64_MAX);
-    nd_dataset_close(mix);
 }
 
 /* The rule of docs/formats.md word by word: every source is asked for every place. */
@@ -91,16 +91,15 @@ Test(mix, the_order_is_the_one_of_the_rule)
         for (int j = 0; j < count; j++) {
             P += counts[j];
         }
-        nd_dataset *mix = make(count, weights, NULL, 100);
+        make(count, weights, NULL, 100);
         for (int64_t n = 1; n <= P; n++) {
-            const nd_sample_place at = sample_at(mix, n - 1), later = sample_at(mix, 5 * P + n - 1);
+            const nd_sample_place at = sample_at(n - 1), later = sample_at(5 * P + n - 1);
             cr_assert_eq(at.source, next_of(counts, given, count, P, n), "round %d, place %lld",
                          (int)round, (long long)n);
             cr_assert_eq(at.index, given[at.source]);
             cr_assert_eq(later.source, at.source);
             given[at.source]++;
         }
-        nd_dataset_close(mix);
     }
 }
 
@@ -109,14 +108,14 @@ Test(mix, the_order_is_the_one_of_the_rule)
  * take less than one sample, and its samples come in order. Between two samples of a source its lag
  * grows, so that it is enough to look before and after each of them, and at the end.
  */
-static void expect_bound(const nd_dataset *mix, int count, const int64_t *weights, int64_t n)
+static void expect_bound(int count, const int64_t *weights, int64_t n)
 {
     int64_t had[MOST] = {0}, sum = 0;
     for (int j = 0; j < count; j++) {
         sum += weights[j];
     }
     for (int64_t i = 0; i < n; i++) {
-        const nd_sample_place at = sample_at(mix, i);
+        const nd_sample_place at = sample_at(i);
         const int64_t w = weights[at.source], x = had[at.source]++;
         cr_assert(at.index == x && w * i - x * sum < sum && (x + 1) * sum - w * (i + 1) < sum,
                   "sample %lld is number %lld of source %d, after %lld of its %lld in %lld",
@@ -126,7 +125,7 @@ static void expect_bound(const nd_dataset *mix, int count, const int64_t *weight
     for (int j = 0; j < count; j++) {
         cr_assert(llabs(had[j] * sum - weights[j] * n) < sum, "source %d has had %lld", j,
                   (long long)had[j]);
-        cr_assert_eq(count_of(mix, j, n), had[j]);
+        cr_assert_eq(count_of(j, n), had[j]);
     }
 }
 
@@ -150,11 +149,10 @@ Test(mix, every_prefix_is_within_one_of_random_weights, .timeout = 120)
             left -= weights[j];
             asked[j] = (double)weights[j] / (double)(round % 2 ? sum : 1);
         }
-        nd_dataset *mix = make(count, asked, NULL, 100);
+        make(count, asked, NULL, 100);
         cr_assert_eq(sum % mix->blend->period, 0, "a period of %lld",
                      (long long)mix->blend->period);
-        expect_bound(mix, count, weights, sum + sum / 3);
-        nd_dataset_close(mix);
+        expect_bound(count, weights, sum + sum / 3);
     }
 }
 
@@ -169,15 +167,14 @@ Test(mix, every_prefix_is_within_one_of_rounded_weights, .timeout = 120)
             asked[j] = exp2((double)(draw(round, j) >> 40) / (1 << 24) * (double)(2 * round + 1));
             sum += asked[j];
         }
-        nd_dataset *mix = make(count, asked, NULL, 100);
+        make(count, asked, NULL, 100);
         cr_assert_eq(mix->blend->period, ND_MIX_PERIOD);
         for (int j = 0; j < count; j++) {
-            weights[j] = count_of(mix, j, ND_MIX_PERIOD);
+            weights[j] = count_of(j, ND_MIX_PERIOD);
             const double change = (double)weights[j] / ND_MIX_PERIOD - asked[j] / sum;
             cr_assert(weights[j] >= 1 && fabs(change) < 1.0 / ND_MIX_PERIOD);
         }
-        expect_bound(mix, count, weights, ND_MIX_PERIOD + 1000);
-        nd_dataset_close(mix);
+        expect_bound(count, weights, ND_MIX_PERIOD + 1000);
     }
 }
 
@@ -199,9 +196,8 @@ Test(mix, extreme_weights_keep_the_bound, .timeout = 120)
                  {{1, 1e-9}, {ND_MIX_PERIOD - 1, 1}, 2},
                  {{1e-30, 1, 1}, {1, ND_MIX_PERIOD / 2 - 1, ND_MIX_PERIOD / 2}, 3}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        nd_dataset *mix = make(cases[c].count, cases[c].asked, NULL, 100);
-        expect_bound(mix, cases[c].count, cases[c].weights, ND_MIX_PERIOD + 1000);
-        nd_dataset_close(mix);
+        make(cases[c].count, cases[c].asked, NULL, 100);
+        expect_bound(cases[c].count, cases[c].weights, ND_MIX_PERIOD + 1000);
     }
 }
 
@@ -214,14 +210,13 @@ Test(mix, a_hundred_sources_keep_the_bound_at_any_index)
         asked[j] = (double)weights[j];
         sum += weights[j];
     }
-    nd_dataset *mix = make(100, asked, NULL, 100);
-    expect_bound(mix, 100, weights, 3 * sum + 7);
+    make(100, asked, NULL, 100);
+    expect_bound(100, weights, 3 * sum + 7);
     for (int64_t n = 1000000000; n < 1000000000 + sum; n++) { /* as a resumed run begins */
-        const nd_sample_place at = sample_at(mix, n);
-        cr_assert_eq(at.index, count_of(mix, at.source, n));
+        const nd_sample_place at = sample_at(n);
+        cr_assert_eq(at.index, count_of(at.source, n));
         cr_assert(llabs(at.index * sum - weights[at.source] * n) < sum);
     }
-    nd_dataset_close(mix);
 }
 
 /* The tables of many phases share their memory. */
@@ -237,9 +232,8 @@ Test(mix, the_longest_period_depends_on_how_many_sources_end)
             weights[j] = 1 + 1e-9 * j;
             epochs[j] = j < cases[c].limited;
         }
-        nd_dataset *mix = make(MOST, weights, epochs, 3);
+        make(MOST, weights, epochs, 3);
         cr_expect_eq(mix->blend->period, cases[c].period, "%d", cases[c].limited);
-        nd_dataset_close(mix);
     }
 }
 
@@ -247,11 +241,11 @@ Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)
 {
     /* 10 blocks each: the second gives 15 samples, the third 5. */
     const double weights[] = {1, 1, 2}, epochs[] = {0, 1.5, 0.5};
-    nd_dataset *mix = make(3, weights, epochs, 10);
+    make(3, weights, epochs, 10);
     int64_t had[3] = {0};
     int64_t ended[3] = {0};
     for (int64_t i = 0; i < 500; i++) {
-        nd_sample_place at = sample_at(mix, i);
+        nd_sample_place at = sample_at(i);
         cr_assert_eq(at.index, had[at.source]);
         had[at.source]++;
         ended[at.source] = i + 1;
@@ -259,24 +253,23 @@ Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)
     cr_assert_eq(had[1], 15);
     cr_assert_eq(had[2], 5);
     cr_assert_eq(had[0], 480);
-    cr_assert_eq(count_of(mix, 0, 500), 480);
-    cr_assert_eq(count_of(mix, 1, 500), 15);
-    cr_assert_eq(count_of(mix, 2, ended[2]), 5);
-    cr_assert_eq(count_of(mix, 2, ended[2] - 1), 4);
+    cr_assert_eq(count_of(0, 500), 480);
+    cr_assert_eq(count_of(1, 500), 15);
+    cr_assert_eq(count_of(2, ended[2]), 5);
+    cr_assert_eq(count_of(2, ended[2] - 1), 4);
     /* Half of the samples until 5 are gone; from then on every other one is of the second. */
     cr_assert(ended[2] >= 9 && ended[2] <= 11, "%lld", (long long)ended[2]);
     cr_assert(ended[1] >= 34 && ended[1] <= 37, "%lld", (long long)ended[1]);
     cr_assert_eq(mix->blend->samples, INT64_MAX);
-    nd_dataset_close(mix);
 }
 
 Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
 {
     int64_t had[3] = {0};
-    nd_dataset *mix = make_of(3, NULL, (double[]){1, 3, 0.5}, (const int64_t[]){100, 33, 7}, 0);
+    make_of(3, NULL, (double[]){1, 3, 0.5}, (const int64_t[]){100, 33, 7}, 0);
     cr_assert_eq(mix->blend->samples, 100 + 99 + 4);
     for (int64_t i = 0; i < mix->blend->samples; i++) {
-        nd_sample_place at = sample_at(mix, i);
+        nd_sample_place at = sample_at(i);
         cr_assert_eq(at.index, had[at.source]++);
         double share = (double)(i + 1) * 99 / 203;
         cr_assert(at.source != 1 || fabs((double)had[1] - share) < 1.0 + 1e-9);
@@ -284,7 +277,6 @@ Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
     cr_assert_eq(had[0], 100);
     cr_assert_eq(had[1], 99);
     cr_assert_eq(had[2], 4);
-    nd_dataset_close(mix);
 }
 
 /* All in proportion to what they give, so they end at different times. */
@@ -297,15 +289,14 @@ Test(mix, each_of_256_sources_ends_with_its_own_epochs)
         epochs[j] = 1 + 0.125 * j;
         all += (int64_t)round(8 * epochs[j]);
     }
-    nd_dataset *mix = make(MOST, weights, epochs, 8);
+    make(MOST, weights, epochs, 8);
     cr_assert_eq(mix->blend->samples, all);
     for (int64_t i = 0; i < all; i++) {
-        nd_sample_place at = sample_at(mix, i);
+        nd_sample_place at = sample_at(i);
         cr_assert_eq(at.index, had[at.source]++);
     }
     for (int j = 0; j < MOST; j++) {
         cr_assert_eq(had[j], 8 + j);
-        cr_assert_eq(count_of(mix, j, all), had[j]);
+        cr_assert_eq(count_of(j, all), had[j]);
     }
-    nd_dataset_close(mix);
 }

@@ -84,12 +84,10 @@ Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
 
 Test(choices, what_is_too_long_loses_its_beginning)
 {
-    static const char row[] =
-        "{\"context\": \"a b c d e f g\", \"choices\": [\" h\", \" h i j k\"], "
-        "\"gold\": 0}";
     const int64_t all = size_of("a b c d e f g h"), own = all - size_of("a b c d e f g");
     rules.max_tokens = 4;
-    assert_ok(read_rows(row));
+    assert_ok(read_rows("{\"context\": \"a b c d e f g\", \"choices\": [\" h\", \" h i j k\"], "
+                        "\"gold\": 0}"));
     const nd_choice *c = q.list[0].choices;
     cr_expect_eq(c[0].ids.count, 4);
     cr_expect_eq(c[0].from, 4 - own);

@@ -279,6 +279,17 @@ Test(generate, a_signal_stops_between_two_calls)
     cr_expect_eq(t.out[0].finish[0], ND_FINISH_NONE);
 }
 
+/* Runs a body that scores on one rank. */
+static void assert_scores(int layers, nd_status (*scores)(nd_rank *, void *))
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(layers, false),
+                      .config = mesh_config_of(),
+                      .body = scores};
+    job.shape.rms_eps = 1e-5;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
 /* Scores in pieces, and with a beginning that the text before had too. */
 static nd_status score_body(nd_rank *rank, void *context)
 {
@@ -367,32 +378,17 @@ static nd_status score_shorter_between(nd_rank *rank, void *context)
 
 Test(generate, a_shorter_text_between_two_scores_changes_no_score)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = mesh_shape_of(2, false),
-                      .config = mesh_config_of(),
-                      .body = score_shorter_between};
-    job.shape.rms_eps = 1e-5;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_scores(2, score_shorter_between);
 }
 
 Test(generate, a_text_between_two_scores_changes_no_score)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = mesh_shape_of(2, false),
-                      .config = mesh_config_of(),
-                      .body = score_run_score};
-    job.shape.rms_eps = 1e-5;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_scores(2, score_run_score);
 }
 
 Test(generate, scores_do_not_depend_on_the_pieces)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = mesh_shape_of(3, false),
-                      .config = mesh_config_of(),
-                      .body = score_body};
-    job.shape.rms_eps = 1e-5;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    assert_scores(3, score_body);
 }
 
 static nd_status check_body(nd_rank *rank, void *context)

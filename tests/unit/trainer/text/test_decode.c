@@ -7,8 +7,20 @@
 
 enum { IDS_MAX = 4096 };
 
-static void assert_text(const char *family, nd_decoder *decoder, const json_t *list,
-                        const json_t *expected, size_t piece)
+/* What a test has opened last; the next one closes it. */
+static nd_tokenizer *tokenizer;
+static nd_decoder *decoder;
+
+static void use(const char *family, bool skip_special)
+{
+    nd_decoder_destroy(decoder);
+    nd_tokenizer_close(tokenizer);
+    tokenizer = text_open(family);
+    assert_ok(nd_decoder_create(tokenizer, skip_special, &decoder));
+}
+
+static void assert_text(const char *family, const json_t *list, const json_t *expected,
+                        size_t piece)
 {
     int32_t ids[IDS_MAX];
     size_t size, count = text_ids(list, ids, IDS_MAX);
@@ -23,20 +35,16 @@ static void assert_text(const char *family, nd_decoder *decoder, const json_t *l
 /* In pieces of every length, which must not matter. */
 static void assert_texts(const char *family, const char *key, bool skip_special)
 {
-    nd_tokenizer *tokenizer = text_open(family);
-    nd_decoder *decoder;
-    assert_ok(nd_decoder_create(tokenizer, skip_special, &decoder));
+    use(family, skip_special);
     json_t *cases = text_cases(family);
     for (size_t i = 0; i < json_array_size(cases); i++) {
         const json_t *one = json_array_get(cases, i), *ids = json_object_get(one, "parse");
         size_t count = json_array_size(ids);
         for (size_t piece = 1; piece <= count + 1; piece++) {
-            assert_text(family, decoder, ids, json_object_get(one, key), piece);
+            assert_text(family, ids, json_object_get(one, key), piece);
         }
     }
     json_decref(cases);
-    nd_decoder_destroy(decoder);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(decode, texts_are_those_of_tokenizers_at_every_cut)
@@ -52,12 +60,10 @@ Test(decode, what_was_encoded_byte_by_byte_comes_back)
 {
     static const char *const families[] = {"gpt2", "llama3", "qwen2", "digits"};
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
-        nd_tokenizer *tokenizer = text_open(families[f]);
         nd_encoder *encoder;
-        nd_decoder *decoder;
         const nd_encode_options options = {.special_in_text = ND_SPECIAL_TEXT};
+        use(families[f], false);
         assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
-        assert_ok(nd_decoder_create(tokenizer, false, &decoder));
         for (uint32_t seed = 1; seed <= 200; seed++) {
             char text[64];
             uint32_t state = seed * 2654435761u;
@@ -73,8 +79,6 @@ Test(decode, what_was_encoded_byte_by_byte_comes_back)
             cr_assert_arr_eq(back, text, size);
         }
         nd_encoder_destroy(encoder);
-        nd_decoder_destroy(decoder);
-        nd_tokenizer_close(tokenizer);
     }
 }
 
@@ -82,11 +86,9 @@ Test(decode, what_was_encoded_byte_by_byte_comes_back)
 Test(decode, a_character_is_held_back_until_it_is_whole)
 {
     static const int bytes[] = {0xf0, 0x9f, 0x98, 0x80};
-    nd_tokenizer *tokenizer = text_open("llama2");
-    nd_decoder *decoder;
     const char *text;
     size_t size;
-    assert_ok(nd_decoder_create(tokenizer, false, &decoder));
+    use("llama2", false);
     for (int i = 0; i < 4; i++) {
         char name[8];
         int32_t id = nd_tokenizer_find(
@@ -99,21 +101,15 @@ Test(decode, a_character_is_held_back_until_it_is_whole)
     cr_assert_arr_eq(text, "\xf0\x9f\x98\x80", 4);
     assert_ok(nd_decoder_end(decoder, &text, &size));
     cr_assert_eq(size, 0);
-    nd_decoder_destroy(decoder);
-    nd_tokenizer_close(tokenizer);
 }
 
 Test(decode, an_id_without_a_token_is_refused)
 {
-    nd_tokenizer *tokenizer = text_open("gpt2");
-    nd_decoder *decoder;
     const char *text;
     size_t size;
-    assert_ok(nd_decoder_create(tokenizer, false, &decoder));
+    use("gpt2", false);
     const int32_t ids[] = {-1, nd_tokenizer_vocab_size(tokenizer)};
     for (int i = 0; i < 2; i++) {
         assert_fails(nd_decoder_push(decoder, &ids[i], 1, &text, &size), ND_ERR_DATA, "has the id");
     }
-    nd_decoder_destroy(decoder);
-    nd_tokenizer_close(tokenizer);
 }
