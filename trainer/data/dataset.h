@@ -102,15 +102,15 @@ struct nd_dataset {
     int64_t vocab;
     int64_t sequence; /* S */
     int64_t blocks;
-    nd_token_cache *cache;     /* of an encoded text, which owns the map; else NULL; owned */
-    nd_index index;            /* of Megatron files; else zeros */
-    uint8_t *mask;             /* the loss mask beside Megatron files; else NULL; owned */
-    const char *mask_digest;   /* its own, of ND_LOSS_MASK_DIGEST_BYTES */
-    uint64_t spans;            /* of tokens that do not count in the loss */
-    const uint8_t *span_pairs; /* (spans) pairs of u64: tokens [begin, end), in order */
-    nd_documents *documents;   /* NULL: joined, and of a blend; owned */
-    nd_blend *blend;           /* several sources, and no map; else NULL; owned */
-    char content[33]; /* nd_dataset_content, which is computed once; "": not yet, or it is empty */
+    nd_token_cache *cache;         /* of an encoded text, which owns the map; else NULL; owned */
+    nd_index index;                /* of Megatron files; else zeros */
+    uint8_t *mask;                 /* the loss mask beside Megatron files; else NULL; owned */
+    const char *mask_digest;       /* its own, of ND_LOSS_MASK_DIGEST_BYTES */
+    uint64_t spans;                /* of tokens that do not count in the loss */
+    const uint8_t *span_pairs;     /* (spans) pairs of u64: tokens [begin, end), in order */
+    nd_documents *documents;       /* NULL: joined, and of a blend; owned */
+    nd_blend *blend;               /* several sources, and no map; else NULL; owned */
+    char content[ND_HASH_HEX_MAX]; /* nd_dataset_content, once it is known; "": not yet, or empty */
 };
 
 /* Whether its blocks have whole rows. */
@@ -121,7 +121,8 @@ static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
 
 /*
  * Checks a Megatron .idx of `size` bytes against the .bin's size; fills all but the path, the map
- * and the digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
+ * and the digest. Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for
+ * messages.
  */
 nd_status nd_index_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
                          const char *bin, nd_index *out);

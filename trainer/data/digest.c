@@ -117,13 +117,11 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 
 nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])
 {
-    char content[ND_HASH_HEX_MAX];
     files_of all = {0};
     if (!dataset->content[0]) {
         count_files(dataset, &all);
-        ND_TRY(hash_dataset(dataset, &all, content));
-        memcpy(dataset->content, content, sizeof dataset->content);
+        ND_TRY(hash_dataset(dataset, &all, dataset->content));
     }
-    memcpy(hex, dataset->content, sizeof dataset->content);
+    memcpy(hex, dataset->content, 33);
     return ND_OK;
 }

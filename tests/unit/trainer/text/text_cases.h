@@ -15,8 +15,8 @@ nd_tokenizer *text_open(const char *family);
 /* The file of a family, to be changed by a test; and opening such a file. */
 json_t *text_file(const char *family);
 nd_status text_parse(const json_t *file, nd_tokenizer **out);
-/* Valid text of characters of all classes, and of both borders of each range of letters; `runs`: also
- * in long runs. Returns its bytes, at most `room`. */
+/* Valid text of characters of all classes, and of both borders of each range of letters. `runs`:
+ * also in long runs. Returns its bytes, at most `room`. */
 size_t text_random(uint64_t seed, bool runs, char *out, size_t room);
 /* The list of cases of a family. */
 json_t *text_cases(const char *family);
