@@ -430,6 +430,11 @@ Test(run, bench_times_every_precision)
     shell(&dir, "ND_CPU_ISA=amx_emulated " ND_TRAIN
                 " bench --products --sizes 32x48x64 --device cpu --jsonl");
     says("\"tensorwise_seconds\":");
+    /* A product is one of a micro-batch: it would take 4,096 times as long. */
+    shell(&dir, "for n in 1 4096; do " ND_TRAIN " bench --products --sizes 32x48x64 --device cpu "
+                "--jsonl --gradient-accumulation-steps $n; done | python3 -c 'import json, sys\n"
+                "one, many = [json.loads(line)[\"bf16_seconds\"] for line in sys.stdin]\n"
+                "sys.exit(many > 64 * one)'");
 }
 
 /* The lines of README: a file for eight workers gives the sizes of one of its ranks, which one

@@ -156,12 +156,13 @@ Test(signals, term_to_one_replica_ends_the_validation_of_all)
     launched_expect(&l, 75);
 }
 
-/* Steps go on after the signal; TERM ends the run. */
+/* Steps go on after the signal, which a terminal sends to the workers too; TERM ends the run. */
 static void is_passed_over(int number)
 {
     launched l;
     tiny_train(&l, &dir, "out", 2, (const char *[]){"--set", "log.interval=20", NULL});
     kill(l.pid, number);
+    kill(launched_child(&l, 1), number);
     int seen = launched_count(&l, "\nstep ");
     launched_until(&l, "\nstep ", seen + 3);
     launched_end(&l, SIGTERM, 75);

@@ -82,20 +82,40 @@ Test(decode, what_was_encoded_byte_by_byte_comes_back)
     }
 }
 
-/* An emoji of four bytes, a byte a token. */
-Test(decode, a_character_is_held_back_until_it_is_whole)
+/* Pushes a byte a token, of which no text comes yet. */
+static void push_bytes(const char *bytes)
 {
-    static const int bytes[] = {0xf0, 0x9f, 0x98, 0x80};
-    const char *text;
-    size_t size;
-    use("llama2", false);
-    for (int i = 0; i < 4; i++) {
+    for (; *bytes; bytes++) {
         char name[8];
+        const char *text;
+        size_t size;
         int32_t id = nd_tokenizer_find(
-            tokenizer, name, (size_t)snprintf(name, sizeof name, "<0x%02X>", bytes[i] & 0xff));
+            tokenizer, name, (size_t)snprintf(name, sizeof name, "<0x%02X>", *bytes & 0xff));
         assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));
         cr_assert_eq(size, 0);
     }
+}
+
+/* What tokenizers' ByteFallback does: a run of bytes that is not UTF-8 as a whole is one
+ * replacement character for each byte. */
+Test(decode, bytes_that_are_no_character_are_replaced_one_by_one)
+{
+    const char *text;
+    size_t size;
+    use("llama2", false);
+    push_bytes("\xe4\xbd");
+    assert_ok(nd_decoder_end(decoder, &text, &size));
+    cr_assert_eq(size, 6);
+    cr_assert_arr_eq(text, "\xef\xbf\xbd\xef\xbf\xbd", 6);
+}
+
+/* An emoji of four bytes, a byte a token. */
+Test(decode, a_character_is_held_back_until_it_is_whole)
+{
+    const char *text;
+    size_t size;
+    use("llama2", false);
+    push_bytes("\xf0\x9f\x98\x80");
     assert_ok(nd_decoder_end(decoder, &text, &size));
     cr_assert_eq(size, 4);
     cr_assert_arr_eq(text, "\xf0\x9f\x98\x80", 4);
