@@ -29,7 +29,8 @@ static void init_log(const nd_config *config, const nd_identity *id)
     const nd_log_level level =
         config->log.level == ND_LOG_INFO && id->rank > 0 ? ND_LOG_WARNING : config->log.level;
     char prefix[200];
-    snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* the form that ndlaunch uses */
+    /* ndlaunch prefixes its workers' lines in this form, and knows their errors by "error: ". */
+    snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank);
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
 

@@ -6,9 +6,9 @@
  *
  * Every fallible function returns nd_status. The function that first recognises a fault fills the
  * calling thread's nd_error once with a whole sentence (what, where, how to fix it); callers pass
- * the status up with ND_TRY and may add a breadcrumb ("while reading model.path"). Only main()
- * turns a status into a process exit code: a status value IS the documented exit code
- * (docs/launch.md).
+ * the status up with ND_TRY and may add a breadcrumb ("while reading model.path"). A status value
+ * IS the documented exit code (docs/launch.md): main() ends the process with it, and so does a
+ * thread that cannot wait for the trainer (trainer/worker, nccl_watch).
  */
 #include <stdarg.h>
 #include <stddef.h>

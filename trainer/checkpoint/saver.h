@@ -12,7 +12,7 @@
  * that writes them.
  *
  * A saver belongs to the thread of its rank. Its writer thread has a queue of one job, touches no
- * communicator, and enqueues nothing on the device. It hangs when it has completed no read, write
+ * communicator, and enqueues nothing on a GPU. It hangs when it has completed no read, write
  * or sync and copied no unit for launch.comm_timeout_seconds; whoever then waits for it gets
  * ND_ERR_HANG.
  */

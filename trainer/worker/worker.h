@@ -127,7 +127,7 @@ void nd_worker_report_loss(void *worker, const char *message);
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
  * called before a failing rank closes anything: closing may take long, wait for a peer, or show a
  * peer that this rank fails. A job of PMIx ends with the report, which may wait a few seconds for
- * that of a rank that knows better; the transport is abandoned. A second call does nothing.
+ * that of a rank that knows better; what NCCL still does is given up. A second call does nothing.
  */
 void nd_worker_fail(nd_worker *worker, nd_status status);
 /*
