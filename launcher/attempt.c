@@ -140,7 +140,7 @@ static void on_closed(uv_handle_t *handle)
     ((nd_attempt *)handle->data)->handles--;
 }
 
-/* The last that is heard of the handle. */
+/* No other callback of the handle may run any more: its data become the attempt. */
 static void close_handle(nd_attempt *attempt, void *handle)
 {
     ((uv_handle_t *)handle)->data = attempt;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Node 0: hosts the store, gathers the nodes before each start, gives it its nodes, watches them
- * while workers run, and prints the failure screen of the node that failed first. The store's hooks only record what arrived; the pulse acts on it, outside
- * of the store's calls. It is regular where there are other nodes; what this node does wakes it,
- * too.
+ * while workers run, and prints the failure screen of the node that failed first. The store's hooks
+ * only record what arrived; the pulse acts on it, outside of the store's calls. It is regular where
+ * there are other nodes; what this node does wakes it, too.
  */
 #include "launcher/nodes.h"
 

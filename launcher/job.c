@@ -45,7 +45,7 @@ typedef struct nd_job {
     int exit_code;
 } nd_job;
 
-/* Each handle, or with `watchers_only` those that no store and no worker closes. */
+/* Closes the handle; with `watchers_only` not NULL only one that no store and no worker closes. */
 static void close_handle(uv_handle_t *handle, void *watchers_only)
 {
     uv_handle_type type = uv_handle_get_type(handle);
@@ -76,7 +76,7 @@ static void finish(void *context, int exit_code)
     }
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     nd_nodes_close_store(job->nodes);
-    uv_walk(&job->loop, close_handle, &(bool){true});
+    uv_walk(&job->loop, close_handle, job);
 }
 
 /* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */

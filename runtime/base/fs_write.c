@@ -89,11 +89,16 @@ nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size)
 
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size)
 {
-    char *temporary = NULL;
-    ND_TRY(nd_fs_temporary(path, &temporary));
-    nd_status status = write_and_rename(path, temporary, mode, data, size);
+    nd_status status = ND_OK;
+    char *temporary = NULL, *folder = NULL;
+    ND_TRY_OUT(nd_fs_temporary(path, &temporary));
+    ND_TRY_OUT(nd_fs_parent(path, &folder)); /* a lack of memory leaves the file as it was */
+    ND_TRY_OUT(write_and_rename(path, temporary, mode, data, size));
+    ND_TRY_OUT(nd_fs_sync_folder(folder));
+out:
+    free(folder);
     free(temporary);
-    return status == ND_OK ? sync_parent(path) : status;
+    return status;
 }
 
 nd_status nd_fs_temporary(const char *path, char **out)

@@ -51,10 +51,18 @@ void nd_json_append(json_t **array, json_t *value)
     }
 }
 
+static bool is_ascii(const char *text)
+{
+    while (*text && (unsigned char)*text < 0x80) {
+        text++;
+    }
+    return !*text;
+}
+
 json_t *nd_json_string(const char *text)
 {
-    json_t *value = json_string(text);
-    char *ascii = value ? NULL : strdup(text);
+    json_t *value = json_string(text); /* NULL: it is no UTF-8, or there is no memory */
+    char *ascii = value || is_ascii(text) ? NULL : strdup(text);
     if (ascii) {
         for (char *c = ascii; *c; c++) {
             *c = (unsigned char)*c < 0x80 ? *c : '?';

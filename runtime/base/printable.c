@@ -148,7 +148,7 @@ bool nd_stdout_write(const char *bytes, size_t count)
 {
     while (count > 0) {
         ssize_t n = write(STDOUT_FILENO, bytes, count);
-        if (n <= 0 && errno != EINTR) {
+        if (n == 0 || (n < 0 && errno != EINTR)) {
             return false;
         }
         bytes += n > 0 ? n : 0;

@@ -42,7 +42,8 @@ typedef struct nd_shown {
  * and 0: no further byte comes, and what is held is written. */
 size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out);
 
-/* All of it to standard output, and waits for its reader. False: the reader is gone. */
+/* Writes all of it to standard output, and waits for its reader. False: it cannot be written, for
+ * instance as the reader is gone. */
 bool nd_stdout_write(const char *bytes, size_t count);
 /* Once, at the start of a program: where standard output is a terminal, all that is printed with
  * stdio passes the filter, as text only. A file and a pipe get the bytes as they are. */

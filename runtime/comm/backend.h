@@ -11,7 +11,7 @@
 
 #include "runtime/comm/comm.h"
 
-/* A transport as its caller described it, whose `native` has so many zero bytes that
+/* A transport as its caller described it. `native` gets native_bytes zero bytes, which
  * nd_transport_close frees after the backend's close. */
 nd_status nd_transport_create(const nd_comm_backend *backend, const nd_transport_options *options,
                               size_t native_bytes, nd_transport **out);

@@ -91,7 +91,7 @@ typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_
 typedef struct nd_comm_backend {
     const char *name;                                            /* "self", "ucx", "nccl" */
     nd_status (*create)(nd_transport *transport, nd_comm *comm); /* NULL: nothing is to be made */
-    void (*destroy)(nd_comm *comm);                              /* NULL: nor to be ended */
+    void (*destroy)(nd_comm *comm);                              /* NULL: nothing is to be ended */
     /* Every operation, of one element at least, and a barrier, of none and without an event. */
     nd_status (*run)(nd_comm *, nd_stream *, nd_comm_op, const nd_comm_args *, nd_event *done);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */

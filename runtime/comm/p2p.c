@@ -559,11 +559,11 @@ static nd_status p2p_create(nd_transport *transport, nd_comm *comm)
         status = nd_fail_memory("the staging buffer of a group (%zu bytes)", pc->staging_bytes);
         goto out;
     }
-    for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
-        int member = (comm->index + k) % comm->size;
-        ND_TRY_OUT(native->p2p->connect(transport, comm->ranks[member]));
+    status = ND_OK;
+    for (int k = 1; status == ND_OK && k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
+        status = native->p2p->connect(transport, comm->ranks[(comm->index + k) % comm->size]);
     }
-    status = p2p_run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
+    status = status == ND_OK ? p2p_run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL) : status;
     if (status != ND_OK) {
         nd_fail_context(status, "the members of %s met for the first time",
                         nd_group_name(comm->kind));

@@ -147,7 +147,7 @@ typedef struct nd_p2p_transport {
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_p2p_transport;
 
-/* With so many zero bytes of `state`, which are freed after p2p->close. */
+/* `state` gets state_bytes zero bytes, which are freed after p2p->close. */
 nd_status nd_p2p_transport_create(const nd_p2p *p2p, const nd_transport_options *options,
                                   size_t state_bytes, nd_transport **out);
 

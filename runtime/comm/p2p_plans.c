@@ -140,7 +140,7 @@ static void gather_arrived(nd_p2p_op *op, int lane, int64_t index)
     if (lane != ND_LANE_RECV) {
         return;
     }
-    op->steps_done |= UINT64_C(1) << index;
+    op->steps_done |= UINT64_C(1) << index; /* a gather is for few members, Bruck's has few steps */
     if (op->block > 0 && op->lanes[lane].done == op->lanes[lane].total) {
         gather_finish(op);
     }

@@ -449,7 +449,7 @@ nd_status nd_config_resolve(nd_config *c)
     ND_TRY(resolve_threads(c));
     ND_TRY(resolve_workers(c));
     ND_TRY(resolve_mesh(c));
-    /* All keys that do not depend on the number of steps. */
+    /* These need the workers and the mesh, and not the number of steps. */
     ND_TRY(check_nodes(c));
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         ND_TRY(check_need(c, &needs[i]));

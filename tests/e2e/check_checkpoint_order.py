@@ -130,10 +130,10 @@ def check_order(calls, run):
     check(commits >= 3 and deletions >= 1, f"the trace has {commits} commits and {deletions} deletions")
 
 
-def record(bench, out, workers, *flags, settings=()):
+def record(bench, out, workers, *flags, prefix=()):
     trace = bench.folder / f"{out}.trace"
     bench.train(workers, out, *flags, prefix=["strace", "-f", "-y", "--seccomp-bpf", "-s", "400", "-o", str(trace), "-e",
-                                              f"trace={CALLS}", *settings])
+                                              f"trace={CALLS}", *prefix])
     run = str(bench.folder / out)
     calls = [c for c in parse(trace.read_text(), bench.folder) if c.path == run or c.path.startswith(run + "/") or c.path == str(bench.folder)]
     check(calls, f"strace has recorded nothing of {run}")
@@ -198,7 +198,7 @@ def main():
         log = bench.folder / "one.calls"
         bench.remove("one")
         faults = ["env", f"LD_PRELOAD={bench.library}", f"ND_FAULT_FOLDER={bench.folder / 'one'}", "ND_FAULT_RANK=0", f"ND_FAULT_LOG={log}"]
-        same_calls(*record(bench, "one", 1, settings=faults), log)
+        same_calls(*record(bench, "one", 1, prefix=faults), log)
     print("check_checkpoint_order: every commit and every deletion comes after what it needs, and wrong traces are refused")
 
 

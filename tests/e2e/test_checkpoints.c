@@ -6,7 +6,6 @@
 
 #include "tests/support/inputs.h"
 #include "tests/support/shell.h"
-#include "tests/support/skip.h"
 
 enum { S = 64, COMMAND_MAX = 3000 };
 

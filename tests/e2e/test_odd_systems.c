@@ -12,7 +12,6 @@
 #include "tests/support/patience.h"
 #include "tests/support/sentences.h"
 #include "tests/support/shell.h"
-#include "tests/support/skip.h"
 
 enum { COMMAND_MAX = 3000 };
 

@@ -156,16 +156,20 @@ Test(signals, term_to_one_replica_ends_the_validation_of_all)
     launched_expect(&l, 75);
 }
 
-/* Steps go on after the signal, which a terminal sends to the workers too; TERM ends the run. */
+/* Steps go on after the signal; TERM ends the run. */
+static void goes_on(launched *l, int number)
+{
+    kill(l->pid, number);
+    int seen = launched_count(l, "\nstep ");
+    launched_until(l, "\nstep ", seen + 3);
+    launched_end(l, SIGTERM, 75);
+}
+
 static void is_passed_over(int number)
 {
     launched l;
     tiny_train(&l, &dir, "out", 2, (const char *[]){"--set", "log.interval=20", NULL});
-    kill(l.pid, number);
-    kill(launched_child(&l, 1), number);
-    int seen = launched_count(&l, "\nstep ");
-    launched_until(&l, "\nstep ", seen + 3);
-    launched_end(&l, SIGTERM, 75);
+    goes_on(&l, number);
 }
 
 Test(signals, usr2_is_passed_over)
@@ -177,6 +181,20 @@ Test(signals, hup_is_passed_over_under_nohup)
 {
     signal(SIGHUP, SIG_IGN); /* what nohup does; programs inherit it */
     is_passed_over(SIGHUP);
+}
+
+/* A worker that ndlaunch starts has a session of its own. */
+Test(signals, hup_is_passed_over_by_ndtrain_alone_under_nohup)
+{
+    launched l;
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--num-steps", "1000000",
+                                  "--set", "log.interval=20", NULL});
+    tiny_add(&a, tiny_flags(&dir, "out"));
+    signal(SIGHUP, SIG_IGN);
+    launched_start(&l, &dir, "alone", a.list);
+    launched_until(&l, "\nstep ", 2);
+    goes_on(&l, SIGHUP);
 }
 
 Test(signals, quit_ends_the_trainer_at_once)

@@ -108,7 +108,7 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
     const nd_error again = *nd_error_last();
     ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &found, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     if (found == ND_ERR_DATA) {
-        return nd_shared_fail(own, ND_ERR_DATA, folder, error.message);
+        return nd_shared_fail(own ? ND_ERR_DATA : ND_OK, ND_ERR_DATA, folder, error.message);
     }
     if (found == ND_OK) {
         snprintf(
@@ -117,13 +117,14 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
             "at the memory and the file system of this host, which may not see the run "
             "folder: %.500s",
             r->rank, host, error.message);
-        return nd_shared_fail(r->rank == first, ND_ERR_IO, folder, reason);
+        return nd_shared_fail(r->rank == first ? ND_ERR_IO : ND_OK, ND_ERR_IO, folder, reason);
     }
     snprintf(reason, sizeof reason,
              "rank %lld finds damage, and rank 0 on %s cannot read the files again to confirm it, "
              "so the checkpoint stays: %.500s",
              (long long)first, host, again.message);
-    return nd_shared_fail(r->rank == 0, (nd_status)found, folder, reason);
+    return nd_shared_fail(r->rank == 0 ? (nd_status)found : ND_OK, (nd_status)found, folder,
+                          reason);
 }
 
 static int64_t slice_elements(const nd_layout *layout, int arrays)

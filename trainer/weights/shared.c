@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Elements that several ranks hold are read by one of them, which passes them on. */
+/* Elements that several ranks hold are read by one of them, which passes them on; and how ranks
+ * agree on a status, and share bytes of the host. */
 #include <string.h>
 
 #include "runtime/base/math.h"
@@ -68,11 +69,11 @@ nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array
     return nd_stream_sync(&rank->stream);
 }
 
-nd_status nd_shared_fail(bool own, nd_status status, const char *what, const char *reason)
+nd_status nd_shared_fail(nd_status own, nd_status status, const char *what, const char *reason)
 {
-    return !own                  ? nd_fail_elsewhere(status, "another rank could not read %s", what)
-           : status == ND_ERR_IO ? nd_fail_local(status, "%s", reason)
-                                 : nd_fail(status, "%s", reason);
+    return own == ND_OK       ? nd_fail_elsewhere(status, "another rank could not read %s", what)
+           : own == ND_ERR_IO ? nd_fail_local(status, "%s", reason)
+                              : nd_fail(status, "%s", reason);
 }
 
 nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, int64_t *values,
@@ -83,7 +84,7 @@ nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, 
     /* A rank that is lost meanwhile is reported here; it is no fault of reading. */
     ND_TRY(nd_all_reduce(rank, ND_GROUP_WORLD, values, count, ND_DTYPE_I64, ND_REDOP_MAX));
     const nd_status worst = (nd_status)values[0];
-    return worst == ND_OK ? ND_OK : nd_shared_fail(status != ND_OK, worst, what, own.message);
+    return worst == ND_OK ? ND_OK : nd_shared_fail(status, worst, what, own.message);
 }
 
 nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what)

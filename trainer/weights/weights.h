@@ -143,11 +143,16 @@ bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
 /* Collective: passes on a flat state array, padding included, in device memory; with `kept` in its
  * place what that keeps, weights that were converted as they were read. */
 nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array, nd_fsdp *kept);
-/* Fails with the reason on the rank whose own it is, surely its own (nd_fail_local) where the
- * status is ND_ERR_IO. The others have the error "another rank could not read WHAT", which lies
- * elsewhere. */
-nd_status nd_shared_fail(bool own, nd_status status, const char *what, const char *reason);
-/* Collective: the worst status of all ranks, as nd_shared_fail. `status` is of no collective. */
+
+/*
+ * What ranks agree on, and bytes that one of them has.
+ */
+/* Fails with `status`. A rank whose `own` status is not ND_OK gives its reason, which is surely its
+ * own (nd_fail_local) where that status is ND_ERR_IO. The others have the error "another rank could
+ * not read WHAT", which lies elsewhere. */
+nd_status nd_shared_fail(nd_status own, nd_status status, const char *what, const char *reason);
+/* Collective: the worst status of all ranks, with the error of nd_shared_fail. `status` is of no
+ * collective. */
 nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what);
 /* The same, and the greatest of all ranks for `count` values; the first becomes the status. */
 nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, int64_t *values,

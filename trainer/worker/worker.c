@@ -282,7 +282,8 @@ static nd_status open_device(const nd_config *config, nd_worker *worker)
         nd_error_clear();
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
-    /* ndlaunch has checked that of its workers. No thread runs yet: its stack would count twice. */
+    /* ndlaunch has checked the room of its workers. No thread runs yet: its stack would count
+     * twice. */
     if (id->source != ND_IDENTITY_NDLAUNCH) {
         ND_TRY(nd_worker_check_room(worker, 0, id->world_size, id->local_world_size));
     }

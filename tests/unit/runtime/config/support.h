@@ -38,10 +38,11 @@ static inline nd_status flags_of(nd_config *config, size_t count, const char **f
     return nd_config_parse(config, &asked, (int)count + 1, argv);
 }
 
-/* Flags in one text, with blanks between them. */
+/* Flags in one text, with blanks between them. What `asked` borrows is good until the next call. */
 static inline nd_status flags_in(nd_config *config, const char *text)
 {
-    char words[1024], *rest = words;
+    static char words[1024];
+    char *rest = words;
     const char *flags[32];
     size_t count = 0;
     snprintf(words, sizeof words, "%s", text);

@@ -43,8 +43,8 @@ static void save_both(const nd_mesh *mesh_a, int arrays_a, const nd_mesh *mesh_b
     static int64_t step;
     const nd_shape shape = fake_shape(false);
     forget();
-    a = fake_save(fake_run.path, &shape, mesh_a, arrays_a, ++step);
-    b = fake_save(fake_run.path, &shape, mesh_b, arrays_b, ++step);
+    a = fake_save(fake_run.path, &shape, mesh_a, arrays_a, step++);
+    b = fake_save(fake_run.path, &shape, mesh_b, arrays_b, step++);
     sides[0] = (nd_diff_side){a.path, &a.manifest, a.manifest.shape};
     sides[1] = (nd_diff_side){b.path, &b.manifest, b.manifest.shape};
 }

@@ -35,7 +35,7 @@ static char *read_back(const nd_manifest *m, nd_manifest *got)
     return text;
 }
 
-/* And as text again it is the same. */
+/* The manifest that was read is written as the same text. */
 static void expect_text(const nd_manifest *got, const char *text)
 {
     size_t bytes = 0;

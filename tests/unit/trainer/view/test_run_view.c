@@ -486,11 +486,11 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
                   "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                   "\"underflow\":0.125,\"underflow_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
     json_t *data = data_of_run();
-#define UNDERFLOW "runs/0/columns/fp8_health.gradient.mlp.up_proj.underflow"
-    cr_assert_eq(number_of(data, UNDERFLOW "/largest"), 0.25);
-    cr_assert_eq(number_of(data, UNDERFLOW "/largest_step"), 2);
-    cr_assert_eq(number_of(data, UNDERFLOW "/layer"), 1);
-    cr_assert_null(part_of(data, UNDERFLOW "_layer"));
+#define UP_UNDERFLOW "runs/0/columns/fp8_health.gradient.mlp.up_proj.underflow"
+    cr_assert_eq(number_of(data, UP_UNDERFLOW "/largest"), 0.25);
+    cr_assert_eq(number_of(data, UP_UNDERFLOW "/largest_step"), 2);
+    cr_assert_eq(number_of(data, UP_UNDERFLOW "/layer"), 1);
+    cr_assert_null(part_of(data, UP_UNDERFLOW "_layer"));
     cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/fp8_underflow.gradient/mean")), 2);
     json_decref(data);
 }
