@@ -272,7 +272,7 @@ nd_documents nd_documents_of(const nd_attention *a, size_t workspace, bool backw
     nd_documents d = {.batch = a->batch, .rows = a->sq, .keys = a->sk};
     d.kvs = nd_max(ND_DOCUMENTS_BYTES / nd_max(bytes_of_kv_head(a), 1), 1);
     d.kvs = nd_min(d.kvs, a->kv_heads);
-    while (a->kv_heads % d.kvs != 0) { /* all calls have as many KV heads */
+    while (a->kv_heads % d.kvs != 0) { /* each call has the same number */
         d.kvs--;
     }
     const int64_t heads = d.kvs * (a->heads / a->kv_heads);
@@ -374,8 +374,8 @@ static size_t attention_cached_scratch(const nd_device *device, const nd_attenti
     return 0;
 }
 
-/* The plain kernels read delta. They compute a backward that nd_sdpa_fits refuses, for its window
- * or for a single row, which depends on how a deterministic backward cuts the block. */
+/* The plain kernels read delta. They may compute a backward that has a window, or of which a
+ * deterministic cut of the block leaves one row. */
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
     const nd_sdpa_cut c = nd_sdpa_cut_block(a, 0, false);

@@ -497,7 +497,7 @@ static nd_status prepare_call(nd_sdpa_call *c)
     return ND_OK;
 }
 
-/* Rows without a key, which cuDNN does not take. */
+/* Computes the rows that see no key, which cuDNN does not take. */
 static nd_status run_blind(nd_stream *stream, const nd_sdpa_call *c)
 {
     nd_sdpa_call blind = *c;

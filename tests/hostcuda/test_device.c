@@ -46,7 +46,7 @@ Test(device, sleeps_of_its_thread_end_in_time)
     nd_device_close(device);
 }
 
-Test(device, a_machine_that_does_not_do_is_refused)
+Test(device, an_unsuitable_machine_is_refused)
 {
     static const struct {
         int devices, driver, capability, workers;
@@ -73,7 +73,8 @@ Test(device, a_machine_that_does_not_do_is_refused)
         if (machines[i].visible) {
             setenv("CUDA_VISIBLE_DEVICES", machines[i].visible, 1);
         }
-        cr_expect_eq(nd_device_open_cuda(&options, &device), ND_ERR_CONFIG);
+        nd_error_clear();
+        cr_expect_eq(nd_device_open_cuda(&options, &device), ND_ERR_CONFIG, "machine %zu", i);
         expect_said(machines[i].said[0], machines[i].said[1]);
     }
     nd_device_close(open_device()); /* without FP8 */

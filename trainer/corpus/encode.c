@@ -363,7 +363,7 @@ static nd_status fail_row(worker *w, int32_t place)
                                  (long long)skip, skip == 1 ? "" : "s");
 }
 
-/* What stands between separators; without one, a part of the text that the file is. */
+/* Adds what stands between separators; without one, the block is a part of one document. */
 static nd_status add_documents(worker *w)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;

@@ -59,11 +59,11 @@ typedef struct nd_samples {
     nd_hash *hash;
     const uint8_t *data;
     size_t size;
-    size_t bytes, sample; /* of a longer one `bytes` in all, so many at once */
+    size_t bytes, sample; /* of a longer file `bytes` are read, `sample` at a time */
 } nd_samples;
 
 /* Adds to the hash of nd_samples all bytes, or samples of them: the first at the beginning, the
- * last at the end, the others evenly between them. Under nd_fs_map_guard. */
+ * last at the end, the others evenly between them. nd_fs_map_guard calls it. */
 nd_status nd_samples_add(void *samples);
 
 /* The loss mask P.mask beside P.bin and P.idx: which tokens do not count in the loss, as spans of

@@ -80,7 +80,7 @@ static nd_status hash_dataset(const nd_dataset *dataset, const files_of *all, ch
     if (dataset->cache) {
         const nd_token_view *v = &dataset->cache->view;
         const uint64_t numbers[] = {v->width, v->tokens, v->documents, v->spans};
-        /* The checksums of all ids stand for them. */
+        /* The checksums of all ids stand for the ids. */
         samples = (nd_samples){.data = v->sums, .size = v->chunks * 8, .bytes = SIZE_MAX};
         hex[0] = '\0';
         return all ? ND_OK : hash_file(dataset, ND_HASH_SHA256, numbers, 4, samples, hex);

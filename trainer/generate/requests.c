@@ -128,7 +128,8 @@ static nd_status check_length(const nd_request_rules *rules, nd_request *request
 
 /* Requests. */
 
-/* Takes ids and name of a request that was read, or could not be (`status`). */
+/* Adds a request, or returns the `status` with which reading it failed. Takes over its ids and name
+ * either way. */
 static nd_status add(nd_requests *r, const nd_request_rules *rules, nd_request *request,
                      nd_status status)
 {

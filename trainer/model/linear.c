@@ -62,7 +62,7 @@ static void tensor_plan(const nd_model *m, nd_linear_group *g, size_t bytes[ND_F
 }
 
 static nd_status tensor_settle(nd_block_call c, const nd_linear_group *g, nd_role role,
-                               nd_operand *dy)
+                               nd_operand *operand)
 {
     nd_model *m = c.model;
     const nd_scales *s = &m->scales;
@@ -73,21 +73,21 @@ static nd_status tensor_settle(nd_block_call c, const nd_linear_group *g, nd_rol
     }
     if (rule->scaling == ND_SCALING_CURRENT) {
         for (int i = 0; i < g->dx_part_count; i++) {
-            if (g->dx_parts[i].fp8 && dy->known != ND_KNOWN_AMAX) {
-                const nd_operand part = part_gradient(c, g, &g->dx_parts[i], dy);
+            if (g->dx_parts[i].fp8 && operand->known != ND_KNOWN_AMAX) {
+                const nd_operand part = part_gradient(c, g, &g->dx_parts[i], operand);
                 ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = part.scale.amax, .x = part.stored,
                       .granularity = ND_PER_TENSOR);
             }
         }
         ND_TRY(nd_scales_settle(&m->scales, all, g->count, rule->format, true));
-        dy->known = ND_KNOWN_SCALE;
+        operand->known = ND_KNOWN_SCALE;
     }
     if (g->travels) { /* one linear */
-        dy->scale = all;
-        dy->codes = nd_tensor_2d(m->work.fp8[ND_FP8_DY_LOCAL], rule->format, dy->stored.shape[0],
-                                 dy->stored.shape[1]);
+        operand->scale = all;
+        operand->codes = nd_tensor_2d(m->work.fp8[ND_FP8_DY_LOCAL], rule->format,
+                                      operand->stored.shape[0], operand->stored.shape[1]);
     }
-    return g->travels ? nd_operand_encode(c, ND_DY_OF_DX, dy) : ND_OK;
+    return g->travels ? nd_operand_encode(c, ND_DY_OF_DX, operand) : ND_OK;
 }
 
 const nd_linear_method nd_linear_fp8_tensor = {.plan = tensor_plan, .settle = tensor_settle};

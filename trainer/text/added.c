@@ -92,7 +92,8 @@ static size_t space_bytes(nd_char c)
     return nd_char_class_of(c.code) == ND_CHAR_SPACE ? (size_t)c.bytes : 0;
 }
 
-/* The white space around a match that its token takes. */
+/* The white space around a match that its token takes: character by character, where `n` begins as
+ * whether it takes any. */
 static void swallow(const nd_added_scan *scan, nd_added_match *match)
 {
     for (size_t n = match->token->lstrip; n > 0 && match->begin > scan->taken; match->begin -= n) {

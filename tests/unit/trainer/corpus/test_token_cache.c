@@ -663,8 +663,8 @@ Test(token_cache, a_text_that_changes_meanwhile_is_refused)
     cr_expect_eq(count_files(), 0);
 }
 
-/* Before the text is encoded, which would fail with another error. It is this run's own, so it is
- * found without the lock that another run has. */
+/* Before the text is encoded, which would fail with another error. The size is this run's own, so
+ * it is checked without the lock that another run has. */
 Test(token_cache, a_vocabulary_that_is_too_large_is_refused_first)
 {
     nd_token_cache_request asked = request();

@@ -366,7 +366,8 @@ static void run(const head_case *c)
     free(world);
 }
 
-/* With a head of its own and with the table's, and 1, 2 and so on up to this many ranks of tp. */
+/* Runs each case with a head of its own and with the table's, on tp 1, 2 and so on up to
+ * `most_tp`. */
 static void run_all(const head_case *cases, size_t count, int most_tp)
 {
     for (size_t i = 0; i < count; i++) {
