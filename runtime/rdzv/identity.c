@@ -25,11 +25,6 @@ const char *nd_identity_source_name(nd_identity_source source)
     return names[source];
 }
 
-nd_failure_slot *nd_identity_record(const nd_identity *identity)
-{
-    return identity->page.failures ? &identity->page.failures[identity->local_rank] : NULL;
-}
-
 void nd_identity_host(char *out, size_t capacity)
 {
     const char *node = getenv("SLURM_JOB_ID") ? getenv("SLURMD_NODENAME") : NULL;
