@@ -2,11 +2,14 @@
 /*
  * An MLP in pieces of tokens changes no bit: losses, gradients and weights are those of an MLP in
  * one piece, on every mesh, whatever recompute keeps. The tokens of a rank are more than one block
- * of a product's sum (at most 1,024), and no multiple of it.
+ * of a product's sum (at most 1,024), and no multiple of it. Without AVX-512 oneDNN's F32 products
+ * of fewer rows may round differently (docs/config.md): each product is then off by about sqrt(k) x
+ * 6e-8 for its k <= 2,592 terms, 3e-6, of which ten times are allowed.
  */
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "kernels/cpu/isa.h"
 #include "tests/parity/mesh_data.h"
 
 enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 2, BATCH = 2 };
@@ -29,6 +32,15 @@ static mesh_job job_of(nd_precision precision)
     return job;
 }
 
+static bool has_own_products(void)
+{
+    nd_cpu_isa isa;
+    bool own = false;
+    assert_ok(nd_cpu_isa_choose(&isa));
+    assert_ok(nd_cpu_products_choose(isa, &own));
+    return own;
+}
+
 static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
 {
     mesh.mlp_pieces = 1;
@@ -37,7 +49,11 @@ static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
         mesh.recompute = mode;
         mesh.mlp_pieces = mode == ND_RECOMPUTE_SELECTIVE ? 2 : -1;
         mesh_result got = mesh_trained(job, &mesh);
-        mesh_expect_same(&got, &whole, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh.name);
+        if (job->precision == ND_PRECISION_FP32 && !has_own_products()) {
+            mesh_expect_near(&got, &whole, (mesh_bounds){3e-5, 3e-5, 3e-5, 3e-5}, mesh.name);
+        } else {
+            mesh_expect_same(&got, &whole, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh.name);
+        }
         cr_assert_lt(got.activation_bytes, whole.activation_bytes, "%s: memory", mesh.name);
     }
 }

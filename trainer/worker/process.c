@@ -53,9 +53,14 @@ void nd_process_shorten_spin(char **argv, bool decodes)
     }
 }
 
+/* Handlers have a stack of their own: on CPUs without AVX-512 oneDNN's F32 products put the stack
+ * pointer into a buffer of the heap, below which the frame of a signal would overwrite other data
+ * (seen with oneDNN 2.6). Only the main thread gets these signals; the others block them. */
 static void install_signals(const nd_identity *identity, void (*stop)(int signal_number))
 {
-    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART}, hangup;
+    static char stack[64 << 10]; /* a frame with the state of AMX has 11 KiB */
+    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART | SA_ONSTACK}, hangup;
+    sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
     nd_signals_unblock();
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);

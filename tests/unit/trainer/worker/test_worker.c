@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a rank that fails does before it closes anything. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -55,4 +56,26 @@ Test(worker, a_failing_rank_speaks_then_abandons_once)
 Test(worker, also_where_no_ndlaunch_watches)
 {
     fail_twice(ND_IDENTITY_ENVIRONMENT);
+}
+
+static int on_own_stack;
+
+static void note_stack(int number)
+{
+    stack_t now;
+    sigaltstack(NULL, &now);
+    on_own_stack += (now.ss_flags & SS_ONSTACK) != 0;
+}
+
+/* A product of oneDNN may have the stack pointer in the heap when the signal comes. */
+Test(worker, handlers_of_signals_have_a_stack_of_their_own)
+{
+    static const int numbers[] = {SIGTERM, SIGUSR1, SIGHUP, SIGINT};
+    nd_worker worker = {.gate = ND_GATE_INIT};
+    signal(SIGHUP, SIG_DFL); /* this test may run under nohup */
+    cr_assert_eq(nd_worker_begin(&worker, note_stack), ND_OK);
+    for (int i = 0; i < 4; i++) {
+        raise(numbers[i]);
+        cr_assert_eq(on_own_stack, i + 1, "signal %d", numbers[i]);
+    }
 }
