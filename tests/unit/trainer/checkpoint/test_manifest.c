@@ -142,6 +142,51 @@ Test(manifest, every_number_of_a_shape_is_read_back)
     }
 }
 
+/* Each number that changes a result tells two models apart. */
+Test(manifest, models_differ_in_each_number_that_counts)
+{
+    nd_shape plain = fake_shape(false), x = plain;
+    nd_rope_config *rope = &x.rope;
+    int64_t *const whole[] = {
+        &x.vocab,          &x.hidden,    &x.ffn,      &x.layers,  &x.heads,
+        &x.kv_heads,       &x.head_dim,  &x.qkv_bias, &x.o_bias,  &x.mlp_bias,
+        &x.qk_norm,        &x.post_norm, &x.window,   &x.rotated, &rope->original_max_positions,
+        &rope->exact_range};
+    double *const real[] = {&x.rms_eps,
+                            &rope->theta,
+                            &rope->factor,
+                            &rope->low_freq_factor,
+                            &rope->high_freq_factor,
+                            &rope->beta_fast,
+                            &rope->beta_slow,
+                            &rope->attention_factor,
+                            &rope->query_beta,
+                            &x.embedding_scale,
+                            &x.residual_scale,
+                            &x.attention_scale,
+                            &x.logits_divisor,
+                            &x.window_theta};
+    int64_t *const idle[] = {&x.max_positions, &x.bos_id, &x.eos_id};
+    enum { WHOLE = sizeof whole / sizeof *whole, REAL = sizeof real / sizeof *real };
+    for (int i = 0; i < WHOLE + REAL + 3 + 3; i++) {
+        x = plain;
+        if (i < WHOLE) {
+            ++*whole[i];
+        } else if (i < WHOLE + REAL) {
+            *real[i - WHOLE] += 0.5;
+        } else if (i < WHOLE + REAL + 3) {
+            ++*idle[i - WHOLE - REAL];
+        } else {
+            x.tied = i == WHOLE + REAL + 3;
+            x.full.bits[0] = i == WHOLE + REAL + 4;
+            x.unturned.bits[0] = i == WHOLE + REAL + 5;
+        }
+        const nd_status wanted = i >= WHOLE + REAL && i < WHOLE + REAL + 3 ? ND_OK : ND_ERR_CONFIG;
+        cr_expect_eq(nd_shape_compare(&plain, "a", &x, "b"), wanted, "%d", i);
+        cr_expect_eq(nd_shape_compare(&x, "b", &plain, "a"), wanted, "%d", i);
+    }
+}
+
 /* The oldest first, so that equal contents give equal bytes whatever came before them. */
 Test(manifest, losses_are_read_back_in_their_order)
 {

@@ -71,3 +71,19 @@ Test(flops, tied_embeddings_count_the_head_once)
     cr_assert_eq(nd_flops_per_token_causal(&tied, 8192),
                  nd_flops_per_token_causal(&llama_8b, 8192));
 }
+
+/* A token sees S / 2 keys on the average, and w - w^2 / 2S where a layer has a window of w keys, as
+ * one of two layers has here: of a half of the sequence, 3/4 of what it sees without. */
+Test(flops, a_window_has_fewer_scores)
+{
+    nd_shape windowed = llama_8b;
+    const double at_0 = nd_flops_per_token_causal(&llama_8b, 0);
+    const double all = nd_flops_per_token_causal(&llama_8b, 8192) - at_0;
+    windowed.layers = 2;
+    windowed.window = 4096;
+    nd_layer_set_add(&windowed.full, 1);
+    const double some = nd_flops_per_token_causal(&windowed, 8192);
+    windowed.window = 0;
+    const double without = nd_flops_per_token_causal(&windowed, 8192);
+    cr_assert_float_eq(without - some, all / 32 / 4, 1e-9 * all);
+}

@@ -233,6 +233,7 @@ Test(sinks, sources_and_sets_have_their_losses)
     wrote(1, "{\"step\":1,\"validation_loss\":2,\"validation_tokens\":900,"
              "\"validation_set_loss\":{\"web\":2.5,\"code-2\":null},"
              "\"validation_set_tokens\":{\"web\":900,\"code-2\":0},\"validation_ms\":0}\n");
+    said(1, "\n  web: 2.5000 over 900 tokens\n  code-2: nan over 0 tokens\n");
     wrote(3, "\n");
     wrote(256, "any1\":9223372036854775807");
 }
@@ -270,10 +271,17 @@ Test(sinks, validation_is_a_record_and_a_line)
 {
     nd_sinks sinks = open_sinks(false);
     assert_ok(nd_sinks_validation(&sinks, &validation));
+    nd_validation_record separate = validation;
+    separate.step = 7;
+    separate.separate_length = 128;
+    assert_ok(nd_sinks_validation(&sinks, &separate));
     nd_sinks_close(&sinks);
     wrote_only("{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
-               "\"validation_ms\":1500}\n");
-    said_only("step 5/10  validation loss 2.2500 over 777 tokens in 1.5 s\n");
+               "\"validation_ms\":1500}\n"
+               "{\"step\":7,\"validation_loss\":2.25,\"validation_tokens\":777,"
+               "\"separate_length\":128,\"validation_ms\":1500}\n");
+    said_only("step 5/10  validation loss 2.2500 over 777 tokens in 1.5 s\n"
+              "step 7/10  validation loss 2.2500 over 777 tokens in 1.5 s\n");
 }
 
 /* A run without a terminal, whose second step and all others take so many seconds. */
@@ -312,6 +320,16 @@ Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
     said(4, " left\n");
     said(1, "step 2/17  about 10 min 00 s left\n");
     said(1, "step 16/17  about 40 s left\n");
+}
+
+/* 50 min a step: said after these, after 100 min, and then each time that an hour is over. */
+Test(sinks, the_time_left_is_said_each_hour)
+{
+    config.train.steps = 9;
+    config.log.interval = 1000;
+    send_timed(9, 3000, 3000);
+    said(5, " left\n");
+    said(1, "step 4/9  about 4 h 10 min left\nstep 6/9  about 2 h 30 min left\n");
 }
 
 /* A bar is drawn on a terminal when the run is long, and is gone at the end. */
@@ -623,12 +641,22 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
         ND_RUN_EVENT_CHECKPOINT_SAVED, ND_RUN_EVENT_CHECKPOINT_FAILED, ND_RUN_EVENT_EARLY_STOPPED,
         ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        assert_ok(nd_sinks_event(
-            &sinks, &(nd_run_event){.kind = kinds[i], .path = "runs/x", .reason = "why"}));
+        assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i],
+                                                         .path = "runs/x",
+                                                         .reason = "why",
+                                                         .bytes = 7,
+                                                         .seconds = 1.5,
+                                                         .blocked_seconds = 0.25,
+                                                         .restart = 3}));
     }
     nd_sinks_close(&sinks);
     wrote(5, "\n");
     wrote(5, "{\"event\":\"");
     said(1, "model saved: runs/x\n");
+    wrote(1, "{\"event\":\"checkpoint\",\"step\":0,\"reason\":\"why\",\"bytes\":7,"
+             "\"save_ms\":1500,\"blocked_ms\":250}\n");
+    wrote(1, "{\"event\":\"resumed\",\"step\":0,\"from\":\"runs/x\",\"restart\":3,"
+             "\"load_ms\":1500}\n");
     wrote(1, "{\"event\":\"ended\",\"step\":0,\"code\":0,\"why\":\"why\"}");
+    said(1, "durable after 1.50 s, of which the steps waited 250 ms\n");
 }

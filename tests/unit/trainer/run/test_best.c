@@ -32,6 +32,21 @@ Test(best, patience_counts_validations_that_are_not_lower_by_the_threshold)
     cr_expect(!nd_run_best_is_over(&best, &off));
 }
 
+/* By which a later start knows which losses compare. */
+Test(best, a_validation_says_how_long_separate_documents_are)
+{
+    nd_config separate = config;
+    nd_run run = {.config = &separate};
+    nd_validation_record record = {.step = 4, .loss = 2.0, .separate_length = 1};
+    separate.train.sequence_length = 32;
+    separate.data.documents = ND_DOCUMENTS_JOIN;
+    assert_ok(nd_run_record_validation(&run, &record));
+    cr_expect_eq(record.separate_length, 0);
+    separate.data.documents = ND_DOCUMENTS_SEPARATE;
+    assert_ok(nd_run_record_validation(&run, &record));
+    cr_expect_eq(record.separate_length, 32);
+}
+
 /* What is validated after step `step`, and, with `ends_well`, then saved. */
 static bool save_after(nd_run_best *best, int64_t step, double loss, bool ends_well)
 {

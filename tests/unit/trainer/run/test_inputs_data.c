@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include "runtime/base/hash.h"
 #include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 #include "trainer/run/run.h"
@@ -192,6 +193,32 @@ Test(inputs_data, names_of_folders_are_no_patterns)
         cr_assert_eq(unlink(tempdir_file(&dir, shard[i])), 0);
         cr_assert_eq(rmdir(made[i]), 0);
     }
+}
+
+/* By which ranks of different hosts are compared. */
+Test(inputs_data, digests_are_those_of_the_model_and_of_all_data)
+{
+    char *text[2], hex[2][ND_HASH_HEX_MAX], lines[300];
+    size_t size;
+    nd_dataset **const both[] = {&inputs.data, &inputs.validation};
+    for (int i = 0; i < 2; i++) {
+        assert_ok(nd_inputs_open_data(
+            &config, &inputs,
+            tempdir_write(&dir, i ? "b.txt" : "a.txt", i ? "bbbbbbbb" : "aaaaaaaa", 8), both[i]));
+        assert_ok(nd_dataset_digest(*both[i], hex[i]));
+    }
+    snprintf(lines, sizeof lines, "\n> data.path=%s\n> data.validation_path=%s\n", hex[0], hex[1]);
+    for (int i = 0; i < 2; i++) {
+        FILE *out = open_memstream(&text[i], &size);
+        assert_ok(nd_inputs_print_digests(&inputs, "> ", '=', out));
+        cr_assert_eq(fclose(out), 0);
+        cr_expect_str_eq(strchr(text[i], '\n'), lines);
+        inputs.shape.window_theta++;
+    }
+    cr_expect(strncmp(text[0], "> model.config=", 15) == 0 && strcmp(text[0], text[1]) != 0);
+    free(text[0]);
+    free(text[1]);
+    nd_inputs_close(&inputs);
 }
 
 Test(inputs_data, a_validation_file_among_the_training_files_is_refused)

@@ -357,6 +357,38 @@ Test(resume, another_batch_and_other_data_need_a_word)
     end_comparison();
 }
 
+static void store_setting(void *context, const char *key, const char *value, bool job)
+{
+    json_object_set_new(manifest.config, key, json_string(value));
+}
+
+/* A setting counts that changes what is learned, and does not follow from another one. */
+Test(resume, settings_count_where_they_have_an_effect)
+{
+    static const struct {
+        const char *both[2], *key, *other; /* both: what is set in the two runs */
+        bool counts;
+    } cases[] = {{{"train.precision", "bf16"}, "fp8.recipe", "delayed", false},
+                 {{"train.precision", "fp8"}, "fp8.recipe", "delayed", true},
+                 {{"train.precision", "fp8"}, "fp8.health_interval", "5", false},
+                 {{"optimizer.warmup_ratio", "0"}, "optimizer.warmup_steps", "5", true},
+                 {{"optimizer.warmup_ratio", "0.5"}, "optimizer.warmup_steps", "5", false},
+                 {{"optimizer.warmup_ratio", "0.5"}, "optimizer.warmup_ratio", "0.25", true},
+                 {{"train.precision", "fp8"}, "model.seed", "9", true}};
+    write_text("text", 300);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin_comparison();
+        set(cases[i].both[0], cases[i].both[1]);
+        read_text("text");
+        save_run();
+        assert_ok(nd_config_each(&config, store_setting, NULL));
+        set(cases[i].key, cases[i].other);
+        cr_expect_eq(check(NULL, ""), cases[i].counts ? ND_ERR_CONFIG : ND_OK, "%zu", i);
+        cr_expect_eq(check(NULL, cases[i].key), ND_OK, "%zu", i);
+        end_comparison();
+    }
+}
+
 /* What the training data are counts, whatever those of a validation are. In a mix that is neither
  * of the two. */
 Test(resume, documents_are_those_of_the_training_data)

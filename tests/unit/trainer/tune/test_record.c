@@ -130,6 +130,35 @@ Test(record, another_run_is_named_with_key_and_both_values)
                  "model.intermediate_size 96");
 }
 
+Test(record, each_setting_that_a_product_depends_on_is_compared)
+{
+    static const char *const others[][2] = {
+        {"train: {micro_batch_size: 17}", "micro_batch_size 1,"},
+        {"train: {gradient_accumulation_steps: 17}", "gradient_accumulation_steps 1,"},
+        {"mesh: {cp: 2}", "mesh.cp 1,"},
+        {"fp8: {all_gather: true}", "fp8.all_gather false,"},
+        {"fp8: {filter: auto}", "fp8.filter accelerate,"},
+        {"fp8: {format: e4m3}", "fp8.format hybrid,"}};
+    nd_shape other = shape;
+    int64_t *const numbers[] = {&other.vocab, &other.hidden,   &other.ffn,     &other.layers,
+                                &other.heads, &other.kv_heads, &other.head_dim};
+    for (int i = 0; i < 8; i++) {
+        nd_tuning *t = NULL;
+        other = shape;
+        other.tied = i == 7;
+        *numbers[i % 7] += i < 7;
+        cr_expect_eq(nd_record_read(text, strlen(text), "run.json", &config, &other, &t),
+                     ND_ERR_CONFIG, "%d", i);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        nd_config_fini(&config);
+        assert_ok(nd_config_init(&config));
+        config.train.precision = ND_PRECISION_FP8;
+        assert_ok(nd_config_read_text(&config, others[i][0], strlen(others[i][0]), "a test"));
+        expect_other(others[i][1], "this run has");
+    }
+}
+
 /* Products leave nothing to collectives where no weights are gathered. */
 Test(record, blocks_count_where_products_leave_processors_to_them)
 {

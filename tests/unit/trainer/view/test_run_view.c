@@ -208,6 +208,12 @@ Test(run_view, how_a_run_ended)
         expect_end(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n", 3600,
                    ND_RUN_STOPPED_EARLY);
     cr_assert_not_null(strstr(verdict, "step 4 of 6: <no> better"));
+    /* A minute, or as long as ten steps take. */
+    static const char slow[] = "{\"step\":5,\"loss\":1,\"step_ms\":300000}\n";
+    expect_end(4, "", 40, ND_RUN_RECENT);
+    expect_end(4, "", 80, ND_RUN_ENDED_EARLY);
+    expect_end(4, slow, 2900, ND_RUN_RECENT);
+    expect_end(4, slow, 3100, ND_RUN_ENDED_EARLY);
     unlink(tempdir_file(&dir, "run.json"));
     expect_end(4, "", 3600, ND_RUN_UNKNOWN);
 }
