@@ -59,12 +59,14 @@ static int64_t size_of(const char *text)
 
 Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
 {
-    assert_ok(read_rows("{\"context\": \"one two  \", \"choices\": [\"three\", \"f\xc3\xbcnf\"], "
-                        "\"gold\": 1, \"id\": \"x\"}\n"
-                        "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
-                        "[\"three\"], \"gold\": 0}\n"
-                        "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n"));
-    cr_assert_eq(q.count, 3);
+    assert_ok(
+        read_rows("{\"context\": \"one two  \", \"choices\": [\"three\", \"f\xc3\xbcnf\"], "
+                  "\"gold\": 1, \"id\": \"x\"}\n"
+                  "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
+                  "[\"three\"], \"gold\": 0}\n"
+                  "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n"
+                  "{\"context\": \"one two\\t\\n\", \"choices\": [\"three\"], \"gold\": 0}\n"));
+    cr_assert_eq(q.count, 4);
     const nd_choice *c = q.list[0].choices;
     assert_ids(&c[0], "one two  three");
     assert_ids(&c[1], "one two  f\xc3\xbcnf");
@@ -80,6 +82,7 @@ Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
     cr_expect_eq(c->ids.data[0], 7);
     cr_expect_eq(c->from, 1);
     cr_expect_eq((int64_t)c->ids.count, 1 + size_of("three"));
+    cr_expect_eq(q.list[3].choices[0].from, size_of("one two"), "other white space is blank too");
 }
 
 Test(choices, what_is_too_long_loses_its_beginning)
@@ -108,6 +111,9 @@ Test(choices, bad_rows_are_named_with_their_line)
         {"{\"context\": \"a\", \"choices\": [1], \"gold\": 0}", "\"choices\""},
         {"{\"context\": \"a\", \"choices\": [\"b\"]}", "\"gold\" must be"},
         {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 1}", "from 0 to 0"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": -1}", "from 0 to 0"},
+        {"\n \t\n{\"context\": \"a\"}", "line 3"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0, \"ids\": [1]}", "key \"ids\""},
         {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": \"0\"}", "\"gold\" must be"},
         {"{\"context\": \"a\", \"choices\": [\"\"], \"gold\": 0}", "adds no token"},
         {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0, \"delimiter\": 1}", "delimiter"},
@@ -117,6 +123,21 @@ Test(choices, bad_rows_are_named_with_their_line)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_fails(read_rows(cases[i].text), ND_ERR_DATA, cases[i].words);
     }
+}
+
+Test(choices, tokens_that_the_model_lacks_are_refused)
+{
+    static const char row[] = "{\"context\": \"a\", \"choices\": [\" b\"], \"gold\": 0}";
+    const int32_t *ids;
+    size_t count;
+    rules.vocab = 0;
+    assert_ok(nd_encode(encoder, "a b", 3, &ids, &count));
+    for (size_t i = 0; i < count; i++) {
+        rules.vocab = ids[i] >= rules.vocab ? ids[i] + 1 : rules.vocab;
+    }
+    assert_ok(read_rows(row));
+    rules.vocab--;
+    assert_fails(read_rows(row), ND_ERR_DATA, "the model's vocab_size is");
 }
 
 /* An evaluation of thousands of rows does not end for one of them. */

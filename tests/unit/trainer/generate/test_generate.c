@@ -159,7 +159,13 @@ static void assert_same_texts(const nd_sampling *sampling)
                              "tp %d, options %zu: rank %d has other tokens", tp, o, r);
             }
             cr_expect_eq(t.counts.new_tokens, SEQUENCES * NEW);
-            if (o == 3) { /* all prompts, 55 tokens, are one call */
+            cr_expect_eq(t.counts.prompt_tokens, 55);
+            if (o == 0) { /* every call has one row */
+                cr_expect_eq(t.counts.decode_tokens, SEQUENCES * NEW);
+                cr_expect(t.counts.prompt_seconds == 0 && t.counts.decode_seconds > 0);
+            }
+            if (o == 3) { /* all prompts are one call */
+                cr_expect_eq(t.counts.decode_tokens, SEQUENCES * (NEW - 1));
                 cr_expect_eq(t.counts.calls, NEW, "%lld calls", (long long)t.counts.calls);
             }
         }
@@ -293,9 +299,9 @@ static void assert_scores(int layers, nd_status (*scores)(nd_rank *, void *))
 /* Scores in pieces, and with a beginning that the text before had too. */
 static nd_status score_body(nd_rank *rank, void *context)
 {
-    static const nd_generate_options small = {.batch = 2, .rows = 3, .capacity = CAPACITY};
+    enum { COUNT = 30 }; /* the last one is not in the cache */
+    static const nd_generate_options small = {.batch = 2, .rows = 3, .capacity = COUNT - 1};
     static const nd_generate_options large = {.batch = 32, .rows = 64, .capacity = CAPACITY};
-    enum { COUNT = 30 };
     int32_t ids[COUNT];
     nd_token_score one[COUNT], other[COUNT];
     nd_generator *g = NULL;
@@ -409,7 +415,9 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         {{{1, 1, 2, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.dp_shard is 2"},
         {{{1, 1, 1, 2, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.cp is 2"},
         {{{1, 1, 1, 1, 1}}, 65, ND_PRECISION_FP32, ND_ERR_DATA, "max_position_embeddings is 64"},
+        {{{1, 1, 1, 1, 1}}, 64, ND_PRECISION_FP32, ND_OK, ""},
         {{{1, 1, 1, 1, 1}}, 1, ND_PRECISION_FP32, ND_ERR_DATA, "room for 1 tokens"},
+        {{{1, 1, 1, 1, 1}}, 2, ND_PRECISION_FP32, ND_OK, ""},
         {{{1, 1, 1, 1, 3}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "tp"},
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--fp8-recipe rowwise"},
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "--prefill-chunk", 1, 1ll << 31},

@@ -96,11 +96,12 @@ typedef struct load_job {
     const char *folder;
     int64_t before, peak; /* bytes */
     size_t planned, weights;
+    int64_t rows; /* of a call */
 } load_job;
 
 static nd_status load_body(nd_rank *rank, void *context)
 {
-    static const nd_generate_options sizes = {.batch = 1, .rows = 16, .capacity = 32};
+    static const nd_generate_options sizes = {.batch = 1, .rows = 17, .capacity = 32};
     load_job *job = context;
     nd_hf_reader *reader = NULL;
     nd_generator *g = NULL;
@@ -112,6 +113,7 @@ static nd_status load_body(nd_rank *rank, void *context)
     ND_TRY_OUT(nd_weights_load(&g->model->fsdp, reader));
     job->peak = kilobytes("VmHWM") * 1024;
     job->planned = g->plan.total;
+    job->rows = g->cache.tokens;
     job->weights = nd_memplan_class_bytes(&g->plan, ND_MEM_WEIGHTS) +
                    nd_memplan_class_bytes(&g->plan, ND_MEM_STATE);
 out:
@@ -145,6 +147,8 @@ Test(load_memory, weights_are_converted_as_they_are_read)
             skip_test("this system does not forget the peak of a process's memory");
         }
         cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+        /* As many as the FP8 products of every backend take. */
+        cr_expect_eq(load.rows, cases[i].precision == ND_PRECISION_FP8 ? 32 : 17);
         const double held = (double)(load.peak - load.before);
         const double bytes = cases[i].linear * linears + cases[i].other * (parameters - linears);
         cr_expect_gt(load.planned, least, "a plan of %zu bytes, %zu in less precision",

@@ -88,6 +88,9 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"ids\": 1}\n", "\"ids\" is not a list"},
         {"{\"ids\": [1, \"a\"]}\n", "entry 2 of \"ids\""},
         {"{\"ids\": [-1]}\n", "entry 1 of \"ids\""},
+        {"{\"ids\": [4294967297]}\n", "entry 1 of \"ids\""}, /* 1 in 32 bits */
+        {"{\"ids\": [299]}\n{\"ids\": [1, 300]}\n", "token 2 of the prompt is 300"},
+        {"\n \t\r\n{}\n", "line 3"},
         {"{\"ids\": [1000000]}\n", "the tokenizer is not the model's"},
         {"{\"ids\": []}\n", "the prompt is empty"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", "--chat-format"},
@@ -102,6 +105,7 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"ids\": [1], \"max_new_token\": 5}\n", "did you mean \"max_new_tokens\"?"},
         {"{\"ids\": [1], \"temperature\": 1}\n", "unknown key \"temperature\"; a row may have "},
     };
+    rules.vocab = 300;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_fails(add_rows(cases[i].text), ND_ERR_DATA, cases[i].words);
         cr_expect_not_null(strstr(nd_error_last()->message, "rows.jsonl"), "case %zu", i);
@@ -114,6 +118,17 @@ Test(requests, texts_that_are_no_utf8_and_models_without_tokenizer_are_refused)
     rules.prompts = rules.messages = NULL;
     assert_fails(add_text("a"), ND_ERR_DATA, "--tokenizer");
     assert_ok(add_rows("{\"ids\": [1]}"));
+}
+
+/* Its token may be 0. It stands for an empty prompt, and two of them are told. */
+Test(requests, the_beginning_of_a_text_is_counted)
+{
+    rules.begin = 0;
+    assert_ok(add_rows("{\"ids\": []}\n{\"ids\": [0]}\n{\"ids\": [0, 1]}\n{\"ids\": [1, 0, 0]}"));
+    cr_expect(requests.list[0].ids.count == 1 && requests.list[0].ids.data[0] == 0);
+    cr_expect_not(requests.twice_begun);
+    assert_ok(add_rows("{\"ids\": [0, 0]}\n{\"ids\": [1]}"));
+    cr_expect(requests.twice_begun);
 }
 
 /* What nd_ends_read adds when this file has this text. */
@@ -136,8 +151,12 @@ Test(requests, end_tokens_are_a_number_or_a_list)
     cr_expect(ends.count == 2 && ends.data[0] == 8 && ends.data[1] == 9);
     assert_ok(read_ends("generation_config.json", "{\"eos_token_id\": null}", &ends));
     cr_expect(ends.count == 1 && ends.data[0] == 7);
-    cr_expect_eq(read_ends("generation_config.json", "{\"eos_token_id\": \"a\"}", &ends),
-                 ND_ERR_DATA);
+    static const char *const bad[] = {"\"a\"", "-1", "[7, -1]", "4294967303", "[7, null]"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "{\"eos_token_id\": %s}", bad[i]);
+        cr_expect_eq(read_ends("generation_config.json", text, &ends), ND_ERR_DATA, "%s", bad[i]);
+    }
     cr_expect_eq(read_ends("generation_config.json", "{", &ends), ND_ERR_DATA);
     free(ends.data);
 }

@@ -206,11 +206,15 @@ Test(sample, settings_out_of_range_are_named)
                  {{.top_k = -1, .top_p = 1}, "--top-k"},
                  {{.top_p = 0}, "--top-p"},
                  {{.top_p = 1.1}, "--top-p"},
-                 {{.top_p = 1, .min_p = 2}, "--min-p"}};
+                 {{.top_p = NAN}, "--top-p"},
+                 {{.top_p = 1, .min_p = 2}, "--min-p"},
+                 {{.top_p = 1, .min_p = -0.1}, "--min-p"},
+                 {{.top_p = 1, .min_p = NAN}, "--min-p"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_fails(nd_sampling_check(&cases[i].sampling), ND_ERR_CONFIG, cases[i].name);
     }
     cr_expect_eq(nd_sampling_check(&plain), ND_OK);
+    cr_expect_eq(nd_sampling_check(&(nd_sampling){.top_p = 1, .min_p = 1}), ND_OK);
 }
 
 Test(sample, scores_are_log_probabilities)
