@@ -54,6 +54,11 @@ Test(hf_cache, finds_the_snapshot_of_main_in_each_place)
     shell(MAKE("home/hub", "models--org--name"), dir.path);
     setenv("HF_HOME", tempdir_file(&dir, "home"), 1);
     assert_finds("org/name", "home/hub/models--org--name/snapshots/abc123");
+    shell(MAKE("older", "models--org--name"), dir.path);
+    setenv("HUGGINGFACE_HUB_CACHE", tempdir_file(&dir, "older"), 1);
+    assert_finds("org/name", "older/models--org--name/snapshots/abc123");
+    setenv("HF_HUB_CACHE", "", 1); /* as if it were not set */
+    assert_finds("org/name", "older/models--org--name/snapshots/abc123");
     shell(MAKE("direct", "models--org--name"), dir.path);
     setenv("HF_HUB_CACHE", tempdir_file(&dir, "direct"), 1);
     assert_finds("org/name", "direct/models--org--name/snapshots/abc123");

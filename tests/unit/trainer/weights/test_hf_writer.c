@@ -259,10 +259,10 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
         const char *name, *given, *expected;
         nd_chat_choice chat;
     } cases[] = {
-        {"base", NULL, "[5, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"base", NULL, "[5, 6, 2]", ND_CHOOSE_CHAT_CHATML},
         {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
         {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
-        {"null", "{\"eos_token_id\": null}", "[5, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"null", "{\"eos_token_id\": null}", "[5, 6, 2]", ND_CHOOSE_CHAT_CHATML},
         {"text", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_NONE},
         {"other", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_LLAMA3},
     };
@@ -280,6 +280,8 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
         o.source = folder;
         o.chat = cases[i].chat;
         o.shape.eos_id = 5;
+        o.shape.more_ends[0] = 6;
+        o.shape.more_end_count = 1;
         snprintf(file, sizeof file, "%s/generation_config.json", hf_write_model(cases[i].name, &o));
         json_t *root = json_load_file(file, 0, NULL);
         char *text = json_dumps(json_object_get(root, "eos_token_id"), JSON_ENCODE_ANY);
