@@ -133,11 +133,11 @@ Test(dataset, text_may_begin_with_a_byte_order_mark)
 
 Test(dataset, known_binary_files_are_no_text)
 {
-    static const char *const begin[][2] = {{"\x1f\x8b\x08\x01", "gzip"},
-                                           {"PAR1", "Parquet"},
-                                           {"%PDF-1.7", "PDF"},
-                                           {"\x89PNG\r\n", "PNG"},
-                                           {"MMIDIDX", "Megatron index"}};
+    static const char *const begin[][2] = {
+        {"\x1f\x8b\x08\x01", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"},  {"\xfd\x37zXZ", "xz"},
+        {"BZh91AY&SY", "bzip2"},      {"PK\x03\x04", "zip archive"}, {"ARROW1", "Arrow"},
+        {"PAR1", "Parquet"},          {"%PDF-1.7", "PDF"},           {"\x89PNG\r\n", "PNG"},
+        {"MMIDIDX", "Megatron index"}};
     for (size_t i = 0; i < sizeof begin / sizeof *begin; i++) {
         char text[64];
         memset(text, 'x', sizeof text);

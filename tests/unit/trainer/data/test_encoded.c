@@ -134,6 +134,10 @@ Test(encoded, a_file_of_ids_is_known_by_its_name)
     cr_expect(!ids && jsonl);
     assert_ok(nd_data_holds("a.bin", ND_DATA_AUTO, &ids, &jsonl));
     cr_expect(ids && !jsonl);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(nd_data_holds(i ? "a.txt.gz" : "a.txt.zst", ND_DATA_AUTO, &ids, &jsonl));
+        cr_expect(!ids && jsonl, "a text that is not mapped");
+    }
     assert_ok(nd_data_holds("folder/*.txt", ND_DATA_AUTO, &ids, &jsonl));
     cr_expect(!ids && !jsonl);
 }
