@@ -568,6 +568,19 @@ static void use_chat(nd_chat_choice choice, const char *const *names, int count)
     rules.chat = chat_rules(form);
 }
 
+/* Without a tokenizer_config.json the first one of these that the tokenizer has. */
+Test(corpus, known_ends_of_text)
+{
+    static const char *const names[] = {"<|end_of_text|>", "<|endoftext|>", "</s>"};
+    const char *path = tempdir_file(&dir, "tokenizer.json");
+    int32_t id;
+    for (int i = 0; i < 3; i++) {
+        use_chat(ND_CHOOSE_CHAT_NONE, &names[i], 3 - i);
+        assert_ok(nd_corpus_eod(job.tokenizer, path, &id));
+        cr_expect_eq(id, nd_tokenizer_find(job.tokenizer, names[i], strlen(names[i])), "%d", id);
+    }
+}
+
 static void use_chatml(void)
 {
     use_chat(ND_CHOOSE_CHAT_CHATML, (const char *const[]){"<|im_start|>", "<|im_end|>"}, 2);
@@ -687,11 +700,15 @@ Test(corpus, weights_of_messages)
     } bad[] = {
         {"\"weight\": 0.5", "0.5"}, {"\"weight\": \"0\"", "0 or 1"}, {"\"weight\": true", "true"}};
     use_chatml();
-    assert_chat("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
+    assert_chat("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0.0}, "
+                "{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
+                "{\"role\": \"assistant\", \"content\": \"b\", \"weight\": 1.0}, "
                 "{\"weight\": 1, \"role\": \"assistant\", \"content\": \"b\"}, "
                 "{\"role\": \"user\", \"content\": \"c\", \"weight\": 1}, "
                 "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": null}]}\n",
-                "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
+                "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+                "<|im_start|>assistant\n\1b<|im_end|>\2\n"
+                "<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
     char row[200];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -962,8 +979,9 @@ Test(corpus, a_known_template_adds_its_system_turn)
                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
     assert_prompt_fails(LIST(SAYS("tool", "4")), "a message has the role \"tool\"");
     own_template = NULL;
-    assert_prompt(LIST(SAYS("tool", "4")),
+    assert_prompt(LIST2(SAYS("tool", "4"), SAYS("ipython", "5")),
                   "<|begin_of_text|><|start_header_id|>tool<|end_header_id|>\n\n4<|eot_id|>"
+                  "<|start_header_id|>ipython<|end_header_id|>\n\n5<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/corpus/token_file.h"
 
@@ -285,6 +286,52 @@ Test(token_cache, is_written_once_for_a_text_a_tokenizer_and_rules)
     expect_same(first, false);
     cr_expect_eq(count_files(), 4);
     nd_token_cache_close(first);
+}
+
+/* Rules of which no two may share a cache. */
+Test(token_cache, each_rule_is_part_of_the_name)
+{
+    static const char row[] = "{\"text\": \"a\", \"b\": \"c\"}\n";
+    static const char config[] = "{\"eos_token\": \"a\"}";
+    /* Forms that end a turn with the end of text. */
+    static const nd_chat_template one = {.sha256 = "1", .form = &nd_chat_forms[3]};
+    static const nd_chat_template form = {.sha256 = "1", .form = &nd_chat_forms[4]};
+    static const nd_chat_template text = {.sha256 = "2", .form = &nd_chat_forms[4]};
+    static const nd_corpus_rules all[] = {
+        {.json_key = "text", .pairs = true},
+        {.json_key = "b", .pairs = true},
+        {.json_key = "text"},
+        {.json_key = "text", .pairs = true, .special_in_text = ND_SPECIAL_REFUSE},
+        {.json_key = "text", .pairs = true, .add_special = true},
+        {.json_key = "text", .pairs = true, .append_eod = true},
+        {.json_key = "text", .pairs = true, .refuse_invalid = true},
+        {.json_key = "text", .pairs = true, .drop_unknown = true},
+        {.json_key = "text", .pairs = true, .separator = "b", .separator_size = 1},
+        {.json_key = "text", .pairs = true, .chat = {&one, "", "a", false}},
+        {.json_key = "text", .pairs = true, .chat = {&form, "", "a", false}},
+        {.json_key = "text", .pairs = true, .chat = {&text, "", "a", false}},
+        {.json_key = "text", .pairs = true, .chat = {&one, "a", "a", false}},
+        {.json_key = "text", .pairs = true, .chat = {&one, "", "b", false}},
+    };
+    enum { COUNT = sizeof all / sizeof *all };
+    nd_token_cache_request asked;
+    nd_token_cache *cache;
+    json_t *file = text_file("llama2"); /* which has an end of text */
+    snprintf(tokenizer_path, sizeof tokenizer_path, "%s", tempdir_file(&dir, "tokenizer.json"));
+    cr_assert_eq(json_dump_file(file, tokenizer_path, 0), 0);
+    json_decref(file);
+    use_text(tempdir_write(&dir, "b.jsonl", row, sizeof row - 1));
+    for (int i = 0; i < COUNT + 2; i++) {
+        if (i == COUNT) { /* another end of text */
+            tempdir_write(&dir, "tokenizer_config.json", config, sizeof config - 1);
+        }
+        rules = all[i < COUNT ? i : i == COUNT ? 5 : 0];
+        asked = request();
+        asked.job.skip_bad = i > COUNT;
+        assert_ok(nd_token_cache_open(&asked, &cache));
+        cr_expect_eq(count_files(), i + 1, "rule %d", i);
+        nd_token_cache_close(cache);
+    }
 }
 
 static void damage(const char *path, off_t at, int whence)
