@@ -54,16 +54,32 @@ Test(commands, a_host_report_shows_variables_that_matter_and_no_secret)
     SET_VARIABLES("NCCL_DEBUG=IN\x1b[31mFO\n", "HF_TOKEN=hf_verysecret",
                   "ND_MY_PASSWORD=verysecret",
                   "SLURM_JWT=verysecret", /* a login of Slurm's REST interface */
-                  "slurm_x=private", "NCCL_SOME_AUTH=verysecret", "ND_CREDS=verysecret",
-                  "HF_COOKIE=verysecret", "HF_PASS=verysecret", "ND_api_Key=verysecret",
-                  "HF_ENDPOINT=https://me:verysecret@hub", "SLURM_X=eyJhbGciOi.verysecret",
-                  "SOMETHING_ELSE=private");
+                  "ND_SECRET=verysecret", "HF_BEARER=verysecret", "UCX_PSK=verysecret",
+                  "slurm_x=private", "RANKING=private", "NCCL_SOME_AUTH=verysecret",
+                  "ND_CREDS=verysecret", "HF_COOKIE=verysecret", "HF_PASS=verysecret",
+                  "ND_api_Key=verysecret", "HF_ENDPOINT=https://me:verysecret@hub",
+                  "SLURM_X=eyJhbGciOi.verysecret", "SOMETHING_ELSE=private");
     char *text = report();
     cr_expect_not_null(strstr(text, "NCCL_DEBUG         IN\\x1b[31mFO\\n\n"), "%s", text);
     cr_expect_not_null(strstr(text, "HF_TOKEN           (set; not shown)\n"), "%s", text);
     cr_expect_not_null(strstr(text, "SLURM_JWT          (set; not shown)\n"), "%s", text);
     cr_expect_null(strstr(text, "verysecret"), "%s", text);
     cr_expect_null(strstr(text, "private"), "%s", text);
+    free(text);
+}
+
+Test(commands, a_host_report_has_all_kinds_of_variables_that_matter)
+{
+    SET_VARIABLES("CUDA_X=mine", "UCX_X=mine", "OMP_X=mine", "GOMP_X=mine", "ONEDNN_X=mine",
+                  "DNNL_X=mine", "PMIX_X=mine", "RANK=mine", "LOCAL_RANK=mine", "WORLD_X=mine",
+                  "MASTER_X=mine", "XDG_X=mine", "LD_LIBRARY_X=mine", "MALLOC_X=mine",
+                  "ACCELERATE_X=mine");
+    char *text = report(), *at = text;
+    int count = 0;
+    for (; (at = strstr(at, " mine\n")); at++) {
+        count++;
+    }
+    cr_expect_eq(count, 15, "%s", text);
     free(text);
 }
 

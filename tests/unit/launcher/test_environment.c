@@ -37,9 +37,23 @@ Test(environment, ours_stands_over_what_is_inherited)
 /* A worker's identity must not come from a launcher around ours, also where we set nothing. */
 Test(environment, an_outer_launchers_identity_is_left_out)
 {
-    static const char *const names[] = {"WORLD_SIZE",       "LOCAL_RANK", "MASTER_ADDR",
-                                        "ND_RESTART_EPOCH", "ND_KEY_FD",  "ND_RUN_ID",
-                                        "ND_CONFIG_FD"};
+    static const char *const names[] = {"WORLD_SIZE",
+                                        "LOCAL_RANK",
+                                        "MASTER_ADDR",
+                                        "ND_RESTART_EPOCH",
+                                        "ND_KEY_FD",
+                                        "ND_RUN_ID",
+                                        "ND_CONFIG_FD",
+                                        "LOCAL_WORLD_SIZE",
+                                        "MASTER_PORT",
+                                        "ND_PROGRESS_FD",
+                                        "ND_NNODES",
+                                        "ND_CONFIG_NAME",
+                                        "ND_LAUNCHER_PID",
+                                        "ND_RUN_FOLDER",
+                                        "ND_TERMINAL",
+                                        "ND_NODE_RANK",
+                                        "RANK"};
     char **env;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         setenv(names[i], "9", 1);

@@ -101,8 +101,13 @@ Test(preflight, open_files_that_a_node_needs)
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
     assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 170 open files");
     cr_assert_not_null(strstr(nd_error_last()->message, "hard limit is 169"));
+    config.launch.spare_nodes = 1; /* has a connection too */
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 171 open files");
     config.launch.node_rank = 1;
     assert_ok(nd_preflight_check_files(&config));
     config.launch.log_dir = (char *)"logs";
     assert_ok(nd_preflight_check_files(&config)); /* 5 x 8 + 128 = 168 */
+    files.rlim_cur = files.rlim_max = 167;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 168 open files");
 }

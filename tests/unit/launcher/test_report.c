@@ -70,6 +70,7 @@ Test(report, the_rank_that_failed_first)
         const char *what;
         rank_end ranks[3];
         int code, first;
+        int64_t stopped; /* when ndlaunch asked the others to end */
     } cases[] = {
         {"a signal wins over what others lost by it, whose ends were seen before",
          {{ND_ERR_IO, ND_CAUSE_OWN, 5},
@@ -103,10 +104,21 @@ Test(report, the_rank_that_failed_first)
           {ND_ERR_IO, ND_CAUSE_ELSEWHERE, 4}},
          74,
          1},
+        {"a deadline that was over before ranks were asked to end is no consequence of that",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 4, .stopped = true}},
+         124,
+         1,
+         5},
+        {"a deadline that was over after it is one",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 6, .stopped = true}},
+         74,
+         0,
+         5},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job *j = make_job();
         char words[32];
+        j->attempt.stop_ns = cases[i].stopped;
         for (int rank = 0; rank < 3; rank++) {
             const rank_end *e = &cases[i].ranks[rank];
             record(j, rank, (nd_status)e->code, e->cause, e->recorded);

@@ -114,6 +114,8 @@ Test(restart, the_wait_doubles_while_starts_fail_soon)
     nd_restart_choice choice = nd_restart_decide(&c);
     cr_expect_eq(choice.wait_seconds, 0);
     cr_expect_eq(choice.brief, 0);
+    c.seconds = 10; /* not sooner than this */
+    cr_expect_eq(nd_restart_decide(&c).brief, 0);
     c.brief = 1000000;
     c.seconds = 0;
     cr_expect_eq(nd_restart_decide(&c).wait_seconds, 60);

@@ -166,6 +166,7 @@ Test(roster, a_new_start_begins_without_failures)
     nd_node_end(&roster.nodes[0], 137, true, "screen", 6);
     nd_node_end(&roster.nodes[2], 0, false, "", 0);
     nd_roster_begin(&roster);
+    cr_expect_gt(roster.nodes[1].heard_ns, 0, "it is not frozen still");
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
     cr_expect_not(nd_roster_all_over(&roster));
     cr_expect(roster.nodes[1].joined && !roster.nodes[1].waits);

@@ -76,6 +76,10 @@ Test(slurm, what_is_told_goes_before)
     cr_assert_eq(config.launch.workers, 6);
     cr_assert_eq(config.launch.nproc_per_node, 0);
     cr_assert_eq(config.launch.node_rank, 0);
+    teardown();
+    setup();
+    COMPLETE("--nproc-per-node", "2");
+    cr_assert_eq(config.launch.nproc_per_node, 2);
 }
 
 Test(slurm, cpus_have_no_workers_for_gpus)

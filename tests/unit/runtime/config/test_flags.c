@@ -33,6 +33,8 @@ static const keys_case good[] = {
      "betas=[0.7, 0.8];optimizer.schedule=linear",
      true},
     {"--multi-gpu --num-processes 4 --tp-size 2", "mesh.dp_replicate=2", true},
+    {"--main_process_ip fd00::1 --main_process_port 77", "launch.rdzv_endpoint=[fd00::1]:77"},
+    {"--main_process_port 77", "launch.rdzv_endpoint=127.0.0.1:77"},
     {"--cpu --quiet", "launch.device=cpu;log.level=error"},
     {"--cpu false --gradient_checkpointing no", "launch.device=auto;parallel.recompute=none"},
     {"--rdzv_id job7 --rdzv-backend c10d --monitor_interval 5 --tee=3 --redirects 0:1,1:2 "
@@ -51,6 +53,8 @@ static const keys_case good[] = {
      "parallel.reshard_after_forward=false;mesh.dp_replicate=1", true},
     {"--use_fsdp --fsdp_sharding_strategy NO_SHARD --num-processes 4",
      "parallel.reshard_after_forward=false;mesh.dp_replicate=4", true},
+    {"--use_fsdp --fsdp_sharding_strategy NO_SHARD --dp-shard-size 4 --num-processes 4",
+     "mesh.dp_replicate=1;mesh.dp_shard=4", true}, /* sizes go before */
     /* Without a meaning here: with a word or without. */
     {"--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --downcast_bf16 "
      "--fp8_override_linear_precision false,false,false --num-steps 3 --dynamo_use_dynamic",
@@ -67,6 +71,7 @@ static const keys_case good[] = {
     {"--model_name_or_path /tmp", "model.path=/tmp;model.name=;model.config="},
     {"--pretrained-model-name-or-path ./nowhere", "model.path=./nowhere;model.name="},
     {"--model_name_or_path some/model", "model.path=;model.name=some/model;model.config="},
+    {"--model_name_or_path some/model.gguf", "model.path=some/model.gguf;model.name="},
     /* Checkpoints, as accelerate's scripts, transformers and we ourselves call them. */
     {"--total_limit 4 --project_dir a", "checkpoint.keep_last=4;output.dir=a"},
     {"--checkpoint-frequency 7 --save_total_limit 5 --max-restarts 2",
@@ -218,6 +223,10 @@ Test(flags, win_over_the_file)
          "--mixed-precision fp8", "fp8.recipe=tensorwise;fp8.all_gather=false"},
         {"fp8: {all_gather: false}\n", "--mixed-precision fp8",
          "train.precision=fp8;fp8.recipe=tensorwise;fp8.all_gather=false"},
+        {"train: {epochs: 2}\n", "--num-steps 7", "train.steps=7;train.epochs=0"},
+        {"train: {steps: 9}\n", "--num-train-epochs 2", "train.steps=0;train.epochs=2"},
+        {"launch: {nnodes: 2, node_rank: 1, rdzv_endpoint: h:1}\n", "--standalone",
+         "launch.nnodes=1;launch.node_rank=0;launch.rdzv_endpoint="},
         {"mesh: {tp: 2}\nmodel: {config: a.json}\n", "--tp-size 1 --model-path folder",
          "mesh.tp=1;model.path=folder;model.config="},
     };
@@ -248,7 +257,8 @@ static nd_config four_nodes(const char *shards, const char *micro_batches)
     char flags[512];
     snprintf(flags, sizeof flags,
              "--save-steps 7 --max-restarts 1 --min-nodes 1 --nnodes 4 --nproc-per-node 4 "
-             "--rdzv-endpoint h:1 --rdzv-key-file k --tp-size 2 --dp-shard-size %s "
+             "--node-rank 3 --spare-nodes 1 --rdzv-endpoint h:1 --rdzv-key-file k --tp-size 2 "
+             "--dp-shard-size %s "
              "--gradient-accumulation-steps %s",
              shards, micro_batches);
     resolve_flags(&c, flags);
@@ -266,6 +276,7 @@ Test(flags, of_fewer_nodes)
         assert_ok(nd_config_with_nodes(&c, cases[i].nodes, &fewer));
         cr_expect_eq(fewer.launch.workers, 4 * cases[i].nodes);
         cr_expect_eq(fewer.launch.nnodes, cases[i].nodes);
+        cr_expect(fewer.launch.node_rank == 0 && fewer.launch.spare_nodes == 0);
         cr_expect_eq(fewer.mesh.dp_shard, cases[i].shards);
         cr_expect_eq(fewer.resolved_mesh.size[ND_AXIS_DP_SHARD], cases[i].shards);
         cr_expect_eq(fewer.resolved_mesh.size[ND_AXIS_TP], 2);
@@ -332,6 +343,8 @@ Test(flags, that_lack_others)
                      "train.validation_interval is 0");
     expect_bad_flags("--sample-prompt Once --validation-path=",
                      "train.sample_prompt is Once, but data.validation_path is empty");
+    expect_bad_flags("--sample-prompt Once --validation-path v.txt --data-format llmc",
+                     "train.sample_prompt is Once, but data.tokenizer is file");
     expect_bad_flags(BEST " --eval-steps 3", "there is no validation file");
     expect_bad_flags(BEST " --validation-path v.txt", "train.validation_interval is 0");
     expect_bad_flags(BEST " --validation-path v.txt --eval-steps 3", "checkpoint.interval is 0");
@@ -342,6 +355,7 @@ Test(flags, that_lack_others)
     expect_bad_flags("--nonfinite rewind", "train.nonfinite is rewind|checkpoint.interval is 0");
     expect_bad_flags("--dump-steps 3", "log.dump_tensors is empty");
     expect_bad_flags("--dump-tensors *.grad", "log.dump_steps is empty");
+    expect_bad_flags("--dump-tensors *.grad --dump-steps 3-2", "log.dump_steps is \"3-2\"");
     expect_bad_flags("--max_steps -1", "train.steps is 0, but train.epochs is 0");
     expect_bad_flags("--log-with wandb --tracker-python /no/such",
                      "log.python is \"/no/such\", which is no program here");
@@ -410,6 +424,8 @@ Test(flags, refused_with_a_sentence)
     expect_bad_flags("--fp8-backend TE --fp8-enable-fsdp-float8-all-gather true",
                      "enable_fsdp_float8_all_gather|backend: AO");
     expect_bad_flags("--fp8-backend AO --fp8-margin 1", "margin|backend: TE");
+    expect_bad_flags("--fp8-backend AO --fp8-format e4m3", "fp8_format|backend: TE");
+    expect_bad_flags("--fp8-backend AO --fp8-amax-compute max", "amax_compute_algo|backend: TE");
 }
 
 /* The arguments of transformers' Trainer: every one is known, so that a script's command line is

@@ -22,8 +22,16 @@ static const keys_case derived[] = {
     {"--sp-size 2 --tp-size 2", "mesh.cp=2;launch.workers=4;parallel.cp_comm=ulysses", true},
     {"--sp-size 1 --cp-size 2 --cp-comm ulysses", "mesh.cp=2;parallel.cp_comm=ulysses", true},
     {"--rdzv-endpoint [::1]:0", "launch.rdzv_endpoint=[::1]:0", true},
+    {"--rdzv-endpoint h:65535", "launch.rdzv_endpoint=h:65535", true},
     {"--warmup_ratio 0.021 --num-steps 50", "optimizer.warmup_steps=2", true},
     {"--log-with wandb --tracker-python python3", "log.python=python3", true},
+    /* Rank 0 alone starts it. */
+    {"--log-with wandb --nnodes 2 --node-rank 1 --rdzv-endpoint h:1 --rdzv-key-file k "
+     "--dp-shard-size -1",
+     "log.trackers=wandb", true},
+    {"--lr 1e-4 --min-lr 1e-4", "optimizer.min_lr=0.0001", true},
+    {"--save-total-limit 1", "checkpoint.keep_last=1", true}, /* nothing is saved */
+    {"--resume_from_checkpoint none", "checkpoint.resume=", true},
 };
 
 /* Resolving twice changes nothing. */
@@ -101,13 +109,15 @@ Test(resolve, nodes)
     expect_bad_flags("--nnodes 2", "rdzv_endpoint|HOST:PORT");
     expect_bad_flags("--nnodes 2 --rdzv-endpoint h:1", "rdzv_key_file|--make-key");
     expect_bad_flags("--nnodes 2 --rdzv-endpoint h:0 --rdzv-key-file k", "'h:0'|fixed");
-    static const char *const bad[] = {"h", "h:", ":5", "h:99999", "h:x", "::1:5", "[::1:5", "h:-1"};
+    static const char *const bad[] = {"h", "h:", ":5", "h:65536", "h:x", "::1:5", "[::1:5", "h:-1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         expect_bad_value("--rdzv-endpoint", bad[i], bad[i]);
         cr_expect_not_null(strstr(nd_error_last()->message, "HOST:PORT"));
     }
     expect_bad_flags("--gpu-ids 0,,1", "'0,,1'|all");
     expect_bad_flags("--gpu-ids 0,a", "'0,a'");
+    expect_bad_flags("--gpu-ids 12345", "'12345'");
+    expect_bad_flags("--nnodes 4096 --nproc-per-node 65536", "more workers than|16777216");
     expect_bad_value("--gpu-ids", "", "launch.gpu_ids");
 }
 
@@ -116,9 +126,14 @@ Test(resolve, model_and_data)
     expect_bad_flags("--model-name llama", "'llama'|ORG/NAME");
     expect_bad_flags("--model-name ./a/b", "'./a/b'|--model-path");
     expect_bad_flags("--model-name a/b/c", "ORG/NAME");
+    expect_bad_flags("--model-name ~/b", "'~/b'|ORG/NAME");
+    expect_bad_flags("--model-name /b", "'/b'|ORG/NAME");
+    expect_bad_flags("--model-name a/", "'a/'|ORG/NAME");
     expect_bad_value("--data-path", "", "data.path is empty");
     expect_bad_flags("--data-format megatron --tokenizer bytes", "megatron|tokenizer: file");
+    expect_bad_flags("--data-format llmc --tokenizer bytes", "llmc|tokenizer: file");
     expect_bad_flags("--data-format jsonl --tokenizer file", "jsonl|tokenizer: bytes");
+    expect_bad_flags("--data-format text --tokenizer file", "text|tokenizer: bytes");
 }
 
 /* The file names both data files, as the shipped ones do. */
@@ -165,6 +180,7 @@ Test(resolve, training)
     expect_bad_flags("--precision fp8 --fp8-recipe rowwise --fp8-all-gather",
                      "fp8.all_gather|tensorwise|--fp8-all-gather false");
     expect_bad_flags("--precision bf16 --fp8-recipe rowwise --fp8-all-gather", "fp8.all_gather");
+    expect_bad_flags("--deterministic --autotune", "train.deterministic and kernels.autotune");
     expect_bad_flags("--sequence-length 134217728 --micro-batch-size 65536 "
                      "--gradient-accumulation-steps 1000000",
                      "134217728|2^52");
@@ -260,9 +276,9 @@ Test(resolve, fp8_keys_without_effect_are_named)
                 "train.precision is not fp8");
     expect_idle("--precision fp8 --fp8-all-gather --fp8-filter auto", "");
     expect_idle("--precision fp8 --fp8-margin 1 --fp8-format e4m3 --fp8-amax-compute max "
-                "--fp8-all-gather",
-                "fp8.format, fp8.amax_compute, fp8.margin: without effect, because only "
-                "fp8.recipe delayed reads them");
+                "--fp8-amax-history-length 4 --fp8-all-gather",
+                "fp8.format, fp8.amax_history_length, fp8.amax_compute, fp8.margin: without "
+                "effect, because only fp8.recipe delayed reads them");
     expect_idle("--precision fp8 --fp8-margin 1 --fp8-recipe delayed", "");
     expect_idle("--precision fp8 --fp8-health-interval 5", "");
 }

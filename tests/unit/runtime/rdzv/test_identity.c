@@ -48,6 +48,9 @@ Test(identity, of_ndlaunch)
     cr_assert_eq(id.key_fd, -1);
     cr_assert(fcntl(file, F_GETFD) & FD_CLOEXEC);
     cr_assert(id.terminal);
+    setenv("ND_TERMINAL", "0", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_not(id.terminal);
     close(file);
     assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "ND_CONFIG_FD");
 }

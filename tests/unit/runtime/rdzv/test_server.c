@@ -281,6 +281,32 @@ Test(server, a_rank_that_left_ends_the_others_wait)
     expect_error(0, ND_ERR_IO, "rank 1 (hosty) left the job while others waited at 'meet'");
 }
 
+/* Before the others come; a wait for a key goes on, which any rank may set. */
+Test(server, what_comes_after_a_rank_left_cannot_be_complete)
+{
+    nd_wire_buffer out = {0};
+    open_joined(3, 3);
+    request(2, ND_WIRE_GET, "key", NULL, 0);
+    nd_wire_begin(&out, ND_WIRE_BYE);
+    give(1, &out);
+    nd_server_gone(server, clients[1].peer);
+    cr_assert_eq(answer(2).type, ND_WIRE_NONE);
+    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
+    expect_error(0, ND_ERR_IO, "the exchange 'meet' cannot be completed: rank 1 left the job");
+    nd_server_gone(server, clients[0].peer);
+    expect_error(2, ND_ERR_IO, "rank 0 (hosty) was lost while others waited for the key 'key'");
+}
+
+Test(server, all_parts_of_an_exchange_have_one_size)
+{
+    open_joined(3, 2);
+    request(0, ND_WIRE_EXCHANGE, "x", "aa", 2);
+    request(1, ND_WIRE_EXCHANGE, "x", "bbb", 3);
+    for (int i = 0; i < 2; i++) {
+        expect_error(i, ND_ERR_INTERNAL, "rank 1 entered the exchange 'x' with 3 bytes, others");
+    }
+}
+
 static void set(int i, const char *key, const char *value)
 {
     request(i, ND_WIRE_SET, key, value, strlen(value));

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "runtime/config/reader.h"
 #include "tests/support/shell.h"
 #include "trainer/layout/layout.h"
 
@@ -91,6 +92,14 @@ Test(shape, all_ends_of_text_are_written_back)
               back.more_ends[1] == 9);
 }
 
+#define ENDS "'eos_token_id': [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
+Test(shape, ends_of_text_have_a_limit)
+{
+    const nd_shape s = parsed("llama", ENDS "]");
+    cr_expect(s.more_end_count == ND_ENDS_MAX && s.more_ends[ND_ENDS_MAX - 1] == 16);
+    refused("llama", ENDS ", 17]", "entry 17 of eos_token_id|one of too many");
+}
+
 Test(shape, an_end_of_text_that_is_null_is_no_default)
 {
     const nd_shape s = parsed("llama", "'eos_token_id': null");
@@ -149,6 +158,10 @@ Test(shape, other_models_are_refused)
 {
     refused("llama", "'attention_out_bias': true", "attention_out_bias is true|model_type llama");
     refused("llama", "'use_qk_norm': true", "use_qk_norm is true|only false");
+    refused("llama", "'use_bias': true", "use_bias is true|only false");
+    refused("phi3", "'resid_pdrop': 0.1", "resid_pdrop is 0.1");
+    refused("phi3", "'embd_pdrop': 0.1", "embd_pdrop is 0.1");
+    refused("llama", "'attn_logit_softcapping': 50.0", "attn_logit_softcapping is set|not capped");
     refused("llama", "'attention_bias': 1", "attention_bias is an integer|true or false");
     refused("llama", "'hidden_act': 'gelu'",
             "hidden_act is \"gelu\"|only \"silu\" is supported, so use a model");
@@ -179,6 +192,7 @@ Test(shape, numbers)
     refused("llama", "'vocab_size': 99999999999", "99999999999|1 to");
     refused("llama", "'vocab_size': 1e3", "vocab_size is a real|an integer");
     refused("llama", "'hidden_size': 63", "hidden_size 63|num_attention_heads 4");
+    refused("llama", "'hidden_size': 8192", "head_dim is 2048|at most 1024");
 }
 
 Test(shape, a_misspelt_key_is_not_passed_over)
@@ -187,6 +201,18 @@ Test(shape, a_misspelt_key_is_not_passed_over)
     refused("llama", "'Tie_word_embeddings': true",
             "the key Tie_word_embeddings|write tie_word_embeddings if");
     refused("llama", "'ropetheta': 1e6", "the key ropetheta|write rope_theta if");
+    static const char keys[] =
+        "attention_bias attention_multiplier embedding_multiplier hidden_act initializer_range "
+        "layer_types logits_scaling max_position_embeddings mlp_bias no_rope_layers "
+        "num_key_value_heads original_max_position_embeddings partial_rotary_factor "
+        "quantization_config query_pre_attn_scalar residual_multiplier rms_norm_eps "
+        "rope_local_base_freq rope_parameters rope_scaling sliding_window use_sliding_window";
+    char key[64], pair[80], words[80];
+    for (int i = 0; nd_list_word(keys, ' ', i, key, sizeof key); i++) {
+        snprintf(pair, sizeof pair, "'%sx': 1", key);
+        snprintf(words, sizeof words, "write %s if", key);
+        refused("llama", pair, words);
+    }
 }
 
 Test(shape, broken_json)
@@ -264,7 +290,8 @@ static nd_shape family_of(const char *family, const char *keys)
             back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
             back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
             back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
-            back.logits_divisor == s.logits_divisor && back.window_theta == s.window_theta,
+            back.logits_divisor == s.logits_divisor && back.window_theta == s.window_theta &&
+            back.rms_eps == s.rms_eps && back.eos_id == s.eos_id,
         "%s of %s reads back as it was", family, keys);
     return s;
 }
@@ -385,10 +412,28 @@ Test(shape, a_frequency_for_each_pair)
         "phi3",
         "'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1.25], 'long_factor': [2, 4]}",
         "short_factor|8 numbers");
+    s = family_of("phi3", "'head_dim': 4, 'rope_scaling': {'type': 'yarn', 'short_factor': [1, 2], "
+                          "'long_factor': [2, 4]}");
+    cr_expect(s.rope.type == ND_ROPE_LONGROPE && s.rope.original_max_positions == 4096,
+              "its older name, and the family's number");
     refused("phi3",
             "'head_dim': 4, 'rope_scaling': {'type': 'longrope', 'short_factor': [1, 0], "
             "'long_factor': [1, 1]}",
             "short_factor|above 0");
+}
+
+#define YARN "'rope_scaling': {'type': 'yarn', 'original_max_position_embeddings': 64, 'factor': "
+Test(shape, yarn_and_dynamic_have_defaults)
+{
+    nd_shape s = family_of("llama", YARN "4}");
+    cr_expect(s.rope.beta_fast == 32 && s.rope.beta_slow == 1 && !s.rope.exact_range);
+    cr_expect_float_eq(s.rope.attention_factor, 0.1 * log(4) + 1, 1e-12);
+    s = family_of("llama", YARN "4, 'mscale': 2, 'mscale_all_dim': 1}");
+    cr_expect_float_eq(s.rope.attention_factor, (0.2 * log(4) + 1) / (0.1 * log(4) + 1), 1e-12);
+    s = family_of("llama", YARN "1}");
+    cr_expect_eq(s.rope.attention_factor, 1);
+    s = family_of("llama", "'rope_scaling': {'type': 'dynamic', 'factor': 3}");
+    cr_expect(s.rope.type == ND_ROPE_DYNAMIC && s.rope.factor == 3);
 }
 
 Test(shape, queries_that_grow)
@@ -602,6 +647,7 @@ Test(shape, mesh_must_divide)
                   "= 15 local tokens|mesh.tp 2; take a length such as 16");
     expect_misfit(&s, (nd_mesh){{1, 1, 1, 3, 4}}, 7,
                   "train.sequence_length 7|take a length such as 12");
+    assert_ok(nd_shape_check_mesh(&s, &(nd_mesh){{1, 1, 1, 1, 2}}, 2, 15)); /* 30 tokens */
     expect_fit(&s, (nd_mesh){{1, 1, 1, 4, 1}, 4}, 16);
     expect_misfit(
         &s, (nd_mesh){{1, 1, 1, 8, 1}, 8}, 16,
