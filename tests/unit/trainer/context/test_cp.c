@@ -95,6 +95,18 @@ Test(cp, blocks_are_causal_attention_and_those_of_a_ring_are_equal_shares)
     }
 }
 
+Test(cp, an_exchange_in_words)
+{
+    static const nd_cp_exchange of[] = {{1, true}, {1, false}, {4, false}, {2, true}, {2, false}};
+    static const char *const words[] = {"ring", "allgather", "ulysses", "ulysses 2, then ring",
+                                        "ulysses 2, then allgather"};
+    const nd_mesh mesh = {{1, 1, 1, 4, 2}};
+    char text[64];
+    for (int i = 0; i < 5; i++) {
+        cr_expect_str_eq(nd_cp_exchange_format(&of[i], &mesh, text, sizeof text), words[i]);
+    }
+}
+
 Test(cp, ring_blocks_with_a_window)
 {
     static const int64_t windows[] = {1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 100 * CHUNK};

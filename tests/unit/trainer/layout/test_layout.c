@@ -129,12 +129,25 @@ Test(dims, chunks_of_the_head_have_rows_enough_to_pay_for_its_weight)
     static const struct {
         int64_t vocab, tokens, tp;
         nd_precision precision;
-        int64_t rows; /* of one tp peer */
+        int64_t rows;                             /* of one tp peer */
+        bool gpu;                                 /* whole tiles of 128 rows, and all columns */
+        int64_t columns, most_rows, most_columns; /* columns 0: any; most 0: no limit */
     } cases[] = {
-        {32000, 8192, 1, ND_PRECISION_BF16, 1048},  {1000, 65536, 1, ND_PRECISION_BF16, 33554},
-        {128256, 8192, 1, ND_PRECISION_BF16, 1024}, {128256, 8192, 2, ND_PRECISION_BF16, 512},
-        {128256, 8192, 1, ND_PRECISION_FP32, 523},  {1 << 20, 8192, 1, ND_PRECISION_BF16, 128},
-        {1 << 28, 8192, 1, ND_PRECISION_BF16, 1},   {128256, 600, 1, ND_PRECISION_BF16, 600},
+        {32000, 8192, 1, ND_PRECISION_BF16, 1048},
+        {1000, 65536, 1, ND_PRECISION_BF16, 33554},
+        {128256, 8192, 1, ND_PRECISION_BF16, 1024},
+        {128256, 8192, 2, ND_PRECISION_BF16, 512},
+        {128256, 8192, 1, ND_PRECISION_FP32, 523},
+        {1 << 20, 8192, 1, ND_PRECISION_BF16, 128},
+        {1 << 28, 8192, 1, ND_PRECISION_BF16, 1},
+        {128256, 600, 1, ND_PRECISION_BF16, 600},
+        {128256, 8192, 1, ND_PRECISION_BF16, 2048, true, 128256},
+        {1 << 21, 8192, 1, ND_PRECISION_BF16, 128, true, 1 << 21},
+        {1 << 22, 8192, 1, ND_PRECISION_BF16, 64, true, 1 << 22},
+        {128256, 8192, 1, ND_PRECISION_BF16, 100, true, 128256, 100, 64},
+        {1000, 50, 1, ND_PRECISION_BF16, 50, false, 1000},
+        {1100, 50, 1, ND_PRECISION_BF16, 50, false, 576}, /* two nearly equal tiles of 64s */
+        {32000, 50, 1, ND_PRECISION_BF16, 7, false, 512, 7, 500},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_shape shape = shape_of(false);
@@ -144,8 +157,13 @@ Test(dims, chunks_of_the_head_have_rows_enough_to_pay_for_its_weight)
         config.train.micro_batch_size = 1;
         config.train.sequence_length = cases[i].tokens;
         config.train.precision = cases[i].precision;
-        const nd_dims d = nd_dims_of(&shape, &mesh, nd_mesh_coord_of(&mesh, 0), &config, false);
+        config.limits.head_rows = cases[i].most_rows;
+        config.limits.head_columns = cases[i].most_columns;
+        const nd_dims d =
+            nd_dims_of(&shape, &mesh, nd_mesh_coord_of(&mesh, 0), &config, cases[i].gpu);
         cr_expect_eq(d.head_rows, cases[i].rows, "case %zu: %ld rows", i, (long)d.head_rows);
+        cr_expect(!cases[i].columns || d.head_columns == cases[i].columns, "case %zu: %ld columns",
+                  i, (long)d.head_columns);
     }
 }
 
