@@ -78,6 +78,7 @@ Test(slurm, what_is_told_goes_before)
     cr_assert_eq(config.launch.node_rank, 0);
     teardown();
     setup();
+    setenv("SLURM_GPUS_ON_NODE", "8", 1);
     COMPLETE("--nproc-per-node", "2");
     cr_assert_eq(config.launch.nproc_per_node, 2);
 }
