@@ -121,7 +121,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     if (config->launch.node_rank == 0) {
         print_start(config);
     }
-    /* What the nodes compare: settings of the job, and digests of files in place of their paths. */
+    /* The nodes compare the settings of the job, and digests of files in place of their paths. */
     ND_TRY(nd_config_job_text(config, &settings));
     bool made = asprintf(&job_text, "%s%s", settings, digests) >= 0;
     free(settings);

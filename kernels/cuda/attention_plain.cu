@@ -175,8 +175,8 @@ __global__ void __launch_bounds__(THREADS)
     if (!add && s.leaves(b, j)) { /* rows and keys are the same tokens */
         return;
     }
-    /* Of the rows in their order these are the first that sees the key, and the first that is too
-     * far behind it for the window. */
+    /* Rows in their order see the key from row `begin` on; row `end` is the first that is too far
+     * behind it for the window. */
     bool ordered = !s.end_key;
     int64_t begin = ordered && j > s.diag ? j - s.diag : 0, beyond = j - s.diag + s.window;
     int64_t end = ordered && s.window > 0 && beyond < s.sq ? beyond : s.sq;

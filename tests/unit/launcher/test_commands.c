@@ -23,7 +23,7 @@ static FILE *open_text(void)
     return out;
 }
 
-/* What was written, which the caller frees. */
+/* Closes the stream and returns the text that was written, which the caller frees. */
 static char *close_text(FILE *out)
 {
     cr_assert_eq(fclose(out), 0);

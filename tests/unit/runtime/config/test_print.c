@@ -53,7 +53,7 @@ Test(echo, each_and_get)
     nd_config_fini(&c);
 }
 
-/* What two nodes share, by a flag of each; valid until the next call. */
+/* The texts of the job of two nodes that have one flag each; valid until the next call. */
 static char *a, *b;
 
 static void job_texts(const char *flag_a, const char *flag_b)

@@ -602,8 +602,8 @@ static nd_encoder *make_encoder(nd_special_in_text special)
     return encoder;
 }
 
-/* What the rendered text gives when its control tokens are parsed, and which tokens count: those of
- * the marked parts of `rendered`, between \1 and \2. */
+/* The row has the ids that the rendered text has when its control tokens are parsed, and the ids of
+ * the marked parts of `rendered`, between \1 and \2, count. */
 static void assert_chat(const char *row, const char *rendered)
 {
     nd_encoder *encoder = make_encoder(ND_SPECIAL_PARSE);
@@ -792,7 +792,7 @@ static nd_status encode_prompt(const char *messages, nd_ids *ids)
     return status;
 }
 
-/* What the rendered text gives when its control tokens are parsed. */
+/* The prompt has the ids that the rendered text has when its control tokens are parsed. */
 static void assert_prompt(const char *messages, const char *rendered)
 {
     nd_encoder *whole = make_encoder(ND_SPECIAL_PARSE);

@@ -131,7 +131,7 @@ Test(requests, the_beginning_of_a_text_is_counted)
     cr_expect(requests.twice_begun);
 }
 
-/* What nd_ends_read adds when this file has this text. */
+/* Adds the ends that a file with this text names. */
 static nd_status read_ends(const char *name, const char *text, nd_ids *ends)
 {
     tempdir_write(&dir, name, text, strlen(text));

@@ -185,7 +185,7 @@ Test(fsdp, gathered_units_are_the_parameters_that_were_sharded)
     on_every_case(gather_body, true, precisions, 3);
 }
 
-/* What one of the ranks that shard plans, without memory. */
+/* The plan of one of the ranks that shard, without memory. */
 typedef struct planned {
     mesh_ranks job;
     nd_rank rank;

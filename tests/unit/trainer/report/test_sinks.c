@@ -311,12 +311,18 @@ Test(sinks, plain_lines_come_at_the_interval)
     said(0, "\r");
 }
 
+/* A run of so many steps, which ends while the next line of a step is far away. */
+static void send_long(int steps, double seconds)
+{
+    config.train.steps = steps;
+    config.log.interval = 1000;
+    send_timed(steps, seconds, seconds);
+}
+
 /* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
 Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
 {
-    config.train.steps = 17;
-    config.log.interval = 1000;
-    send_timed(17, 40, 40);
+    send_long(17, 40);
     said(4, " left\n");
     said(1, "step 2/17  about 10 min 00 s left\n");
     said(1, "step 16/17  about 40 s left\n");
@@ -325,9 +331,7 @@ Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
 /* 50 min a step: said after these, after 100 min, and then each time that an hour is over. */
 Test(sinks, the_time_left_is_said_each_hour)
 {
-    config.train.steps = 9;
-    config.log.interval = 1000;
-    send_timed(9, 3000, 3000);
+    send_long(9, 3000);
     said(5, " left\n");
     said(1, "step 4/9  about 4 h 10 min left\nstep 6/9  about 2 h 30 min left\n");
 }

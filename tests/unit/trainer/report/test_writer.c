@@ -222,7 +222,7 @@ Test(writer, patience_comes_back_with_the_disk)
     close(reader);
 }
 
-/* What waits is counted, and nobody waits for it. The thread outlives the test. */
+/* Lines that wait are counted, and nobody waits for them. The thread outlives the test. */
 Test(writer, a_run_ends_while_a_write_hangs)
 {
     int reader;
