@@ -52,7 +52,7 @@ Test(sinks_of_a_run, a_run_that_is_killed_while_its_metrics_hang_leaves_whole_li
     for (size_t i = 0; i < 2; i++) {
         shell(&dir,
               shell_line(
-                  "rm -rf out; %s" HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN
+                  "rm -rf out said; %s" HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN
                   "--num-steps 1000000 --set log.interval=100000 >said 2>&1 & pid=$!; "
                   "for i in $(seq 1200); do grep -q 'metrics.jsonl does not answer' said && break; "
                   "sleep 0.1; done; grep -q 'metrics.jsonl does not answer' said || cat said; "
