@@ -110,7 +110,7 @@ static void request(int i, nd_wire_type type, const char *key, const void *value
 {
     nd_wire_buffer out = {0};
     nd_wire_begin(&out, type);
-    nd_wire_put_u32(&out, 7);
+    nd_wire_put_u32(&out, 7 + (uint32_t)i); /* which no other client has */
     if (type == ND_WIRE_EXCHANGE) {
         nd_wire_put_u64(&out, timeout_ms);
     }
@@ -129,7 +129,8 @@ static void expect_error(int i, nd_status status, const char *words)
     nd_wire_frame frame = answer(i);
     cr_assert_eq(frame.type, ND_WIRE_ERROR);
     nd_wire_cursor cursor = nd_wire_body(&frame);
-    nd_wire_get_u32(&cursor);
+    const uint32_t number = nd_wire_get_u32(&cursor); /* 0: of the connection */
+    cr_assert(number == 0 || number == 7 + (uint32_t)i, "request %u", number);
     cr_assert_eq(nd_wire_get_u32(&cursor), (uint32_t)status);
     nd_wire_get_text(&cursor, message, sizeof message);
     cr_assert_not_null(strstr(message, words), "no \"%s\" in: %s", words, message);
@@ -161,7 +162,7 @@ static nd_wire_cursor slice_of(int i)
     nd_wire_frame frame = answer(i);
     cr_assert_eq(frame.type, ND_WIRE_SLICE);
     nd_wire_cursor cursor = nd_wire_body(&frame);
-    cr_assert_eq(nd_wire_get_u32(&cursor), 7);
+    cr_assert_eq(nd_wire_get_u32(&cursor), 7 + (uint32_t)i);
     return cursor;
 }
 
@@ -191,16 +192,36 @@ Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
     }
 }
 
+static void set(int i, const char *key, const char *value)
+{
+    request(i, ND_WIRE_SET, key, value, strlen(value));
+    cr_assert_eq(answer(i).type, ND_WIRE_DONE);
+}
+
+static void expect_value(int i, const char *expected)
+{
+    size_t count;
+    nd_wire_frame frame = answer(i);
+    cr_assert_eq(frame.type, ND_WIRE_VALUE);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    cr_assert_eq(nd_wire_get_u32(&cursor), 7 + (uint32_t)i);
+    const uint8_t *bytes = nd_wire_get_blob(&cursor, &count);
+    cr_assert(nd_wire_finished(&cursor) && count == strlen(expected));
+    cr_assert_arr_eq(bytes, expected, count);
+}
+
+/* For this key, whose first value stays. */
 Test(server, get_waits_for_set)
 {
     open_joined(2, 2);
     request(0, ND_WIRE_GET, "key", NULL, 0);
+    set(1, "other", "no");
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-    request(1, ND_WIRE_SET, "key", "value", 5);
-    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
-    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
+    set(1, "key", "value");
+    expect_value(0, "value");
+    set(1, "key", "later");
     request(0, ND_WIRE_GET, "key", NULL, 0);
-    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
+    expect_value(0, "value");
 }
 
 Test(server, missing_ranks_are_named_while_others_wait)
@@ -217,7 +238,11 @@ Test(server, missing_ranks_are_named_while_others_wait)
     cr_assert_not_null(strstr(notices, "waiting at 'meet' for 11 s; missing of 8 ranks: 3, 5 "
                                        "(never connected: 3)"),
                        "%s", notices);
-    now += 20 * second;
+    const size_t said = strlen(notices);
+    now += 9 * second;
+    nd_server_tick(server, now);
+    cr_assert_eq(strlen(notices), said, "it is said every ten seconds: %s", notices);
+    now += 11 * second;
     nd_server_tick(server, now);
     expect_error(0, ND_ERR_HANG, "missing of 8 ranks: 3, 5");
 }
@@ -307,10 +332,14 @@ Test(server, all_parts_of_an_exchange_have_one_size)
     }
 }
 
-static void set(int i, const char *key, const char *value)
+/* A result of more than 1 GiB; of one rank it would be a message that the store takes. */
+Test(server, an_exchange_that_is_too_large_is_refused)
 {
-    request(i, ND_WIRE_SET, key, value, strlen(value));
-    cr_assert_eq(answer(i).type, ND_WIRE_DONE);
+    enum { PART = ND_WIRE_LIMIT_MEMBER / 2, WORLD = ND_SERVER_EXCHANGE_MAX / PART };
+    static char part[PART + 1];
+    open_joined(WORLD, 1);
+    request(0, ND_WIRE_EXCHANGE, "x", part, sizeof part);
+    expect_error(0, ND_ERR_INTERNAL, "524289 bytes by each of 2048 ranks is too large");
 }
 
 /* The store did not run for longer than the caller waited. */
@@ -546,6 +575,21 @@ Test(server, values_have_an_end)
     set(1, "k0", ""); /* it is set, and takes no more */
     request(1, ND_WIRE_SET, "one more", value, sizeof value);
     expect_error(1, ND_ERR_INTERNAL, "the store is full");
+    nd_server_restart(server, "job.4", 4, 2);
+    welcome(2, "job.4", 4, ND_WIRE_WORKER, 0);
+    request(2, ND_WIRE_SET, "k0", value, sizeof value);
+    cr_assert_eq(answer(2).type, ND_WIRE_DONE, "a later start begins with an empty store");
+}
+
+/* Many strangers fill no terminal. */
+Test(server, three_refused_connections_are_told_in_ten_seconds)
+{
+    open_server(2);
+    for (int i = 0; i < 22; i++) {
+        const size_t said = strlen(notices);
+        nd_server_note_refused(server, "10.0.0.9 port 7", "it is junk", now + i * second);
+        cr_expect_eq(strlen(notices) > said, i % 11 < 3, "number %d: %s", i, notices);
+    }
 }
 
 Test(server, strangers_are_few_short_lived_and_brief)

@@ -42,10 +42,14 @@ Test(shared_key, on_one_host_it_is_in_a_private_file_named_by_user_and_port)
     id.rank = 1;
     assert_ok(nd_shared_key(&id, read, path));
     cr_assert_arr_eq(read, second, ND_KEY_BYTES);
-    unsetenv("XDG_RUNTIME_DIR");
+    static const char *const unusable[] = {NULL, "", ".", "/nowhere"}; /* as behind su, or srun */
     id.master_port = 1; /* nobody has made this one */
-    assert_fails(nd_shared_key(&id, read, path), ND_ERR_CONFIG, "cannot open \"/tmp/ndtrain-key-");
-    cr_assert_eq(strncmp(path, "/tmp/ndtrain-key-", 17), 0);
+    for (size_t i = 0; i < sizeof unusable / sizeof *unusable; i++) {
+        unusable[i] ? setenv("XDG_RUNTIME_DIR", unusable[i], 1) : unsetenv("XDG_RUNTIME_DIR");
+        assert_fails(nd_shared_key(&id, read, path), ND_ERR_CONFIG,
+                     "cannot open \"/tmp/ndtrain-key-");
+        cr_assert_eq(strncmp(path, "/tmp/ndtrain-key-", 17), 0);
+    }
 }
 
 Test(shared_key, a_named_file_is_used_everywhere)

@@ -45,6 +45,7 @@ static void say_lost(void *context, const char *message)
 
 static pid_t host; /* rank 0 */
 static int said, port;
+static bool leaves; /* rank 0 leaves once rank 1 has met it at "start" */
 
 /* A process that is rank 0 until it is killed. It writes "y" once its store is open, and the
  * message about a lost rank. */
@@ -62,6 +63,11 @@ static void start_rank_0(void)
         const nd_store_watch watch = {say_lost, &ends[1]};
         bool opened = nd_store_open(&id, SECONDS, &watch, &store) == ND_OK;
         (void)!write(ends[1], opened ? "y" : "n", 1);
+        if (leaves) {
+            nd_status met = nd_store_barrier(store, "start");
+            nd_store_close(store, met != ND_OK);
+            _exit(met);
+        }
         for (;;) {
             pause();
         }
@@ -116,6 +122,9 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
     cr_assert_eq(kill(host, SIGCONT), 0);
     assert_ok(nd_store_set(store, "key", "value", 6));
     assert_ok(nd_store_get(store, "key", value, &bytes));
+    cr_expect_eq(bytes, 6);
+    bytes = 5;
+    assert_fails(nd_store_get(store, "key", value, &bytes), ND_ERR_INTERNAL, "6 bytes, 5 fit");
     cr_expect_str_eq(value, "value");
     nd_store_close(store, true);
     end_rank_0();
@@ -132,6 +141,23 @@ Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
                  "nobody set the key 'missing' within 0.2 s");
     nd_store_close(store, true);
     end_rank_0();
+}
+
+/* The store still answers after the goodbye of rank 0; in the end the key is gone, too. */
+Test(store, rank_0_stays_until_the_others_leave)
+{
+    int code = -1;
+    leaves = true;
+    start_rank_0();
+    nd_store *store = open_rank_1(NULL);
+    assert_ok(nd_store_barrier(store, "start"));
+    assert_fails(nd_store_barrier(store, "end"), ND_ERR_IO, "left the job");
+    nd_store_set_timeout(store, 0.2);
+    assert_fails(nd_store_get(store, "key", NULL, &(size_t){0}), ND_ERR_HANG, "nobody set");
+    nd_store_close(store, false);
+    cr_assert_eq(waitpid(host, &code, 0), host);
+    cr_expect_eq(code, 0);
+    cr_expect_eq(rmdir(dir.path), 0, "the key is still there");
 }
 
 Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)

@@ -110,7 +110,7 @@ Test(wire, lengths_of_zero_or_beyond_the_limit_are_refused_before_their_bytes_co
 Test(wire, short_long_and_lying_bodies_are_bad)
 {
     nd_wire_buffer out = {0};
-    char small[4];
+    char small[5]; /* without room for the NUL of "a key" */
     size_t count;
     write_sample(&out);
     const uint8_t *body = out.data + ND_WIRE_HEADER + 1;
@@ -137,6 +137,10 @@ Test(wire, short_long_and_lying_bodies_are_bad)
     cursor = (nd_wire_cursor){.at = lying, .end = lying + sizeof lying};
     nd_wire_get_blob(&cursor, &count);
     cr_assert(cursor.bad);
+    static const uint8_t cut[] = {3, 0, 0, 0, 'a', 0, 'b'};
+    cursor = (nd_wire_cursor){.at = cut, .end = cut + sizeof cut};
+    nd_wire_get_text(&cursor, small, sizeof small);
+    cr_assert(cursor.bad, "a text has no NUL inside");
     nd_wire_buffer_fini(&out);
 }
 
