@@ -3,6 +3,7 @@
 
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/drawn/draw.h"
 #include "tests/unit/runtime/comm/cases.h"
@@ -96,6 +97,38 @@ Test(local, a_rank_that_skips_is_named_with_what_it_does)
                            "rank 2 has not entered it: phase backward, step 41", NULL};
     expect_fault(CASE_SKIP, 10, ND_ERR_HANG, words);
     expect_fault(CASE_SKIP, 200000, ND_ERR_HANG, words);
+}
+
+/* Rank 0 waits alone, when all others wait in another group. */
+static nd_status part_body(nd_transport *transport, void *context)
+{
+    const nd_mesh mesh = {{1, 1, transport->size, 1, 1}};
+    nd_comm *world = NULL, *shards = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(case_world(transport, &world));
+    ND_TRY_OUT(nd_comm_create(transport, &mesh, ND_GROUP_DP_SHARD, 0, &shards));
+    for (int rank = 1; transport->rank == 0 && rank < transport->size; rank++) {
+        const nd_progress_slot *slot = &transport->page->slots[rank];
+        for (int ms = 0; ms < 60000 && (slot->sequence != 1 || slot->since_ns == 0); ms++) {
+            usleep(1000);
+        }
+    }
+    transport->timeout_seconds = transport->rank == 0 ? 0.2 : 60;
+    status = nd_comm_barrier(transport->rank == 0 ? world : shards);
+out:
+    nd_comm_destroy(shards);
+    nd_comm_destroy(world);
+    return status;
+}
+
+Test(local, many_missing_ranks_are_named_with_where_they_wait)
+{
+    nd_ranks ranks = {.size = 8, .timeout_seconds = 60, .body = part_body};
+    nd_ranks_run_threads(&ranks);
+    const char *said = ranks.results[0].message;
+    cr_expect_eq(ranks.results[0].status, ND_ERR_HANG);
+    cr_expect(strstr(said, " for ranks 7, 6, 5, 4, 3, 2 and 1 more; rank 7 is in "), "%s", said);
+    cr_expect(strstr(said, "; rank 2 is in barrier of dp_shard, operation 1, since "), "%s", said);
 }
 
 Test(local, a_rank_that_ends_is_named_before_the_deadline)

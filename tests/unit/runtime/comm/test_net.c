@@ -188,6 +188,43 @@ Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
     leave(&v);
 }
 
+/* Also a second time, and where another number of bytes is wanted. */
+Test(net, a_message_may_be_asked_for_while_its_bytes_come)
+{
+    enum { BYTES = 8, FIRST = sizeof(net_head) + 3 };
+    static const size_t wanted[] = {BYTES, BYTES, BYTES - 1};
+    char message[sizeof(net_head) + BYTES] = "";
+    const net_head head = {.tag = 7, .bytes = BYTES, .kind = NET_EAGER};
+    visitor v;
+    nd_tag tag;
+    size_t bytes;
+    bool idle;
+    const double until = nd_clock_seconds() + 20;
+    memcpy(message, &head, sizeof head);
+    memcpy(message + sizeof head, "eagerly", BYTES);
+    cr_assert(greet(job_key, &ranks, &hello, &v));
+    for (int i = 0; i < 3; i++) {
+        char got[BYTES] = "";
+        nd_p2p_request request = {
+            .state = ND_REQUEST_POSTED, .peer = 1, .tag = 7, .buffer = got, .bytes = wanted[i]};
+        assert_ok(nd_link_write(v.link, message, FIRST, &idle));
+        while (!nd_net_peek(net, 7, UINT64_MAX, &tag, &bytes)) {
+            cr_assert_lt(nd_clock_seconds(), until, "its head does not come");
+            assert_ok(nd_net_progress(net));
+        }
+        assert_ok(nd_net_recv(net, &request));
+        cr_expect_not(nd_net_peek(net, 7, UINT64_MAX, &tag, &bytes), "somebody wants it");
+        assert_ok(nd_link_write(v.link, message + FIRST, sizeof message - FIRST, &idle));
+        while (atomic_load(&request.state) == ND_REQUEST_POSTED) {
+            cr_assert_lt(nd_clock_seconds(), until, "the rest does not come");
+            assert_ok(nd_net_progress(net));
+        }
+        cr_expect_eq(atomic_load(&request.state), i < 2 ? ND_REQUEST_DONE : ND_REQUEST_FAILED);
+        cr_expect_str_eq(got, i < 2 ? "eagerly" : "");
+    }
+    leave(&v);
+}
+
 Test(net, a_connection_that_cannot_be_accepted_yet_does_not_keep_a_rank_awake)
 {
     int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
