@@ -4,9 +4,18 @@
 
 #include "runtime/base/printable.h"
 
+/* Those next to what is escaped, and the last one of all. */
+#define NEIGHBOURS                                                                                 \
+    "~\xc2\xa0\xe2\x80\xa7\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa\xed\x9f\xbf\xee\x80\x80\xef\xbf"    \
+    "\xbd\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"
+
 static const struct {
     const char *text, *escaped;
 } cases[] = {
+    {NEIGHBOURS, NEIGHBOURS},
+    {"\x1f \x7f\xc2\x80\xc2\x9f", "\\x1f \\x7f\\u0080\\u009f"},
+    {"\xe2\x80\xa9\xe2\x80\xaa\xe2\x81\xa6\xe2\x81\xa9\xef\xbf\xbe\xef\xbf\xbf",
+     "\\u2029\\u202a\\u2066\\u2069\\ufffe\\uffff"},
     {"", ""},
     {"runs/caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x99\x82",
      "runs/caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x99\x82"},

@@ -70,7 +70,11 @@ Test(yaml, a_byte_order_mark_is_skipped)
 
 Test(yaml, null_is_plain_only)
 {
-    nd_yaml_node *root = good("a: null\nb: 'null'\nc: ~\nd: \"\"\ne: nullable\n");
+    nd_yaml_node *root = good("a: null\nb: 'null'\nc: ~\nd: \"\"\ne: nullable\nf: Null\n"
+                              "g: NULL\nh: |-\n  null\n");
+    cr_assert(nd_yaml_is_null(nd_yaml_find(root, "f")));
+    cr_assert(nd_yaml_is_null(nd_yaml_find(root, "g")));
+    cr_assert(!nd_yaml_is_null(nd_yaml_find(root, "h")));
     cr_assert(nd_yaml_is_null(nd_yaml_find(root, "a")));
     cr_assert(!nd_yaml_is_null(nd_yaml_find(root, "b")));
     cr_assert(nd_yaml_is_null(nd_yaml_find(root, "c")));
@@ -83,6 +87,7 @@ Test(yaml, doubled_keys_name_both_lines)
 {
     bad("a: 1\nb: 2\na: 3\n", "t.yaml:3", "first on line 1");
     bad("m:\n  x: 1\n  x: 2\n", "t.yaml:3", "'x' is given twice");
+    bad("a:\n  - 1\nb: 2\na: 3\n", "t.yaml:4", "first on line 1");
     nd_yaml_destroy(good("m:\n  x: 1\nn:\n  x: 2\n"));
 }
 
@@ -121,6 +126,9 @@ Test(yaml, anchors_tags_and_documents_are_refused)
     bad("*x : 1\n", "t.yaml:1", "alias");
     bad("a: !!int 1\n", "t.yaml:1", "tag");
     bad("a: !!set {b: 1}\n", "t.yaml:1", "tag");
+    bad("a: !!seq [1]\n", "t.yaml:1", "tag");
+    bad("b: 1\n!!str a: 1\n", "t.yaml:2", "tag");
+    bad("b: 1\n&x a: 1\n", "t.yaml:2", "anchor");
     bad("a: 1\n---\nb: 2\n", "t.yaml:2", "second YAML document");
     bad("? [a, b]\n: 1\n", "t.yaml:1", "plain name");
     nd_yaml_destroy(good("---\na: 1\n...\n"));
@@ -133,6 +141,11 @@ Test(yaml, limits)
         strcat(deep, "[");
     }
     bad(deep, "t.yaml:1", "deeper than 16");
+    deep[2 + ND_YAML_MAX_DEPTH] = '\0'; /* a bracket less, since the map is a level, too */
+    for (int i = 1; i < ND_YAML_MAX_DEPTH; i++) {
+        strcat(deep, "]");
+    }
+    nd_yaml_destroy(good(deep));
 
     size_t room = 3 * (ND_YAML_MAX_NODES + 2);
     char *many = malloc(room + 8);
@@ -143,12 +156,17 @@ Test(yaml, limits)
     }
     strcat(many, "]");
     bad(many, "t.yaml:1", "more than 4096 values");
+    strcpy(many + 4 + 2 * (ND_YAML_MAX_NODES - 2), "]"); /* beside the map and the list */
+    nd_yaml_destroy(good(many));
     free(many);
 
     char *large = malloc(ND_YAML_MAX_BYTES + 2);
     cr_assert_not_null(large);
     memset(large, '#', ND_YAML_MAX_BYTES + 1);
     bad_bytes(large, ND_YAML_MAX_BYTES + 1, "larger than", "262144");
+    memcpy(large, "a: 1 ", 5);
+    large[ND_YAML_MAX_BYTES] = '\0';
+    nd_yaml_destroy(good(large));
     free(large);
 }
 

@@ -48,7 +48,8 @@ Test(sources, a_text_reads_as_sources)
                                            {"1 a/b/*/c?.txt 2 y", "c"},
                                            {"1 a/b/*/[0-9]* 2 y", "b"},
                                            {"1 a.b/*.jsonl 2 y", "a.b"},
-                                           {"1 *.jsonl 2 y", "_"}};
+                                           {"1 *.jsonl 2 y", "_"},
+                                           {"[x/web.txt, {path: y, name: web}]", "web-2"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         assert_ok(nd_data_sources_read("", "data.path", named[i][0], &s));
         cr_assert_eq(s.count, 2);
