@@ -75,12 +75,12 @@ Test(shape, defaults_of_hugging_face)
 
 Test(shape, keys_that_change_nothing_are_skipped)
 {
-    const nd_shape s = parsed(
-        "llama",
-        "'transformers_version': '4.40', 'use_cache': false, 'pretraining_tp': 2, "
-        "'attention_bias': false, 'hidden_act': 'silu', 'sliding_window': null, "
-        "'attention_dropout': 0.0, 'head_dim': null, 'num_key_value_heads': null, "
-        "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['LlamaForCausalLM']");
+    const nd_shape s =
+        parsed("llama", "'transformers_version': '4.40', 'use_cache': false, 'pretraining_tp': 2, "
+                        "'attention_bias': false, 'hidden_act': 'silu', 'sliding_window': null, "
+                        "'attention_dropout': 0.0, 'head_dim': null, 'num_key_value_heads': null, "
+                        "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['Other', "
+                        "'LlamaForCausalLM', 'x']");
     cr_expect(s.eos_id == 7 && !s.eos_is_default && s.bos_id == -1);
 }
 
@@ -189,6 +189,11 @@ Test(shape, numbers)
     refused("llama", "'tie_word_embeddings': 1", "tie_word_embeddings is an integer|true or false");
     refused("llama", "'eos_token_id': 'x'", "eos_token_id|token id");
     refused("llama", "'eos_token_id': [1, -1]", "entry 1 of eos_token_id|a list of up to 17 ids");
+    refused("llama", "'eos_token_id': [1, 2147483648]", "entry 1 of eos_token_id");
+    refused("llama", "'bos_token_id': 2147483648", "bos_token_id must be a token id");
+    refused("llama", "'bos_token_id': -2", "bos_token_id must be a token id");
+    cr_expect_eq(parsed("llama", "'num_hidden_layers': 4096").layers, ND_LAYERS_MAX);
+    refused("llama", "'num_hidden_layers': 4097", "num_hidden_layers is 4097|1 to 4096");
     refused("llama", "'vocab_size': 99999999999", "99999999999|1 to");
     refused("llama", "'vocab_size': 1e3", "vocab_size is a real|an integer");
     refused("llama", "'hidden_size': 63", "hidden_size 63|num_attention_heads 4");
@@ -201,6 +206,7 @@ Test(shape, a_misspelt_key_is_not_passed_over)
     refused("llama", "'Tie_word_embeddings': true",
             "the key Tie_word_embeddings|write tie_word_embeddings if");
     refused("llama", "'ropetheta': 1e6", "the key ropetheta|write rope_theta if");
+    refused("llama", "'rop_thetas': 1e6", "the key rop_thetas|write rope_theta if");
     static const char keys[] =
         "attention_bias attention_multiplier embedding_multiplier hidden_act initializer_range "
         "layer_types logits_scaling max_position_embeddings mlp_bias no_rope_layers "
@@ -332,6 +338,9 @@ Test(shape, families_have_their_switches_and_defaults)
     cr_expect(s.window == 0 && s.rotated == 12 && nd_shape_rotated(&s) == 12 && s.eos_id == 32000);
     s = family_of("phi3", "'sliding_window': 2047");
     cr_expect(s.window == 2047 && s.rotated == 0 && nd_shape_rotated(&s) == 16);
+    expect_written(&s, "\"pad_token_id\": null,");
+    expect_written(&s, "\"torch_dtype\": \"bfloat16\",");
+    refused("phi3", "'partial_rotary_factor': 0.0", "is 0|at least 2");
     refused("phi3", "'partial_rotary_factor': 0.7",
             "partial_rotary_factor 0.7 of head_dim 16 is 11|even");
     refused("mistral", "'partial_rotary_factor': 0.5", "partial_rotary_factor is 0.5|only 1");
@@ -355,6 +364,8 @@ Test(shape, families_have_their_switches_and_defaults)
     expect_written(&s, first_window_1);
     s = family_of("qwen2", "");
     expect_written(&s, first_window_2);
+    s = parsed("qwen2", "'num_hidden_layers': 29, 'use_sliding_window': true, 'sliding_window': 7");
+    cr_expect(nd_shape_window(&s, 27, 99) == 0 && nd_shape_window(&s, 28, 99) == 7, "by default");
     refused("mistral", "'layer_types': []", "layer_types is set|mistral");
     refused("seed_oss", "'residual_dropout': 0.1", "attention_dropout is absent|means 0.1");
     refused("seed_oss", "'attention_dropout': 0", "residual_dropout is absent|write 0");
@@ -370,6 +381,8 @@ Test(shape, layers_without_rope)
     cr_expect(s.tied && s.rope.theta == 2e6, "the defaults of the family");
     s = family_of("smollm3", "");
     cr_expect(nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "each fourth of two layers");
+    s = family_of("smollm3", "'num_hidden_layers': 4");
+    cr_expect_eq(s.unturned.bits[0], 8);
     s = family_of("smollm3", "'no_rope_layers': [0, 1]");
     cr_expect(!nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "the list goes before the interval");
     s = family_of("smollm3", "'no_rope_layers': [0, 0]");
@@ -385,6 +398,7 @@ Test(shape, layers_without_rope)
     refused("smollm3", "'no_rope_layers': [1, 0, 1]",
             "no_rope_layers is a list of 3|num_hidden_layers 2");
     refused("llama", "'no_rope_layers': [1, 0]", "layer 1 has no RoPE|model_type llama");
+    refused("llama", "'no_rope_layer_interval': 2", "layer 1 has no RoPE|model_type llama");
     refused("smollm3", "'use_sliding_window': true", "use_sliding_window is true|only false");
     refused("llama", "'layer_types': ['full_attention', 'sliding_attention']",
             "sliding_attention for layer 1|only full_attention");
@@ -420,6 +434,8 @@ Test(shape, a_frequency_for_each_pair)
             "'head_dim': 4, 'rope_scaling': {'type': 'longrope', 'short_factor': [1, 0], "
             "'long_factor': [1, 1]}",
             "short_factor|above 0");
+    refused("llama", "'head_dim': 258, 'rope_scaling': {'type': 'longrope'}",
+            "turns 258 elements of a head|up to 256");
 }
 
 #define YARN "'rope_scaling': {'type': 'yarn', 'original_max_position_embeddings': 64, 'factor': "
@@ -430,6 +446,8 @@ Test(shape, yarn_and_dynamic_have_defaults)
     cr_expect_float_eq(s.rope.attention_factor, 0.1 * log(4) + 1, 1e-12);
     s = family_of("llama", YARN "4, 'mscale': 2, 'mscale_all_dim': 1}");
     cr_expect_float_eq(s.rope.attention_factor, (0.2 * log(4) + 1) / (0.1 * log(4) + 1), 1e-12);
+    s = family_of("llama", YARN "4, 'mscale': 2}");
+    cr_expect_float_eq(s.rope.attention_factor, 0.1 * log(4) + 1, 1e-12, "both or none");
     s = family_of("llama", YARN "1}");
     cr_expect_eq(s.rope.attention_factor, 1);
     s = family_of("llama", "'rope_scaling': {'type': 'dynamic', 'factor': 3}");
@@ -549,6 +567,8 @@ Test(shape, gemma3)
     nd_shape s = family_of("gemma3_text", "");
     cr_expect(s.window == 4096 && s.full.bits[0] == 0 && s.attention_scale == 1 / 16.0 &&
               s.rope.theta == 1e6 && s.window_theta == 1e4);
+    s = family_of("gemma3_text", "'num_hidden_layers': 6");
+    cr_expect_eq(s.full.bits[0], 0x20);
     s = family_of("gemma3_text", "'rope_theta': 5e5, 'rope_local_base_freq': 2e4");
     cr_expect(s.rope.theta == 5e5 && s.window_theta == 2e4);
     refused("gemma3_text", "'final_logit_softcapping': 30.0",
@@ -567,6 +587,8 @@ Test(shape, layers_without_windows_have_no_rope)
     cr_expect(nd_shape_window(&s, 1, 9000) == 0 && !nd_shape_turns(&s, 1));
     s = family_of("exaone4", "");
     cr_expect(s.full.bits[0] == 0 && s.unturned.bits[0] == 0, "each fourth of two layers");
+    s = family_of("exaone4", "'num_hidden_layers': 4");
+    cr_expect(s.full.bits[0] == 8 && s.unturned.bits[0] == 8);
     s = family_of("exaone4",
                   "'sliding_window': null, 'layer_types': ['full_attention', 'full_attention']");
     cr_expect(s.window == 0 && nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1));
