@@ -44,6 +44,19 @@ Test(params, fused_products_are_adjacent)
     nd_layout_destroy(layout);
 }
 
+/* Ops read from multiples of 64 elements: of linears with one input, and of biases, the first. */
+Test(params, tensors_are_aligned)
+{
+    static const nd_param_id ids[] = {ND_PARAM_Q, ND_PARAM_O, ND_PARAM_DOWN, ND_PARAM_Q_BIAS};
+    nd_shape shape = shape_of(false);
+    shape.qkv_bias = 1;
+    nd_layout *layout = layout_of(&shape, 3, 2, 1, 1);
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        cr_expect_eq(nd_layout_param(layout, ids[i], 2)->offset % 64, 0, "parameter %zu", i);
+    }
+    nd_layout_destroy(layout);
+}
+
 Test(params, decay_covers_matrices_and_no_norms)
 {
     nd_shape shape = shape_of(true);
