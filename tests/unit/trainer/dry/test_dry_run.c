@@ -58,10 +58,12 @@ static nd_calls listed(const nd_linear_choice *choice)
     return calls;
 }
 
+static int host_ranks = 1;
+
 static nd_step_work counted(void)
 {
     nd_step_work work;
-    assert_ok(nd_dry_run_work(&rank_of_one, 1, &work));
+    assert_ok(nd_dry_run_work(&rank_of_one, host_ranks, &work));
     return work;
 }
 
@@ -174,6 +176,19 @@ Test(dry_run, a_rank_of_a_mesh)
     }
 }
 
+/* Bytes of a step in BF16 on one worker, which casts so many weights from F32 once. */
+static double moved_bytes(int64_t weights)
+{
+    const double T = TOKENS, x = T * 64 * 2, qk = T * 6 * 16 * 2, ffn = T * 96 * 2, v = T * 256 * 2;
+    /* A norm reads both summands, and writes their sum and its output; the first one has one. */
+    const double forward = 2 * 4 * x + 2 * qk + 3 * ffn;
+    const double delta = 2 * T * 4 * 16 * 2 + T * 4 * 4;
+    const double backward = 2 * 4 * x + delta + 2 * qk + 5 * ffn;
+    /* Logits are read, then read and written; the last norm has no other gradient to add. */
+    const double head = 4 * x + 3 * v + 3 * x, table = 2 * x + x + 2 * T * 64 * 4;
+    return MICROS * (LAYERS * (forward + backward) - 2 * x + head + table) + 6.0 * (double)weights;
+}
+
 /* 6 FLOPs for each weight but the embedding's, and token; scores are made twice in attention, whose
  * forward has two products and its backward five. */
 Test(dry_run, work_is_that_of_the_formula)
@@ -187,8 +202,12 @@ Test(dry_run, work_is_that_of_the_formula)
     cr_expect_eq(work.flops_bf16, 6 * weights * tokens, "%g", work.flops_bf16);
     cr_expect_eq(work.flops_attention, 14 * pairs * (double)s->head_dim);
     cr_expect_eq(work.flops_fp8 + work.flops_f32 + work.wire_bytes, 0.0);
-    /* At least the residual stream, read and written by each norm forward and backward. */
-    cr_expect_gt(work.moved_bytes, 2.0 * LAYERS * tokens * 64 * 2 * 4);
+    nd_layout *layout = NULL;
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = s}, &layout));
+    cr_expect_eq(work.moved_bytes, moved_bytes(layout->shard_total), "%g", work.moved_bytes);
+    nd_layout_destroy(layout);
+    config.train.precision = ND_PRECISION_FP32;
+    cr_expect_eq(counted().flops_f32, work.flops_bf16);
     config.train.precision = ND_PRECISION_FP8;
     const nd_step_work fp8 = counted();
     cr_expect_gt(fp8.flops_fp8, 0.0);
@@ -244,25 +263,47 @@ Test(dry_run, work_of_tensor_parallelism_hides_four_exchanges_of_a_block)
     work = counted();
     const double hidden = work.wire_bytes - work.exposed_bytes;
     cr_expect_eq(hidden, MICROS * LAYERS * 4.0 * (TOKENS / 2) * 64 * 2, "%g", hidden);
-    cr_expect_gt(work.exposed_bytes, hidden);
+    /* Beside these: the lookup and the head, each forward and backward, four of a block forward
+     * and two backward, and the head's all-reduces of three numbers of each token. */
+    const double all = MICROS * ((2 + 2 + 6 * LAYERS) * (TOKENS / 2) * 64.0 * 2 + 3 * 4 * TOKENS);
+    cr_expect_eq(work.exposed_bytes, all, "%g", work.exposed_bytes);
+}
+
+/* Ranks 0 and 1 exchange activations, ranks 0 and 2 shards of weights and gradients. */
+Test(dry_run, bytes_of_groups_of_one_host_do_not_leave_it)
+{
+    use_mesh((nd_mesh){{1, 1, 2, 1, 2}}, 4);
+    nd_step_work on[5];
+    for (host_ranks = 4; host_ranks > 0; host_ranks /= 2) {
+        on[host_ranks] = counted();
+        cr_expect_eq(on[host_ranks].host_bytes + on[host_ranks].wire_bytes, on[4].host_bytes);
+    }
+    host_ranks = 1;
+    use_mesh((nd_mesh){{1, 1, 1, 1, 2}}, 2);
+    cr_expect_eq(on[1].host_bytes, 0);
+    cr_expect_eq(on[2].host_bytes, counted().wire_bytes, "those of tp alone");
 }
 
 /* What exchanges of attention expose beside each other, and that auto takes the least. */
 Test(dry_run, exposed_bytes_of_context_parallelism_are_those_of_the_formula)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 8; mode++) {
         nd_cp_exchange list[ND_CP_EXCHANGES_MAX];
         double first = 0, least = INFINITY;
         config.train.precision = mode % 2 ? ND_PRECISION_FP32 : ND_PRECISION_BF16;
-        config.parallel.recompute = mode / 2 ? ND_RECOMPUTE_FULL : ND_RECOMPUTE_NONE;
-        use_mesh((nd_mesh){{1, 1, 1, 4, 1}, 1}, 4);
+        config.parallel.recompute = mode / 2 % 2 ? ND_RECOMPUTE_FULL : ND_RECOMPUTE_NONE;
+        const int tp = 1 + mode / 4;
+        use_mesh((nd_mesh){{1, 1, 1, 4, tp}, 1}, 4 * tp);
         config.resolved_mesh = rank_of_one.mesh;
         const int count = nd_cp_list_exchanges(&rank_of_one.shape, &config, list);
-        cr_assert_eq(count, 5, "ulysses 1, 2 and 4, the first two with allgather and ring");
+        cr_assert_eq(count, tp == 1 ? 5 : 4, /* a rank of tp 2 has no four heads */
+                     "ulysses 1, 2 and 4, the first two with allgather and ring");
         for (int i = 0; i < count; i++) {
             config.parallel.cp_comm = list[i].ring ? ND_CP_RING : ND_CP_ALLGATHER;
             config.resolved_mesh.ulysses = rank_of_one.mesh.ulysses = list[i].ulysses;
             const nd_step_work work = counted();
+            cr_expect_eq(nd_cp_exchange_of(&rank_of_one.shape, &config).exposed_bytes,
+                         list[i].exposed_bytes, "it is given");
             first = i == 0 ? work.exposed_bytes : first;
             least = fmin(least, list[i].exposed_bytes);
             cr_expect_float_eq(
