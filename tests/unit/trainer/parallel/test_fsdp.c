@@ -17,13 +17,17 @@ static const char uneven[] = "layers.0.mlp,layers.1.self_attn,layers.2.,layers.4
 typedef struct fsdp_case {
     nd_mesh mesh; /* pp, dp_replicate, dp_shard, cp, tp */
     nd_precision precision;
-    bool zero2, tied, shares;
+    bool zero2, tied, shares, sgd;
+    int64_t micros, vocab; /* 0: mesh_ranks_of's */
 } fsdp_case;
 
 static mesh_ranks job_of(const fsdp_case *c)
 {
     mesh_ranks job = mesh_ranks_of(c->mesh, LAYERS, c->tied, NULL, c);
     job.config.train.precision = c->precision;
+    job.config.train.gradient_accumulation_steps = nd_max(c->micros, 1);
+    job.config.optimizer.name = c->sgd ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW;
+    job.shape.vocab = c->vocab > 0 ? c->vocab : job.shape.vocab;
     job.config.parallel.reshard_after_forward = !c->zero2;
     job.config.fp8.all_gather = true;
     job.config.fp8.filter = (char *)uneven;
@@ -467,17 +471,26 @@ Test(fsdp, gradients_add_over_ranks_and_micro_batches)
     on_every_case(gradient_body, false, precisions, 2);
 }
 
-/* A model that generates or is evaluated holds its weights, and nothing that only training
- * needs. */
-Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
+/* Shards of weights and, to train, of gradients and of AdamW's two moments; gradients of two blocks
+ * and of the larger end, and what later micro-batches reduce into. */
+Test(fsdp, what_training_needs_is_planned_for_training_alone)
 {
-    const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}, .precision = ND_PRECISION_FP32};
-    for (int only = 0; only < 2; only++) {
+    static const struct {
+        bool forward_only, sgd;
+        int64_t micros, states, received;
+    } cases[] = {{false, false, 1, 4, 0}, {false, true, 2, 2, 3}, {true, false, 2, 1, 0}};
+    for (int i = 0; i < 3; i++) {
+        const fsdp_case c = {
+            {{1, 1, 2, 1, 1}}, ND_PRECISION_FP32, .sgd = cases[i].sgd, .micros = cases[i].micros};
         planned p;
-        open_planned(&p, &c, NULL, only);
+        open_planned(&p, &c, NULL, cases[i].forward_only);
+        const int64_t block = nd_layout_unit(p.layout, ND_UNIT_BLOCK, 0)->shard_count,
+                      end = nd_layout_unit(p.layout, ND_UNIT_HEAD, -1)->shard_count,
+                      gradients = 2 * (2 * block + end) + cases[i].received * nd_max(block, end);
         cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_STATE),
-                     (only ? 1 : 4) * (size_t)p.layout->shard_total * sizeof(float));
-        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_GRADIENTS) > 0, only == 0);
+                     (size_t)(cases[i].states * p.layout->shard_total) * sizeof(float));
+        cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_GRADIENTS),
+                     cases[i].forward_only ? 0 : (size_t)gradients * sizeof(float), "case %d", i);
         close_planned(&p);
     }
 }
@@ -486,8 +499,10 @@ Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
  * blocks that are gathered; what is read is converted in pieces. */
 Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
 {
-    for (int shards = 1; shards <= 2; shards++) {
-        const fsdp_case c = {.mesh = {{1, 1, shards, 1, 1}}, .precision = ND_PRECISION_BF16};
+    for (int i = 0; i < 3; i++) { /* the last one's ends are read in several pieces */
+        const int shards = 1 + i % 2;
+        const fsdp_case c = {
+            {{1, 1, shards, 1, 1}}, ND_PRECISION_BF16, .vocab = i < 2 ? 0 : ND_FSDP_PIECE / 32 + 1};
         planned p;
         open_planned(&p, &c, NULL, true);
         cr_assert_eq(nd_fsdp_plan_weights(&p.fsdp, false, &p.plan), ND_OK);
@@ -500,6 +515,7 @@ Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
         for (int u = 0; u < layout->unit_count; u++) {
             most = layout->units[u].shard_count > most ? layout->units[u].shard_count : most;
         }
+        most = nd_min(most, ND_FSDP_PIECE);
         cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_STATE), 0);
         cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_WEIGHTS),
                      (size_t)(gathered + kept) * sizeof(nd_bf16), "%d shards", shards);
