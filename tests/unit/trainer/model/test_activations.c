@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The plan of a model has its tensors, by their shapes, and no more. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+
+/* A rank of tp 2, in F32. All heads of q and of k are normed as one, and norms are before and
+ * behind the branches. Statistics of Tl tokens are 256 bytes, to which activations are padded. */
+enum { T = 128, Tl = 64, L = 3, C = 32, F = 32, H = 2, K = 2, D = 16, QKV = 96, V = 49 };
+
+/* Floats. */
+enum {
+    LEAST = Tl * (3 * C + 2), /* a block's input, and its branches before the norms behind them */
+    REST = Tl * (3 * C + 2) + T * (QKV + (H + K) * (D + 1) + H * D + H + 3 * F),
+    DELAYED = 4 * Tl * C + T * QKV, /* gradients of outputs, until those of weights are made */
+    /* A branch, q k around their norms with sums of both, gathered tokens, sums over tp. */
+    SHARED = Tl * C + T * (H + K) * D + 2 * T + 2 * T * C,
+    DELTA = T * H,
+    BACKWARD = 2 * Tl * C + T * F + T * H * D, /* of the stream, a norm, SwiGLU, attention */
+    AT_ONCE = Tl * C + T * QKV,                /* of a branch, of q k v, where none is delayed */
+    SET = Tl * C + Tl,                         /* the last residual stream and its statistics */
+    CHUNK = Tl * C + T * C + T * V + 4 * T + (int)sizeof(nd_step_numbers) / 4
+};
+
+static const nd_kv_options cache = {.tokens = T, .slots = 5, .capacity = 64, .logits = 4};
+
+static const struct {
+    nd_model_options options;
+    int64_t activations, scratch, head;
+} cases[] = {
+    {{0}, L *(LEAST + REST), SHARED + DELTA + BACKWARD + AT_ONCE, SET + CHUNK + Tl *C + T *C},
+    {{.sets = 2, .delays = true, .sources = 2},
+     2 * L *(LEAST + REST + DELAYED),
+     SHARED + DELTA + BACKWARD,
+     2 * (SET + Tl * C) + CHUNK + T *C + 4 * 2},
+    {{.forward_only = true}, 0, LEAST + REST + SHARED + DELTA, SET + CHUNK},
+    {{.forward_only = true, .cache = &cache},
+     0,
+     LEAST + REST + SHARED,
+     SET + Tl *C + 4 * (C + V + 2 * V)}, /* rows, their logits, those of both ranks */
+};
+
+Test(activations, a_plan_has_the_tensors_of_a_step)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 2}}, L, false, NULL, NULL);
+        nd_rank rank = {.mesh = job.mesh, .config = &job.config, .shape = job.shape};
+        nd_memplan plan;
+        nd_model *m = NULL;
+        int64_t found[ND_MEM_CLASS_COUNT] = {0};
+        job.config.train.sequence_length = T;
+        rank.shape.qk_norm = rank.shape.post_norm = 2;
+        nd_memplan_init(&plan);
+        cr_assert_eq(nd_ops_ref(&rank.ops), ND_OK);
+        cr_assert_eq(nd_model_create(&rank, &cases[i].options, &plan, &m), ND_OK);
+        for (int b = 0; b < plan.count; b++) {
+            const bool of_backend = strcmp(plan.buffers[b].name, "attention: blocks") == 0;
+            found[plan.buffers[b].class] += of_backend ? 0 : (int64_t)plan.buffers[b].bytes / 4;
+        }
+        cr_expect_eq(found[ND_MEM_ACTIVATIONS], cases[i].activations, "case %zu", i);
+        cr_expect_eq(found[ND_MEM_SCRATCH], cases[i].scratch, "case %zu", i);
+        cr_expect_eq(found[ND_MEM_HEAD], cases[i].head, "case %zu", i);
+        nd_model_destroy(m);
+        nd_memplan_fini(&plan);
+    }
+}
