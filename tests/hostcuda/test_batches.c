@@ -25,6 +25,8 @@ typedef struct fixture {
     int32_t *seen;           /* (MICROS, arrays, T) pinned: what compute read */
 } fixture;
 
+static int64_t accumulation = MICROS;
+
 static void begin(fixture *f, int order, int sets)
 {
     nd_cuda_options options = {.local_workers = 1};
@@ -33,7 +35,7 @@ static void begin(fixture *f, int order, int sets)
     nd_double_machine_get()->order = order;
     f->ops.name = "cuda";
     f->sets = sets;
-    f->config.train.gradient_accumulation_steps = MICROS;
+    f->config.train.gradient_accumulation_steps = accumulation;
     f->dims = (nd_dims){.T = T, .Tl = T / 2, .head_rows = 20}; /* tp 2, chunks of 20 and 15 rows */
     f->rank.ops = &f->ops;
     f->rank.config = &f->config;
@@ -159,6 +161,28 @@ Test(batches, several_in_flight_have_slots_and_positions_of_their_own)
         expect_order(ND_DOUBLE_LAZY, sets);
         expect_order(ND_DOUBLE_OTHERS, sets);
     }
+}
+
+/* The host comes round to the first of two places while its copy has not run yet. */
+Test(batches, a_place_of_the_host_waits_for_its_copy)
+{
+    fixture f;
+    accumulation = 1000;
+    begin(&f, ND_DOUBLE_LAZY, 1);
+    cr_expect_eq(f.batches.ring_count, ND_RING_MOST);
+    end(&f);
+    accumulation = 1;
+    begin(&f, ND_DOUBLE_LAZY, 1);
+    for (int micro = 0; micro < MICROS; micro++) {
+        load(&f, micro);
+        compute(&f, micro);
+    }
+    cr_assert_eq(nd_stream_sync(&f.rank.stream), ND_OK);
+    for (int micro = 0; micro < MICROS; micro++) {
+        expect_seen(&f, micro);
+    }
+    end(&f);
+    accumulation = MICROS;
 }
 
 static nd_double_state until_asked(void *closure)
