@@ -65,7 +65,7 @@ Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
                   "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
                   "[\"three\"], \"gold\": 0}\n"
                   "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n"
-                  "{\"context\": \"one two\\t\\n\", \"choices\": [\"three\"], \"gold\": 0}\n"));
+                  "{\"context\": \"one two\\t\\n\\r\", \"choices\": [\"three\"], \"gold\": 0}\n"));
     cr_assert_eq(q.count, 4);
     const nd_choice *c = q.list[0].choices;
     assert_ids(&c[0], "one two  three");
@@ -92,7 +92,11 @@ Test(choices, what_is_too_long_loses_its_beginning)
     assert_ok(read_rows("{\"context\": \"a b c d e f g\", \"choices\": [\" h\", \" h i j k\"], "
                         "\"gold\": 0}"));
     const nd_choice *c = q.list[0].choices;
+    const int32_t *ids;
+    size_t count;
+    assert_ok(nd_encode(encoder, "a b c d e f g h", 15, &ids, &count));
     cr_expect_eq(c[0].ids.count, 4);
+    cr_expect_arr_eq(c[0].ids.data, ids + count - 4, 4 * sizeof *ids);
     cr_expect_eq(c[0].from, 4 - own);
     cr_expect_eq(c[1].ids.count, 4);
     cr_expect_geq(c[1].from, 1);
@@ -123,6 +127,11 @@ Test(choices, bad_rows_are_named_with_their_line)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_fails(read_rows(cases[i].text), ND_ERR_DATA, cases[i].words);
     }
+    rules.any_gold = true;
+    assert_ok(read_rows("{\"context\": \"a\", \"choices\": [\" b\"]}"));
+    cr_expect_eq(q.list[q.count - 1].gold, -1);
+    assert_fails(read_rows("{\"context\": \"a\", \"choices\": [\" b\"], \"gold\": 1}"), ND_ERR_DATA,
+                 "from 0 to 0");
 }
 
 Test(choices, tokens_that_the_model_lacks_are_refused)
@@ -221,4 +230,7 @@ Test(choices, the_best_is_the_first_of_equal_ones)
     const nd_question question = {.choices = choices, .count = 4};
     cr_expect_eq(nd_question_best(&question, false), 1);
     cr_expect_eq(nd_question_best(&question, true), 3, "-2 a character");
+    /* Blanks of the context alone are tokens of a choice without a character. */
+    choices[3] = (nd_choice){.score = -2};
+    cr_expect_eq(nd_question_best(&question, true), 3);
 }

@@ -206,29 +206,37 @@ Test(generate, three_tp_ranks_generate_alike_in_fp8)
     cr_expect_eq(t.counts.new_tokens, SEQUENCES * NEW);
 }
 
-/* Ends: the third token of text 0 ends every text that has it. */
+/* Ends: a token of text 0, in the middle or where the text is complete anyway, ends every text that
+ * has it. */
 Test(generate, an_end_token_ends_a_text_and_is_its_last)
 {
+    static const int64_t places[] = {2, NEW - 1};
     static task whole, t;
     whole = (task){.options = {.batch = 2, .rows = 16, .capacity = CAPACITY},
                    .rules = {.sampling = {.temperature = 4, .top_p = 1, .seed = 3}}};
     assert_run(1, &whole);
-    int32_t end = whole.out[0].ids[0][2];
-    t = whole;
-    t.rules.ends = &(nd_ids){.data = &end, .count = 1};
-    assert_run(1, &t);
-    for (int q = 0; q < SEQUENCES; q++) {
+    for (int q = 0; q < 2 * SEQUENCES; q++) {
+        const int text = q % SEQUENCES;
+        const int32_t *ids = whole.out[0].ids[text];
+        int32_t end = whole.out[0].ids[0][places[q / SEQUENCES]];
         int64_t n = 0;
-        while (n < NEW && whole.out[0].ids[q][n] != end) {
+        if (text == 0) {
+            t = whole;
+            t.rules.ends = &(nd_ids){.data = &end, .count = 1};
+            assert_run(1, &t);
+        }
+        while (n < NEW && ids[n] != end) {
             n++;
         }
-        cr_expect_eq(t.out[0].count[q], nd_min(n + 1, NEW), "text %d", q);
-        cr_expect_eq(t.out[0].finish[q], n < NEW ? ND_FINISH_EOS : ND_FINISH_LENGTH, "text %d", q);
-        cr_expect_eq(memcmp(t.out[0].ids[q], whole.out[0].ids[q],
-                            (size_t)t.out[0].count[q] * sizeof(int32_t)),
-                     0, "text %d", q);
+        cr_expect_eq(t.out[0].count[text], nd_min(n + 1, NEW), "text %d", q);
+        cr_expect_eq(t.out[0].finish[text], n < NEW ? ND_FINISH_EOS : ND_FINISH_LENGTH, "text %d",
+                     q);
+        cr_expect_eq(memcmp(t.out[0].ids[text], ids, (size_t)t.out[0].count[text] * sizeof *ids), 0,
+                     "text %d", q);
     }
 }
+
+enum { SHORTEST = NEW - SEQUENCES + 1 }; /* the longest text is stopped where it is complete */
 
 typedef struct visits {
     int64_t tokens[SEQUENCES], ends[SEQUENCES];
@@ -238,7 +246,7 @@ typedef struct visits {
 static nd_status visit_token(void *context, int64_t sequence, int32_t id, bool *stop)
 {
     visits *v = context;
-    *stop = ++v->tokens[sequence] == sequence + 1;
+    *stop = ++v->tokens[sequence] == sequence + SHORTEST;
     return ND_OK;
 }
 
@@ -258,9 +266,9 @@ Test(generate, a_visitor_sees_each_token_and_may_end_a_text)
         .rules = {.sampling = {.top_p = 1}, .token = visit_token, .end = visit_end, .context = &v}};
     assert_run(1, &t);
     for (int q = 0; q < SEQUENCES; q++) {
-        cr_expect_eq(t.out[0].count[q], q + 1);
+        cr_expect_eq(t.out[0].count[q], q + SHORTEST);
         cr_expect_eq(t.out[0].finish[q], ND_FINISH_STOP);
-        cr_expect_eq(v.tokens[q], q + 1);
+        cr_expect_eq(v.tokens[q], q + SHORTEST);
         cr_expect_eq(v.ends[q], 1);
     }
 }

@@ -115,9 +115,28 @@ Test(requests, bad_rows_are_named_with_their_line)
 Test(requests, texts_that_are_no_utf8_and_models_without_tokenizer_are_refused)
 {
     assert_fails(add_text("ab\xc3"), ND_ERR_DATA, "byte 3 is 0xc3");
+    rules.plain_as_user = true;
+    assert_fails(add_text("ab\xc3"), ND_ERR_DATA, "byte 3 is 0xc3");
+    assert_fails(add_text("ab"), ND_ERR_DATA, "--chat-format");
+    rules.plain_as_user = false;
     rules.prompts = rules.messages = NULL;
     assert_fails(add_text("a"), ND_ERR_DATA, "--tokenizer");
     assert_ok(add_rows("{\"ids\": [1]}"));
+}
+
+/* A number of new tokens that nobody asked for is lowered where a prompt leaves less room. */
+Test(requests, new_tokens_that_nobody_asked_for_fit_behind_the_prompt)
+{
+    static const int64_t cases[][2] = {{1, 16}, {48, 16}, {49, 15}, {63, 1}, {64, 0}};
+    rules.max_new_fits = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256] = "{\"ids\": [1";
+        for (int64_t n = 1; n < cases[i][0]; n++) {
+            strcat(text, ",1");
+        }
+        cr_expect_eq(add_rows(strcat(text, "]}")) == ND_OK, cases[i][1] > 0, "case %zu", i);
+        cr_expect(cases[i][1] == 0 || requests.list[i].max_new == cases[i][1], "case %zu", i);
+    }
 }
 
 /* Its token may be 0. It stands for an empty prompt, and two of them are told. */
