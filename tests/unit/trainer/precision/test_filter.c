@@ -153,6 +153,9 @@ Test(filter, sizes_of_sixteen)
     expect_refused("up_proj", &shape, "14340 x 4096", "divisible by 16");
     shape.hidden = 4104;
     expect_refused("accelerate", &shape, "multiple of 16", "4104");
+    shape.hidden = shape.ffn = 1024;
+    shape.heads = shape.kv_heads; /* so that all linears are of 1024 x 1024 */
+    expect_refused("auto", &shape, "no linear would run in FP8", "hidden 1024");
 }
 
 Test(filter, conditions_of_the_mesh)
