@@ -2,6 +2,7 @@
 #include "tests/unit/trainer/weights/hf_model.h"
 
 #include <stdarg.h>
+#include <unistd.h>
 
 #include "runtime/base/rng.h"
 #include "tests/unit/trainer/weights/hf_shape.h"
@@ -11,9 +12,25 @@ tempdir hf_dir;
 hf_tensor hf_tensors[HF_TENSORS_MAX];
 int hf_tensor_count;
 
+static int next_file;
+
+/* The number of the next file that is opened: the same again once all files are closed. */
+static int find_next_file(void)
+{
+    const int fd = dup(STDERR_FILENO);
+    close(fd);
+    return fd;
+}
+
 void hf_setup(void)
 {
     tempdir_make(&hf_dir);
+    next_file = find_next_file();
+}
+
+void hf_expect_closed(void)
+{
+    cr_expect_eq(find_next_file(), next_file, "a file is still open");
 }
 
 void hf_shell(const char *format, ...)

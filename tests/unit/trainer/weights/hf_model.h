@@ -20,6 +20,8 @@ extern int hf_tensor_count;
 /* Makes and removes the folder of a test suite. */
 void hf_setup(void);
 void hf_teardown(void);
+/* No file is open that was not when the folder was made. */
+void hf_expect_closed(void);
 /* A command that must succeed. */
 void hf_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -93,6 +93,29 @@ Test(gguf, a_file_that_was_written_reads_back)
     nd_hf_reader_close(reader);
 }
 
+/* A file has only the factors of the pairs; of so many pairs they follow from one length. */
+Test(gguf, rope_has_the_length_that_its_factors_follow_from)
+{
+    static const int64_t lengths[] = {64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    nd_shape shape = hf_small_shape(false), read;
+    const nd_gguf_options options = {.shape = &shape, .type = ND_GGUF_BF16, .name = "small"};
+    const char *path = tempdir_file(&hf_dir, "model.gguf");
+    shape.head_dim = 128;
+    shape.eos_id = 0;
+    hf_list_tensors(&shape);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        nd_safetensors_list list;
+        shape.rope.original_max_positions = lengths[i];
+        assert_ok(nd_gguf_write(path, &options, fill, NULL));
+        assert_ok(nd_gguf_open(path, &list, &read, NULL));
+        cr_expect_eq(read.rope.original_max_positions, lengths[i], "%lld",
+                     (long long)read.rope.original_max_positions);
+        nd_safetensors_list_fini(&list);
+        cr_assert_eq(remove(path), 0);
+    }
+    hf_expect_closed();
+}
+
 /* As readers of other programs require it; norms of 20 to 28 elements do not fill 32 bytes. */
 Test(gguf, tensors_begin_at_multiples_of_32_bytes)
 {

@@ -122,6 +122,25 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     assert_fails(open_and_check(folder), ND_ERR_DATA, "\"lm_head.weight\" has 2 axes of 255");
 }
 
+Test(hf_reader, only_bf16_alone_is_bf16)
+{
+    nd_safetensors_tensor list[HF_TENSORS_MAX];
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    char folder[128];
+    nd_hf_reader *reader;
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    for (int other = 0; other <= hf_tensor_count; other++) { /* in the end no tensor differs */
+        const int64_t n = all_tensors(list);
+        for (int64_t i = 0; i < n; i++) {
+            list[i].dtype = i == other ? ND_SAFETENSORS_F16 : ND_SAFETENSORS_BF16;
+        }
+        write_weights(folder, "model.safetensors", list, n);
+        assert_ok(nd_hf_reader_open(folder, &reader));
+        cr_expect_eq(nd_hf_reader_is_bf16(reader), other == hf_tensor_count, "tensor %d", other);
+        nd_hf_reader_close(reader);
+    }
+}
+
 Test(hf_reader, reader_errors_of_single_files)
 {
     nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_BF16);
@@ -187,6 +206,7 @@ Test(hf_reader, reader_errors_of_sharded_sets)
              "\"extra.safetensors\"/' %s",
              folder, index);
     assert_fails(open_and_check(folder), ND_ERR_DATA, "is in two files");
+    hf_expect_closed();
 }
 
 /* Every binary16 code, against the formula (-1)^s 2^(e-15) (1 + m/1024), computed by ldexp. */

@@ -58,6 +58,7 @@ static void assert_reads_back(const char *folder, const nd_hf_writer_options *op
     nd_hf_reader *reader;
     assert_ok(nd_hf_reader_open(folder, &reader));
     assert_ok(nd_hf_reader_check(reader));
+    cr_assert_eq(nd_hf_reader_is_bf16(reader), options->dtype == ND_DTYPE_BF16);
     const nd_shape *shape = nd_hf_reader_shape(reader);
     cr_assert_eq(shape->ffn, options->shape.ffn);
     cr_assert_eq(shape->tied, options->shape.tied);
@@ -183,6 +184,7 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     int files = entries_in(folder) - 3; /* config, index, checksums */
     cr_assert_geq(files, 4);
     hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
+    hf_expect_closed();
 }
 
 /* The bytes of a file are those of its tensors. */
@@ -331,6 +333,7 @@ Test(hf_writer, a_commit_with_a_gap_fails_and_leaves_nothing)
         assert_ok(hf_write_piece(writer, i, n / 2 + (i == 5), n));
     }
     assert_fails(nd_hf_writer_commit(writer), ND_ERR_INTERNAL, "were never written");
+    hf_expect_closed();
     cr_assert_eq(entries_in(hf_dir.path), 0);
 }
 

@@ -53,6 +53,29 @@ Test(safetensors, reads_tensors_in_the_order_of_their_data)
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" first "},"                          \
     "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" second "}}"
 
+/* Of each type 16 elements, on as many axes as there may be. */
+Test(safetensors, reads_every_type)
+{
+    static const struct {
+        const char *name;
+        int bits;
+    } types[] = {{"BOOL", 8},    {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6},
+                 {"U8", 8},      {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8},
+                 {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"I16", 16},    {"F8_E5M2FNUZ", 8},
+                 {"U16", 16},    {"F16", 16},        {"BF16", 16},   {"I32", 32},
+                 {"U32", 32},    {"F32", 32},        {"C64", 64},    {"F64", 64},
+                 {"I64", 64},    {"U64", 64}};
+    cr_assert_eq(sizeof types / sizeof *types, ND_SAFETENSORS_DTYPE_COUNT);
+    for (int i = 0; i < ND_SAFETENSORS_DTYPE_COUNT; i++) {
+        char header[160];
+        snprintf(header, sizeof header, ONE("\"%s\"", "[2,1,4,1,1,2,1,1]", "[0,%d]"), types[i].name,
+                 2 * types[i].bits);
+        assert_ok(parse(header, (uint64_t)types[i].bits * 2));
+        cr_expect_eq(nd_safetensors_dtype_bits(list.tensors[0].dtype), types[i].bits);
+        nd_safetensors_list_fini(&list);
+    }
+}
+
 Test(safetensors, refuses_what_the_format_forbids)
 {
     static const struct {

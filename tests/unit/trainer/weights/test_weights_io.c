@@ -252,6 +252,28 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
     tempdir_remove(&dir);
 }
 
+/* More bytes than are passed on at a time, which are no whole words, of each rank in turn. */
+static nd_status share_bytes(nd_rank *rank, void *context)
+{
+    unsigned char bytes[10003];
+    for (int owner = 0; owner < rank->world_size; owner++) {
+        for (size_t i = 0; i < sizeof bytes; i++) { /* the others have something else there */
+            bytes[i] = (unsigned char)(i % 251 + (size_t)rank->rank);
+        }
+        ND_TRY(nd_shared_bytes(rank, ND_GROUP_WORLD, bytes, sizeof bytes, rank->rank == owner));
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            ND_CHECK(bytes[i] == (unsigned char)(i % 251 + (size_t)owner), "byte %zu", i);
+        }
+    }
+    return ND_OK;
+}
+
+Test(weights_io, bytes_of_one_rank_reach_the_others)
+{
+    const mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 3}}, 1, false, share_bytes, NULL);
+    assert_ok(mesh_ranks_run(&job));
+}
+
 /* Initial values. */
 
 static nd_status check_fresh(void *context, const nd_span *span)
