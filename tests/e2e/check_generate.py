@@ -43,6 +43,8 @@ def has_the_same_text_from_wherever_a_model_is_kept(t):
         check(t.run(f"{GENERATE} --model {model} {ask}") == text, model)
     (t.folder / "run/model").rename(t.folder / "kept")
     check(t.run(f"{GENERATE} --model run {ask}") == text, "the checkpoint of a run without a model")
+    shutil.copytree(t.folder / "kept", t.folder / "hub/models--ab--cd/snapshots/0123")
+    check(t.run(f"{GENERATE} --model ab/cd {ask}", HF_HUB_CACHE=str(t.folder / "hub")) == text, "a name in the cache")
     shard = next((t.folder / "run/checkpoint-8").glob("state/shard-*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[-9] ^= 1
@@ -112,7 +114,9 @@ def has_the_same_text_in_any_batch_and_on_any_mesh(t):
     train(t)
     write_rows(t, 40)
     ask = "--model run/model --prompt-file rows.jsonl --max-new-tokens 16"
-    for sampling in "", "--temperature 0.8 --top-p 0.9 --seed 5":
+    drawn = "--temperature 0.8 --top-p 0.9 --seed"
+    check(t.run(f"{GENERATE} {ask} {drawn} 5") != t.run(f"{GENERATE} {ask} {drawn} 6"), "a seed changes nothing")
+    for sampling in "", f"{drawn} 5":
         expected = t.run(f"{GENERATE} {ask} {sampling}")
         check(expected.count("\n") == 40, expected)
         calls = [f"{LAUNCH} {ask} --num-processes 4 --tp-size 2 --max-batch 9 {sampling}"]
@@ -170,6 +174,7 @@ def says_what_is_wrong(t):
             (2, f"{a} --top-p 0.5", "--top-p has no effect"),
             (2, f"{a} --max-new-token 3", "did you mean --max-new-tokens?"),
             (2, f"{a} --precison bf16", "did you mean --precision?"),
+            (2, f"{a} --tokenizer no/such", '--tokenizer "no/such" does not exist'),
             (2, f"{EVAL} --model run --date valid.txt", "did you mean --data?"),
             (2, f"{a} --no-such-flag-at-all", "ndtrain generate --help lists those of the command"),
             (2, f"{a} --cp-size 2", "workers"),
@@ -283,6 +288,10 @@ def reads_line_after_line(t):
     check(t.run(f"{lines} --max-new-tokens 9", given=b"ab cd\n\n\xff\nx", says="byte 1 is 0xff") == expected, t.out)
     t.run(f"{LAUNCH} --model run --interactive --max-new-tokens 9 --num-processes 2 --tp-size 2", given="ab cd\nx\n")
     check(t.out == expected, t.out)
+    draw = "--max-new-tokens 9 --jsonl --temperature 2 --seed 3"
+    drawn = [row["ids"] for row in map(json.loads, t.run(f"{lines} {draw}", given=2 * '{"prompt": "x"}\n').splitlines())]
+    t.run(f"{GENERATE} --model run {draw}", given=2 * '{"prompt": "x"}\n')
+    check(drawn[0] != drawn[1] and drawn == [row["ids"] for row in t.rows()], (drawn, t.out))
     # Its threads spin longer than those of one of several workers.
     process = t.start(lines, stdin=subprocess.PIPE)
     with open(f"/proc/{process.pid}/environ", "rb"):
@@ -364,7 +373,16 @@ def an_end_token_that_comes_first_is_told(t):
     shutil.copytree(t.folder / "run/model", t.folder / "all")
     t.write("all/generation_config.json", json.dumps(dict(eos_token_id=list(range(256)))))
     t.run(f"{GENERATE} --model all --prompt 'ab cd'", says="1 of 1 texts are empty, as the model's end token came first", never="--chat")
+    t.run(f"{GENERATE} --model all --prompt 'ab cd' --jsonl", says='"text":"","finish":"eos","prompt_tokens":5,"new_tokens":1,')
     t.run(f"{GENERATE} --model all --prompt 'ab cd' --ignore-eos --max-new-tokens 2", never="are empty")
+    # A checkpoint has the end tokens of the model that its run began with, or of the one that it has saved.
+    t.run(f"{TRAIN} --model-path all --num-steps 1 --checkpoint-interval 1 --output-dir two")
+    shutil.move(t.folder / "two/model", t.folder / "saved")
+    t.run(f"{GENERATE} --model two/checkpoint-1 --prompt 'ab cd'", says="texts are empty")
+    shutil.move(t.folder / "all", t.folder / "lost")
+    t.run(f"{GENERATE} --model two/checkpoint-1 --prompt 'ab cd'", never="are empty")
+    shutil.move(t.folder / "saved", t.folder / "two/model")
+    t.run(f"{GENERATE} --model two/checkpoint-1 --prompt 'ab cd'", says="texts are empty")
 
 
 @test
