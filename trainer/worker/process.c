@@ -166,7 +166,7 @@ static nd_status adopt_world_size(nd_config *config, const nd_identity *id)
     config->launch.nnodes = 1;
     config->launch.node_rank = 0;
     config->launch.nproc_per_node = 0;
-    config->launch.spare_nodes = 0;
+    config->launch.spare_nodes = config->launch.min_nodes = 0;
     return ND_OK;
 }
 

@@ -2,6 +2,7 @@
 /* What a rank that fails does before it closes anything. */
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -77,5 +78,45 @@ Test(worker, handlers_of_signals_have_a_stack_of_their_own)
     for (int i = 0; i < 4; i++) {
         raise(numbers[i]);
         cr_assert_eq(on_own_stack, i + 1, "signal %d", numbers[i]);
+    }
+    struct sigaction now;
+    sigaction(SIGINT, NULL, &now);
+    cr_expect_eq(now.sa_handler, SIG_DFL, "a second INT does not end a worker without ndlaunch");
+    sigaction(SIGPIPE, NULL, &now);
+    cr_expect_eq(now.sa_handler, SIG_IGN);
+}
+
+/* Settings of ndlaunch's nodes, with ranks that another launcher started: four on two nodes. */
+Test(worker, the_launcher_says_how_many_ranks_there_are)
+{
+    static const struct {
+        nd_identity_source source;
+        const char *flags;
+        int64_t workers; /* 0: refused */
+    } cases[] = {
+        {ND_IDENTITY_SINGLE, "", 1},
+        {ND_IDENTITY_NDLAUNCH, "--nproc-per-node 2 ", 2},
+        {ND_IDENTITY_ENVIRONMENT, "", 4},
+        {ND_IDENTITY_PMIX, "--nnodes 2 --node-rank 1 --nproc-per-node 2 ", 4},
+        {ND_IDENTITY_PMIX, "--num-processes 3 ", 3},
+        {ND_IDENTITY_ENVIRONMENT, "--nproc-per-node 1 ", 2},
+        {ND_IDENTITY_PMIX, "--nnodes 3 ", 0},
+        {ND_IDENTITY_PMIX,
+         "--nnodes 2 --spare-nodes 1 --min-nodes 1 --max-restarts 1 --checkpoint-frequency 5 ", 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const nd_identity id = {
+            .source = cases[i].source, .world_size = 4, .nnodes = 2, .config_fd = -1};
+        char words[256], *rest = words, *argv[32] = {(char *)"train"};
+        nd_cli cli = {.help_topic = ""};
+        nd_config config;
+        int argc = 1;
+        snprintf(words, sizeof words, "%s--dp-shard-size -1", cases[i].flags);
+        for (char *word; (word = strsep(&rest, " "));) {
+            argv[argc++] = word;
+        }
+        const nd_status status = nd_settings_read(&config, &cli, &id, argc, argv);
+        cr_expect_eq(status == ND_OK ? config.launch.workers : 0, cases[i].workers, "%s: %s",
+                     cases[i].flags, nd_error_last()->message);
+        nd_config_fini(&config);
     }
 }
