@@ -389,6 +389,46 @@ Test(resume, settings_count_where_they_have_an_effect)
     }
 }
 
+/* Each change of what is computed, once, and none of where the run stands and what it writes. */
+Test(resume, says_what_has_changed)
+{
+    static const char *const changes[][2] = {
+        {"train.steps", "50"},           {"optimizer.lr", "0.5"},
+        {"log.trackers", "tensorboard"}, {"checkpoint.export_model", "false"},
+        {"launch.max_restarts", "2"},    {"output.save_model", "false"}};
+    static const char *const lines[] = {"train.steps was 100 and is 50, which also bends the learn",
+                                        "optimizer.lr was 0.0003 and is 0.5\n",
+                                        "data.path has another content (digest ",
+                                        "from here on checkpoints hold no Hugging Face model"};
+    char *said;
+    size_t size, count = 0;
+    write_text("text", 3000);
+    write_text("other", 2000); /* both of its digests differ */
+    begin_comparison();
+    set("checkpoint.interval", "2");
+    set("checkpoint.export_model", "true");
+    read_text("text");
+    save_run();
+    assert_ok(nd_config_each(&config, store_setting, NULL));
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        set(changes[i][0], changes[i][1]);
+    }
+    read_text("other");
+    config.checkpoint.allow = (char *)"data.path,optimizer.lr";
+    tempdir_catch_stderr(&dir);
+    assert_ok(nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, true));
+    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_IO, &said, &size));
+    for (int i = 0; i < 4; i++) {
+        cr_expect_not_null(strstr(said, lines[i]), "no \"%s\" in:\n%s", lines[i], said);
+    }
+    for (const char *at = said; (at = strstr(at, "resume: ")); at++) {
+        count++;
+    }
+    cr_expect_eq(count, 4, "%s", said);
+    free(said);
+    end_comparison();
+}
+
 /* What the training data are counts, whatever those of a validation are. In a mix that is neither
  * of the two. */
 Test(resume, documents_are_those_of_the_training_data)
@@ -528,6 +568,15 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
         nd_dataset_open(write_text("text", 1 << 20), ND_DATA_AUTO, "bytes", 256, 32, &part.data));
     assert_ok(nd_dataset_blend(&part, 1, &inputs.data));
     cr_assert_eq(nd_dataset_facts_of(inputs.data).samples, 318);
+    /* A start that may go on, and finds nothing to go on from, has the samples of a fresh one. */
+    nd_config fresh = config;
+    fresh.checkpoint.resume = (char *)"auto";
+    fresh.output.dir = (char *)"/nonexistent/run";
+    fresh.launch.node_rank = 1; /* no other check */
+    for (fresh.train.steps = 39; fresh.train.steps < 41; fresh.train.steps++) {
+        cr_expect_eq(nd_resume_preflight(&fresh, &inputs),
+                     fresh.train.steps > 39 ? ND_ERR_CONFIG : ND_OK);
+    }
     save_run();
     /* As many samples a step: what was passed over after a failure is left out at the end. */
     config.train.steps = 39;

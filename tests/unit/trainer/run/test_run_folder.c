@@ -252,6 +252,8 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
     assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-6.old/state", "it", ""));
     assert_ok(nd_fs_make_folders("runs/x-6/checkpoint-7", "it", "")); /* another program's */
     expect_newest("runs/x-5");
+    assert_ok(nd_fs_make_folders("runs/x-10/checkpoint-5/state", "it", ""));
+    expect_newest("runs/x-10");
 }
 
 /* With checkpoint.export_model each checkpoint holds the model too, in the type it is saved in. */
@@ -271,7 +273,14 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
     config.checkpoint.export_model = true;
     cr_assert_geq(nd_run_checkpoint_bytes(&config, &inputs), plain + 4 * parameters);
     config.output.dtype = ND_WEIGHTS_BF16;
-    cr_assert_lt(nd_run_checkpoint_bytes(&config, &inputs), plain + 4 * parameters);
+    const uint64_t with_model = nd_run_checkpoint_bytes(&config, &inputs);
+    cr_assert_lt(with_model, plain + 4 * parameters);
+    nd_inputs more = inputs;
+    more.side_bytes = 5000;
+    cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), with_model + 5000);
+    config.checkpoint.export_model = false;
+    config.optimizer.name = ND_OPTIMIZER_SGD; /* keeps no moments */
+    cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), plain - 8 * parameters);
 }
 
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
