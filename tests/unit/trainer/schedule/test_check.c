@@ -79,6 +79,21 @@ static void expect_fragile(const list *whole, int stages, int micros)
         cr_expect_eq(check(&less, stages, micros, &needs), ND_ERR_INTERNAL, "without action %d",
                      at);
         cr_expect_eq(check(&twice, stages, micros, &needs), ND_ERR_INTERNAL, "action %d twice", at);
+        const nd_action a = whole->actions[at], before = whole->actions[at - (at > 0)];
+        list early = *whole, bare = *whole;
+        if (a.kind < ND_UNSHARD && before.kind < ND_UNSHARD && a.micro == before.micro) {
+            early.actions[at - 1] = a; /* what it reads comes later */
+            early.actions[at] = before;
+            cr_expect_eq(check(&early, stages, micros, &needs), ND_ERR_INTERNAL, "early %d", at);
+        }
+        if (a.kind == ND_FORWARD || a.kind == ND_BACKWARD || a.kind == ND_INPUT_GRADIENT) {
+            memmove(bare.actions + at + 3, whole->actions + at + 1, behind);
+            bare.actions[at] = (nd_action){ND_RESHARD, a.stage, 0};
+            bare.actions[at + 1] = a; /* it reads weights, which are away */
+            bare.actions[at + 2] = (nd_action){ND_UNSHARD, a.stage, 0};
+            bare.count += 2;
+            cr_expect_eq(check(&bare, stages, micros, &needs), ND_ERR_INTERNAL, "bare %d", at);
+        }
     }
 }
 
