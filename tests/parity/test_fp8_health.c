@@ -258,6 +258,8 @@ Test(fp8_health, stops_at_the_first_tensor)
     expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
     expect_stop(&large, "not finite is ");
     expect_stop(&last, "not finite is the input of the final norm");
+    poison head = {ND_PARAM_NORM_F, -1, 3e38f, 1, 0}; /* logits, which no test of inputs sees */
+    expect_stop(&head, "not finite is the gradient of lm_head.weight");
 }
 
 Test(fp8_health, skips_alike_and_goes_on)

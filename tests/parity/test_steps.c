@@ -238,6 +238,27 @@ Test(steps, a_spike_may_be_the_new_level)
     mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
 }
 
+static nd_status resume_with_losses(void *context, nd_trainer *t)
+{
+    const nd_run_position position = {.recent = {.count = 3}};
+    nd_config *config = (nd_config *)t->rank->config; /* of this rank alone */
+    for (int factor = 2; factor >= 0; factor -= 2) {
+        config->train.spike_factor = factor;
+        nd_trainer_resume_at(t, position);
+        ND_CHECK(t->position.recent.count == (factor ? 3 : 0), "with a factor of %d %lld losses",
+                 factor, (long long)t->position.recent.count);
+    }
+    return ND_OK;
+}
+
+/* A start that looks for no spikes would else hand losses of long ago to one that does. */
+Test(steps, losses_before_a_resume_count_only_where_spikes_are_looked_for)
+{
+    mesh_job job = job_on_rows(1);
+    job.start = resume_with_losses;
+    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
+}
+
 /* Recompute under filters. */
 
 /* Inputs are kept as codes where all linears that read them are in FP8. */
