@@ -78,16 +78,32 @@ Test(environment, a_killed_rank_0_ends_the_others)
     kill_one(0, 1, "rank 0");
 }
 
-Test(environment, different_settings_stop_all_with_key_and_both_values)
+static void differs(const char *flag, const char *words)
 {
-    start("4", 2, "--learning-rate=0.125");
+    start("4", 2, flag);
     for (int rank = 0; rank < RANKS; rank++) {
         int code = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
         /* 74: it saw another rank end before it failed */
         cr_assert(code == 2 || (code == 74 && rank != 2), "rank %d: %d: %s", rank, code,
                   launched_read(&ranks[rank]));
     }
-    assert_says(&ranks[2], "optimizer.lr is '", "'0.125' on rank 2 (");
+    assert_says(&ranks[2], words, "' on rank 2 (");
+}
+
+Test(environment, different_settings_stop_all_with_key_and_both_values)
+{
+    differs("--learning-rate=0.125", "optimizer.lr is '");
+    assert_says(&ranks[2], "'0.125' on rank 2 (");
+}
+
+/* By their content: the path of the same data may be another one on each host. */
+Test(environment, different_data_stop_all)
+{
+    char flag[PATH_MAX + 16], other[4096];
+    memset(other, 'b', sizeof other);
+    snprintf(flag, sizeof flag, "--data-path=%s",
+             tempdir_write(&dir, "other.txt", other, sizeof other));
+    differs(flag, "data.path is '");
 }
 
 Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)
