@@ -93,6 +93,13 @@ def flags(t):
 
 
 @test
+def what_only_gpus_do_is_refused_where_none_is_visible(t):
+    for key, flag in (("comm_blocks", "--comm-blocks 2"), ("product_processors", "--product-processors 2"), ("nccl_alone", "--nccl-alone true"),
+                      ("cuda_graphs", "--cuda-graphs true")):
+        refused(t, 2, f"{TRAIN} --device auto {flag}", f".{key} is ", "this run is on the CPU, as no GPU is visible", CUDA_VISIBLE_DEVICES="")
+
+
+@test
 def flags_of_another_command(t):
     for command in LAUNCH, TRAIN:
         refused(t, 2, f"{command} --rank 0", "--rank; ", "`ndtrain plan`")
@@ -105,7 +112,8 @@ def mesh_and_shape(t):
     refused(t, 2, f"{LAUNCH} --num-processes 3 --dp-shard-size 1 --tp-size 3", "heads", "3")
     refused(t, 2, f"{LAUNCH} --num-processes 8 --dp-shard-size 1 --cp-size 8 --sequence-length 40", "40", "16")
     refused(t, 2, f"{LAUNCH} --num-processes 2 --dp-shard-size 1 --tp-size 2 --sequence-length 31", "31", "2")
-    refused(t, 2, f"{LAUNCH} --sequence-length 256", "256", "128")
+    refused(t, 2, f"{LAUNCH} --sequence-length 129", "129", "128")
+    t.run(f"{LAUNCH} --sequence-length 128")
 
 
 @test

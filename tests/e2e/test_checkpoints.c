@@ -90,6 +90,13 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
                   "out/model",
                   i + 1));
     }
+    /* One whose last state has no checkpoint is no success of the signal. */
+    shell_ends(&dir, 73,
+               "ulimit -f 200; " TRAIN "--num-processes 1 --save-model false " LONG
+               "--save-dir full & pid=$!; n=0; until grep -q step_ms full/metrics.jsonl "
+               "2>/dev/null || test $n -ge 600; do sleep 0.05; n=$((n+1)); done; "
+               "kill -TERM $pid; wait $pid",
+               "is not saved: ", "whose checkpoint could not be saved");
     /* One that saves no more names the checkpoint that it went on from. */
     shell_ends(&dir, 75,
                shell_line(TWO LONG "--save-dir out --resume-from-checkpoint auto "
@@ -196,6 +203,12 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
     shell_ends(&dir, 0, VALIDATED "out --resume-from-checkpoint latest" SHORT,
                "resumed after step 4");
     shell(&dir, VALIDATIONS("out") " | cmp - 1");
+    /* With a damaged line the last validation is made again, and no earlier one is the best. */
+    shell_ends(&dir, 0,
+               "sed -i '1s/.*/damaged/' out/metrics.jsonl; " VALIDATED
+               "out --resume-from-checkpoint latest" SHORT "--load-best-model-at-end true",
+               "resumed after step 4", "validations before step 4 do not count for the best one");
+    shell(&dir, VALIDATIONS("out") " > 2; tail -1 1 | cat 1 - | cmp - 2");
     shell_ends(&dir, 0,
                VALIDATED "fork --resume-from-checkpoint out --set train.validation_batches=2",
                "resume: a validation was over at most 6 sequences and is over at most 4");
@@ -409,7 +422,7 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
                "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
                "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false; "
                "code=\\$?; cp -r small/out out; exit \\$code\"",
-               "the checkpoint of step 4 is not saved: ");
+               "keeping 4 more checkpoints", "the checkpoint of step 4 is not saved: ");
     shell(&dir, "test -d out/checkpoint-2 && grep -q checkpoint_failed out/metrics.jsonl && "
                 "! ls -d out/.tmp* 2>/dev/null");
     shell_ends(&dir, 73,

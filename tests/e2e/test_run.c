@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a run writes and when it validates, of small runs on two workers. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
@@ -102,6 +104,25 @@ Test(run, says_that_packed_weights_are_not_kept)
     says_not("packed weights");
 }
 
+/* The seed of fresh weights is the model's. Of width 0, they find all bytes equally likely. */
+Test(run, fresh_weights_have_the_seed_and_the_width_of_the_model)
+{
+    static const char *const seeds[] = {
+        "train.seed=1 --set model.seed=8", "train.seed=2 --set model.seed=8",
+        "train.seed=1 --set model.seed=9", "model.config=flat.json"};
+    double losses[4];
+    shell(&dir, "sed 's/}/, \"initializer_range\": 0}/' model.json > flat.json");
+    for (int i = 0; i < 4; i++) {
+        shell(&dir, shell_line("rm -rf out; " RUN "--data-path text.txt --num-steps 1 --precision "
+                               "fp32 --save-model false --set data.shuffle_seed=3 --set %s",
+                               seeds[i]));
+        cr_assert_eq(values_of("loss", &losses[i], 1), 1);
+    }
+    cr_expect(losses[0] == losses[1] && losses[0] != losses[2], "%.17g, %.17g, %.17g", losses[0],
+              losses[1], losses[2]);
+    cr_expect_float_eq(losses[3], log(256), log(256) * 0x1p-22, "%.17g", losses[3]); /* in F32 */
+}
+
 Test(run, warns_of_more_threads_than_cpus)
 {
     static const char *const flags[] = {"--threads-per-worker 2", "--threads-per-worker 1"};
@@ -147,17 +168,25 @@ Test(run, records_what_its_report_shows)
     static const char *const words[] = {
         "\"slowest\":[[", "\"fp8_health.input.mlp.gate_proj.underflow\":{\"count\":2,",
         "\"tokenizer\":\"bytes\"", "\"first_step\":3,\"steps\":4,"};
-    double slowest[8], fastest[8], rank[8];
+    double slowest[8], fastest[8], rank[8], ms[8], speed[8], sum = 0;
+    const double begin = nd_clock_seconds();
     shell(&dir,
           RUN "--data-path text.txt --validation-path block.txt --num-steps 6 --precision fp8 "
               "--fp8-filter mlp --fp8-health-interval 3 --set train.validation_interval=3 "
               "--set output.save_model=false");
+    const double whole = (nd_clock_seconds() - begin) * 1e3;
+    cr_assert_eq(values_of("step_ms", ms, 8), 6);
+    cr_assert_eq(values_of("tokens_per_second", speed, 8), 6);
     cr_assert_eq(values_of("slowest_ms", slowest, 8), 6);
     cr_assert_eq(values_of("fastest_ms", fastest, 8), 6);
     cr_assert_eq(values_of("slowest_rank", rank, 8), 6);
     for (int i = 0; i < 6; i++) {
         cr_assert(slowest[i] >= fastest[i] && fastest[i] > 0 && rank[i] >= 0 && rank[i] <= 1);
+        cr_expect_geq(ms[i], fastest[i], "a step is longer than the work of its fastest rank");
+        cr_expect_float_eq(speed[i] * ms[i] / 1e3, 2 * S, 1e-9 * S, "two samples a step");
+        sum += ms[i];
     }
+    cr_expect_leq(sum, whole, "steps of %g ms in a run of %g ms", sum, whole);
     shell(&dir, "test $(grep -c '\"fp8_health\":{\"input\":{\"mlp.gate_proj\":{\"underflow\":' "
                 "out/metrics.jsonl) = 2 && grep -q '\"validation_ms\"' out/trace.json && "
                 "grep -q '\"fp8_linears\": 3' out/run.json && " ND_TRAIN " report out");

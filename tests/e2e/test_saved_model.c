@@ -153,10 +153,12 @@ Test(saved_model, takes_along_the_tokenizer_of_the_model_it_goes_on_from)
     }
     shell(&dir, "mkdir blobs && mv one/model/vocab.json blobs/ && ln -s ../../blobs/vocab.json "
                 "one/model/vocab.json; chmod a-w one/model/*");
-    shell(&dir, TOKENS "--model-path one/model --set output.dir=two");
+    shell(&dir, TOKENS "--model-path one/model --set output.dir=two --checkpoint-frequency 1 "
+                       "--checkpoint-export-model true");
     for (size_t i = 0; i < count; i++) {
-        shell(&dir, shell_line("test ! -L two/model/%s && cmp one/model/%s two/model/%s", names[i],
-                               names[i], names[i]));
+        shell(&dir, shell_line("for to in model checkpoint-1; do test ! -L two/$to/%s && "
+                               "cmp one/model/%s two/$to/%s || exit 1; done",
+                               names[i], names[i], names[i]));
     }
 }
 
