@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
+#include "runtime/base/hash.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/chat.h"
 
@@ -325,6 +326,26 @@ Test(corpus, folders_and_patterns)
     nd_corpus_files_fini(&none);
 }
 
+/* The .idx and .mask of a .bin are parts of it, also where a pattern names them. */
+Test(corpus, token_files_of_folders_and_patterns)
+{
+    static const char *const names[] = {"b.bin", "b.idx", "b.mask", "a.bin", "c.md", "a.txt"};
+    char pattern[128];
+    snprintf(pattern, sizeof pattern, "%s/[ab].*", dir.path);
+    for (int i = 0; i < 3; i++) { /* a text is there the third time */
+        nd_corpus_files files = {0};
+        for (int n = 0; n < 5 + i / 2; n++) {
+            tempdir_write(&dir, names[n], "x", 1);
+        }
+        assert_ok(nd_corpus_files_add_tokens(&files, i == 1 ? pattern : dir.path));
+        cr_expect_eq(files.count, 2);
+        cr_expect_not_null(strstr(files.list[0].path, "/a.bin"));
+        cr_expect_eq(files.skipped, i != 1, "case %d: %d", i, (int)files.skipped);
+        cr_expect_eq(files.text != NULL, i == 2, "case %d: %s", i, files.text);
+        nd_corpus_files_fini(&files);
+    }
+}
+
 /* Links to folders are folders, whatever their names, and a file without a byte is a file. */
 Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
 {
@@ -545,6 +566,8 @@ static nd_chat_rules chat_rules(nd_chat_choice choice)
     return chat;
 }
 
+static bool take_space; /* the control tokens of use_chat, behind them */
+
 /* A family with these control tokens in the place of its own two, and this form. */
 static void use_chat(nd_chat_choice choice, const char *const *names, int count)
 {
@@ -558,6 +581,7 @@ static void use_chat(nd_chat_choice choice, const char *const *names, int count)
         json_t *token = json_deep_copy(model);
         json_object_set_new(token, "id", json_integer(first + i));
         json_object_set_new(token, "content", json_string(names[i]));
+        json_object_set_new(token, "rstrip", json_boolean(take_space));
         json_array_append_new(added, token);
     }
     assert_ok(text_parse(file, &tokenizer));
@@ -883,6 +907,19 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
     own_template = NULL;
 }
 
+/* As in Phi 3's form: what stands behind such a token has no ids, in a content either. */
+Test(corpus, control_tokens_may_take_the_white_space_behind_them)
+{
+    static const char *const names[] = {"<|user|>", "<|assistant|>", "<|end|>"};
+    const nd_chat_template own = {.sha256 = "", .form = &nd_chat_forms[7]};
+    take_space = true;
+    use_chat(ND_CHOOSE_CHAT_CHATML, names, 3);
+    own_template = &own;
+    assert_prompt(LIST(SAYS("user", " \\n a ")), "<|user|>\n \n a <|end|>\n<|assistant|>\n");
+    assert_chat(ROW2(SAYS("user", "a"), SAYS("assistant", " b ")),
+                "<|user|>a<|end|><|assistant|>\1b <|end|>\2</s>");
+}
+
 /* Of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
 #define SMOLLM2                                                                                    \
     "{%% for message in messages %%}{%% if loop.first and messages[0]['role'] != 'system' %%}"     \
@@ -947,6 +984,24 @@ Test(corpus, a_chat_template_is_known_by_its_text)
     assert_fails(nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_CHATML,
                                     &rules.chat),
                  ND_ERR_DATA, "tokenizer_config.json");
+}
+
+static const char chat_rows[] = /* as they are written */
+#define ND_CHAT_FORM(...)     #__VA_ARGS__ "\n"
+#define ND_CHAT_TEMPLATE(...) #__VA_ARGS__ "\n"
+#include "trainer/corpus/chat_templates.def"
+    ;
+
+/* Another row gives messages other ids, and old token caches must not be used then. */
+Test(corpus, rows_of_chat_templates_belong_to_a_version_of_the_code)
+{
+    static const char sum[] = "8509b91417a73f1c4428b51fd39999dc1bcb13d8141b385c65890b6d11c5a5aa";
+    char hex[65];
+    assert_ok(nd_sha256(chat_rows, sizeof chat_rows - 1, hex));
+    cr_expect(ND_TEXT_VERSION == 5 && strcmp(hex, sum) == 0,
+              "check the rows (scripts/chat_templates.py), raise ND_TEXT_VERSION where one that "
+              "was there has changed, and put that and %s here",
+              hex);
 }
 
 /* As apply_chat_template renders them (scripts/chat_templates.py compares with it). */
