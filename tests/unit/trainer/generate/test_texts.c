@@ -58,7 +58,8 @@ Test(texts, bytes_at_the_end_of_a_prompt_stay_there)
     nd_tokenizer_close(tokenizer);
 }
 
-/* Llama 2's form begins a text with a blank that decoding leaves out, but only there. */
+/* Llama 2's form begins a text with a blank that decoding leaves out, but only there. An id that
+ * only the model has is no text. */
 Test(texts, a_word_after_a_prompt_keeps_its_blank)
 {
     static const char *const names[] = {"llama2", "llama2_first", "llama3"};
@@ -67,6 +68,8 @@ Test(texts, a_word_after_a_prompt_keeps_its_blank)
         size_t prompt;
         nd_ids ids = {0};
         ids_after(tokenizer, "ab", "ab cd", &prompt, &ids);
+        const int32_t unknown = nd_tokenizer_vocab_size(tokenizer);
+        cr_assert_eq(nd_ids_add(&ids, &unknown, 1), ND_OK);
         text_is(tokenizer, &ids, 0, "ab cd");
         text_is(tokenizer, &ids, prompt, " cd");
         text_is(tokenizer, &ids, ids.count, "");
