@@ -277,9 +277,14 @@ Test(checkpoints, must_fit_the_run)
             "optimizer.name adamw, and this run has sgd");
     shell_ends(&dir, 0,
                TWO "--num-steps 6 --save-dir plain --resume-from-checkpoint out --optimizer sgd "
-                   "--resume-allow optimizer.name --checkpoint-verify false",
+                   "--resume-allow optimizer.name --checkpoint-verify false "
+                   "--checkpoint-frequency 6",
                "has moments of AdamW, which are left out",
                "was loaded without comparing its checksums");
+    shell_ends(&dir, 0,
+               TWO "--num-steps 7 --save-dir adam --resume-from-checkpoint plain "
+                   "--resume-allow optimizer.name",
+               "has no moments of AdamW, so these begin at zero");
     refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out/model",
             "holds no checkpoint: neither checkpoint-N nor manifest.json of ndtrain");
     shell(&dir, "! test -e new");

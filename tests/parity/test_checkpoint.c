@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/parity/mesh_data.h"
@@ -48,7 +49,8 @@ typedef struct plan {
     char reason[ND_ERROR_MESSAGE_MAX]; /* with broken: of rank 1 */
     bool stale[MAX_RANKS]; /* with resume: copies made of the weights before do not count */
     bool waits;
-    double patience; /* seconds; 0: that of the mesh */
+    int copied[MAX_RANKS]; /* units_begun when nd_saver_begin returned */
+    double patience;       /* seconds; 0: that of the mesh */
     int64_t committed;
     void (*before_unit)(void *context, int unit);
     struct hanging *hanging; /* rank 0's writer hangs before it commits */
@@ -150,6 +152,7 @@ static nd_status start(void *context, nd_trainer *t)
         .checksum = ND_CHECKSUM_XXH3,
         .waits = p->waits,
         .batch_samples = 8,
+        .restart_epoch = 5,
         .before_unit = p->before_unit,
         .extra = p->hanging  ? hang
                  : p->export ? export_model
@@ -204,6 +207,8 @@ static nd_status save_flipped(plan *p, nd_trainer *t)
     return ND_OK;
 }
 
+static atomic_int units_begun; /* by sleep_before_each */
+
 static nd_status after_step(void *context, nd_trainer *t, int64_t step)
 {
     plan *p = context;
@@ -217,7 +222,9 @@ static nd_status after_step(void *context, nd_trainer *t, int64_t step)
         return save_flipped(p, t);
     }
     if (t->position.step == p->save_at) {
+        ND_TRY(nd_saver_finish(p->savers[rank], &report)); /* with save_first */
         ND_TRY(nd_saver_begin(p->savers[rank], "interval", 77));
+        p->copied[rank] = units_begun;
     }
     return ND_OK;
 }
@@ -509,11 +516,14 @@ static void sleep_before(void *context, int unit)
     usleep(unit == 0 ? 1000000 : 100000);
 }
 
-/* The writer is slower than several steps would be: each update waits for it, unit by unit. */
+/* The writer is slower than several steps would be: each update waits for it, unit by unit, also
+ * in the second save of a run. */
 Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
 {
     const mesh_case mesh = meshes[5];
-    plan slow = {.save_at = SAVED, .before_unit = sleep_before};
+    const time_t begin = time(NULL);
+    struct tm utc = {0};
+    plan slow = {.save_at = SAVED, .save_first = true, .before_unit = sleep_before};
     mesh_result whole = train(job_of(ND_PRECISION_BF16, NULL, 0, STEPS), mesh);
     mesh_result until = train(job_of(ND_PRECISION_BF16, NULL, 0, SAVED), mesh);
     mesh_result first = train(job_of(ND_PRECISION_BF16, &slow, 0, STEPS), mesh);
@@ -525,6 +535,11 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     nd_manifest m = {0};
     nd_layout *layout = NULL;
     assert_ok(nd_manifest_read(path, &m));
+    cr_expect(strcmp(m.host, "host") == 0 && strcmp(m.run_id, "test") == 0);
+    cr_expect(strcmp(m.reason, "interval") == 0 && strcmp(m.optimizer, "adamw") == 0);
+    cr_expect(m.restart_epoch == 5 && m.metrics_bytes == 77 && m.samples_seen == 8 * SAVED);
+    cr_assert_not_null(strptime(m.time, "%Y-%m-%dT%H:%M:%SZ", &utc), "%s", m.time);
+    cr_expect(timegm(&utc) >= begin && timegm(&utc) <= time(NULL), "%s", m.time);
     assert_ok(nd_source_open(path, &m, true, &source));
     assert_ok(nd_manifest_layout(&m.shape, m.layout, NULL, (nd_coord){{0}}, &layout));
     for (int i = 0; i < until.tensors; i++) {
@@ -554,6 +569,7 @@ Test(checkpoint, the_update_of_a_unit_waits_for_the_copy_of_no_other)
 
 static void sleep_before_each(void *context, int unit)
 {
+    units_begun++;
     usleep(800000);
 }
 
@@ -567,6 +583,7 @@ Test(checkpoint, a_slow_copy_may_take_longer_than_the_deadline)
         train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
         cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
         cr_assert(!waits || slow.reports[0].blocked_seconds > 2, "too few units for this test");
+        cr_assert(!waits || slow.copied[0] == units_begun, "the copy was not waited for");
         remove_saved();
     }
 }
@@ -698,6 +715,22 @@ Test(checkpoint, a_folder_that_cannot_be_written_is_reported)
 Test(checkpoint, fp8_histories_are_part_of_the_state)
 {
     check_mesh((mesh_case){"fsdp 2", 1, 2, 1, 1, 1}, ND_PRECISION_FP8, false);
+}
+
+/* A history of another length, and one that a run does without. */
+Test(checkpoint, fp8_histories_of_another_recipe_begin_afresh)
+{
+    const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
+    plan saving = {.save_at = SAVED};
+    train(job_of(ND_PRECISION_FP8, &saving, 0, SAVED), mesh);
+    for (int plain = 0; plain < 2; plain++) {
+        plan resuming = {.resume = saved_path()};
+        mesh_job job = job_of(plain ? ND_PRECISION_BF16 : ND_PRECISION_FP8, &resuming, SAVED, 1);
+        job.history_length = 8;
+        train(job, mesh);
+        const nd_restored *restored = &resuming.restored[1];
+        cr_expect(restored->scales == plain && restored->scales_differ && restored->moments);
+    }
 }
 
 /* The model in the checkpoint of the last step has the bytes of the one that the run saves itself;

@@ -86,6 +86,17 @@ Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
     free(temporary);
 }
 
+/* In place of the C library's: names cannot be exchanged, for this reason; 0: they can. */
+static int exchange_code;
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
+{
+    errno = exchange_code;
+    return exchange_code != 0 && (flags & RENAME_EXCHANGE)
+               ? -1
+               : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+}
+
 Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
 {
     save(3);
@@ -93,8 +104,10 @@ Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
     save(3);
     cr_assert(fake_exists("checkpoint-3.old/mark"));
     cr_assert_not(fake_exists("checkpoint-3/mark"));
+    tempdir_write(&fake_run, "checkpoint-3/mark", "x", 1);
+    exchange_code = EINVAL;
     save(3);
-    cr_assert(fake_exists("checkpoint-3.old-2/manifest.json"));
+    cr_assert(fake_exists("checkpoint-3.old-2/mark") && !fake_exists("checkpoint-3/mark"));
     cr_assert_str_eq(listed(), "3 ");
 }
 
@@ -142,8 +155,11 @@ Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
 Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
 {
     int deleted = 0;
-    for (int64_t step = 1; step <= 8; step++) {
+    char wrong[PATH_MAX]; /* the name of another step */
+    snprintf(wrong, sizeof wrong, "%s", tempdir_file(&fake_run, "checkpoint-9"));
+    for (int64_t step = 0; step <= 8; step++) {
         save(step);
+        cr_assert_eq(step == 0 && rename(tempdir_file(&fake_run, "checkpoint-0"), wrong), 0);
     }
     tempdir_write(&fake_run, "checkpoint-2/manifest.json", "{", 1); /* damaged */
     fake_folder("checkpoint-100");                                  /* another program's */
@@ -151,13 +167,13 @@ Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
     nd_prune_options options = {.keep_last = 2, .keep_every = 4, .keep = 1};
     assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 3);
-    cr_assert_str_eq(listed(), "1 2 4 7 8 100 ");
+    cr_assert_str_eq(listed(), "1 2 4 7 8 9 100 ");
     options = (nd_prune_options){.keep_last = 0, .keep = -1};
     assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 0);
     options = (nd_prune_options){.keep_last = 1, .keep = -1};
     assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
-    cr_assert_str_eq(listed(), "2 8 100 ");
+    cr_assert_str_eq(listed(), "2 8 9 100 ");
 }
 
 Test(folder, deletion_does_not_follow_links)

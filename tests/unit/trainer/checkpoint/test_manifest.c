@@ -276,6 +276,7 @@ static nd_status parse_changed(const char *path_in_json, const char *value)
 
 Test(manifest, refuses_members_that_cannot_be)
 {
+#define EIGHT "0,0,0,0,0,0,0,0,"
     static const struct {
         const char *path, *value, *words;
     } bad[] = {
@@ -298,6 +299,8 @@ Test(manifest, refuses_members_that_cannot_be)
         {"position/samples_seen", "9223372036854775807", "it must be 0 to 1152921504606846976"},
         {"position/recent_losses", "3", "no list of at most 64 numbers"},
         {"position/recent_losses", "[1,\"2\"]", "no list of at most 64 numbers"},
+        {"position/recent_losses", "[" EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT "0]",
+         "no list of at most 64 numbers"},
         {"mesh/tp", "0", "tp is 0"},
         {"mesh/tp", "3", "does not divide"},
         {"mesh/tp", "4", "one entry for each rank"},
@@ -316,6 +319,8 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},
+        {"model/rotated", "6", "extents that no model has"}, /* head_dim is 4 */
+        {"model/rope_type", "\"longrope\"", "rope_short_factor is not a number above 0"},
         {"model/rope_type", "\"ntk\"", "unknown \"ntk\""},
         {"model/rms_norm_eps", "\"1e-5\"", "no number"},
         {"model/tie_word_embeddings", "true", "tensors are not"},
@@ -334,7 +339,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"state/dtype", "\"BF16\"", "not one that this program knows"},
         {"config/train.steps", "5", "is not a string"},
         {"written_by", NULL, "written_by is missing"},
-        {"written_by/reason", "\"a reason of more than sixteen letters\"", "too long"},
+        {"written_by/reason", "\"sixteen letters.\"", "too long"},
         {"writers", "[]", "one entry for each rank"},
     };
     static const char *const digests[] = {

@@ -51,6 +51,7 @@ Test(listing, tells_what_lies_in_a_run)
         "9 .tmp-checkpoint-9-id temporary",
         "10 .del-checkpoint-10 half deleted",
         "1 checkpoint-13 good",
+        "14 checkpoint-14 link to nowhere",
     };
     static const char newer[] = "{\"format\": \"ndtrain checkpoint\", \"version\": 99}";
     for (int64_t step = 1; step <= 5; step++) {
@@ -74,6 +75,7 @@ Test(listing, tells_what_lies_in_a_run)
     fake_folder("model");
     tempdir_write(&fake_run, "checkpoint-12", "x", 1);
     cr_assert_eq(symlink("checkpoint-1", tempdir_file(&fake_run, "checkpoint-13")), 0);
+    cr_assert_eq(symlink("gone", tempdir_file(&fake_run, "checkpoint-14")), 0);
     expect(lines, (int)(sizeof lines / sizeof *lines));
 }
 
