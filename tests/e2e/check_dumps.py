@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def check_same(build, folder):
         run(build, folder, name + "_dumped", flags, workers, ("*", "2"))
         run(build, folder, name, flags, workers, None)
         check(fingerprint(folder / name) == fingerprint(folder / (name + "_dumped")), f"{name}: a dump changed the run")
+        check("\nequal: " in diff(build, folder, *2 * [f"{name}_dumped/dumps/step-2"])[1], f"{name}: a dump is not equal to itself")
         check(not (folder / name / "dumps").exists(), f"{name} has a dump that it did not ask for")
         check([p.name for p in (folder / f"{name}_dumped/dumps").iterdir()] == ["step-2"], f"{name}: other steps were dumped")
 
@@ -200,6 +202,32 @@ def check_planted(build, folder):
         check(code == 65 and "dumps" in said, f"a dump and {other}: {code}\n{said}")
 
 
+def check_notes(build, folder):
+    """Where a tensor of rank 1 belongs: with as many elements outside of it, or in one of another shape than rank 0 says."""
+    good, name = folder / "m.json_tp/dumps/step-1", "micro-0/model.layers.0.mlp.up_proj.output"
+    data = (good / "rank-1.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    shutil.copytree(good, folder / "notes")
+    for key, value, words in (("shape", [64, 65], "another shape"), *((key, value, "where " + name) for key, value in (
+            ("rows", [[1, 65]]), ("rows", [[-1, 63]]), ("columns", [33, 65]), ("columns", [-1, 31]), ("elements", [1, 2049]), ("order", "1")))):
+        head = json.loads(data[8:8 + size])
+        head["__metadata__"][name] = json.dumps({**json.loads(head["__metadata__"][name]), key: value})
+        head = json.dumps(head).encode()
+        (folder / "notes/rank-1.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size:])
+        code, said = diff(build, folder, good, "notes")
+        check(code == 65 and words in said, f"{key} is {value}: {code}\n{said}")
+
+
+def check_large(build, folder):
+    """A tensor of more than 8 MiB is copied in parts: it is that of two workers, whose halves of the weight are smaller."""
+    (folder / "large.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 1, "intermediate_size": 70000}))
+    for name, workers in ("large_one", 1), ("large_tp", 2):
+        run(build, folder, name, ["--precision", "fp32", "--tp-size", str(workers), "--set", "output.save_model=false"], workers,
+            ("*.gate_proj.*", "1"), model="large.json")
+    code, said = diff(build, folder, "large_one/dumps/step-1", "large_tp/dumps/step-1", "--tolerance", "1e-5")
+    check(code == 0 and "\nequal: " in said, f"large tensors:\n{said}")
+
+
 def check_refused(build, folder):
     flags = ["--precision", "fp32"]
     for dump, words in ((("model.layers.1.mlp.gate_prj.weight", "1"), ["model.layers.1.mlp.gate_proj.weight", "N.mlp.down_proj.input"]),
@@ -241,8 +269,10 @@ def main():
             check_meshes(build, folder)
             same.result()
         check_values(read(folder / "m.json_one/dumps/step-2/rank-0.safetensors"))
+        check_notes(build, folder)
         check_planted(build, folder)
         check_refused(build, folder)
+        check_large(build, folder)
     print("dumps: all good")
 
 
