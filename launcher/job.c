@@ -361,7 +361,6 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
         return nd_error_last()->status;
     }
     job->options = *options;
-    signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);

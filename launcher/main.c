@@ -196,6 +196,7 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     } else if (status == ND_OK && cli.version) {
         status = print_version();
     } else if (status == ND_OK) {
+        signal(SIGPIPE, SIG_IGN); /* a job goes on without those that read what it says */
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;
         status = status == ND_OK ? nd_config_check_meeting(&config) : status;

@@ -40,7 +40,8 @@ Test(start, workers_get_torchruns_names_and_ours)
 /* Otherwise files and sockets of the programs would get the numbers of the closed streams. */
 Test(start, closed_standard_streams_change_nothing)
 {
-    static const char *const closed[] = {">&-", "2>&-", "<&-", "<&- >&- 2>&-"};
+    static const char *const closed[] = {">&-", "2>&-", "<&-", "<&- >&- 2>&-",
+                                         "2> >(:)"}; /* a reader that leaves */
     char program[PATH_MAX];
     unsetenv("ND_WORKER");
     for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
@@ -54,7 +55,7 @@ Test(start, closed_standard_streams_change_nothing)
             snprintf(program, sizeof program, "%s/%s", launched_build_root(),
                      direct ? "ndtrain" : "ndlaunch");
             snprintf(name, sizeof name, "closed-%zu-%d", i, direct);
-            tiny_add(&a, (const char *[]){"/bin/sh", "-c", line, "sh", program, NULL});
+            tiny_add(&a, (const char *[]){"/bin/bash", "-c", line, "bash", program, NULL});
             tiny_add(&a, direct ? (const char *[]){"train", NULL}
                                 : (const char *[]){"--num-processes", "2", "--dp-shard-size", "-1",
                                                    NULL});
