@@ -101,7 +101,9 @@ Test(failures, workers_that_ignore_the_end_are_killed)
 Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
 {
     launched l;
-    start_test_worker(&l, "stubborn", "1", 2);
+    launched_use_test_worker("stubborn", "1");
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  (const char *[]){"--max-restarts", "1", "--save-steps", "1", NULL});
     pid_t traced = launched_worker(&l, 0), killed = launched_worker(&l, 1);
     if (ptrace(PTRACE_SEIZE, traced, NULL, NULL) != 0) {
         kill(l.pid, SIGKILL);
@@ -112,7 +114,7 @@ Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
     kill(killed, SIGKILL);
     assert_ends(&l, 137, "ndlaunch: rank 0 (pid ",
                 ") did not end within 30 s of being killed, and is left behind\n",
-                "rank 1 failed first");
+                "rank 1 failed first", "not started again: a killed worker did not end\n");
     waitpid(traced, NULL, __WALL);
 }
 

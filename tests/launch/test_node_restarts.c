@@ -150,6 +150,22 @@ Test(node_restarts, a_signal_to_another_node_ends_the_wait)
     cr_assert_null(strstr(nodes[0].text, "epoch 3"), "%s", nodes[0].text);
 }
 
+/* As on one node: node 1 tells that it was asked to end when its workers have ended. */
+Test(node_restarts, none_after_a_signal_to_another_node)
+{
+    launched nodes[2];
+    start_nodes(nodes, "B0T46D40", "3");
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    pid_t stopped = launched_worker(&nodes[1], 3);
+    kill(stopped, SIGSTOP);
+    kill(nodes[1].pid, SIGTERM);
+    launched_until(&nodes[1], "Terminated forwarded", 1);
+    kill(stopped, SIGKILL);
+    launched_expect_all(nodes, 2, 137);
+    cr_assert_null(strstr(nodes[0].text, "restart 1"), "%s", nodes[0].text);
+    cr_assert_null(strstr(nodes[0].text, "started again"), "nothing is to be explained");
+}
+
 /* Node 1 cannot tell why node 0 is gone, and ends its workers, also in a restart. */
 Test(node_restarts, the_loss_of_node_0_ends_the_job)
 {

@@ -212,8 +212,9 @@ Test(signals, each_worker_gets_the_signal)
     launched l;
     launched_use_test_worker("until signal", NULL);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    launched_worker(&l, 0);
+    const pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
+    cr_assert_eq(getsid(first), first, "it would get those of the terminal, too");
     kill(l.pid, SIGUSR1);
     assert_ends(&l, 0, "rank 0 ended by signal 10", "rank 1 ended by signal 10");
 }
@@ -226,10 +227,13 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGTERM);
+    launched_until(&l, "Terminated forwarded", 1);
+    kill(l.pid, SIGTERM); /* that time runs already */
     assert_ends(&l, 128 + SIGKILL,
                 "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it with "
                 "--grace-seconds where a step or saving needs longer; ranks 0-1\n");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
+    cr_assert_eq(launched_count(&l, " forwarded; "), 1, "%s", l.text);
     cr_assert(launched_gone(first));
 }
 

@@ -184,6 +184,31 @@ Test(start, log_dir_keeps_each_workers_streams_of_each_start)
                      "both ends\nlast words\nboth ends\nlast words\n");
 }
 
+/* Bytes that could move a cursor are text where people read, and as they are in files. Of a worker
+ * that fails the last 20 lines are shown. */
+Test(start, what_workers_print_is_shown_as_text)
+{
+    static const char script[] = "#!/bin/sh\n"
+                                 "test $1 = check && echo ndtrain " ND_VERSION " && exit\n"
+                                 "printf 'out\\033[31m\\n'; printf 'err\\033[31m\\n' >&2\n"
+                                 "test $RANK = 0 && touch $0.done && exit\n"
+                                 "head -c 9000 /dev/zero | tr '\\0' x\n"
+                                 "for i in $(seq 25); do echo line $i >&2; done\n"
+                                 "until test -e $0.done; do sleep 0.01; done; exit 7\n";
+    launched l;
+    char logs[128];
+    snprintf(logs, sizeof logs, "%s/logs", dir.path);
+    setenv("ND_WORKER", tempdir_write(&dir, "worker", script, sizeof script - 1), 1);
+    cr_assert_eq(chmod(dir.name, 0700), 0);
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
+    assert_ends(&l, 7, "\nout\033[31m\n", "\nerr\\x1b[31m\n", ":1: out\\x1b[31m\n",
+                ":1: err\\x1b[31m\n", "its last lines:\n    line 6\n    line 7\n",
+                "    line 25\n  collateral ");
+    cr_expect_eq(launched_count(&l, "\033"), 1, "%s", l.text);
+    cr_expect_str_eq(shell_prints("awk '{print length($0)}' %s/nd-*/rank-1.stdout.log", logs),
+                     "8\n8191\n809\n");
+}
+
 Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
 {
     launched l;
@@ -238,6 +263,9 @@ Test(start, usage)
         {{"--help", "all"}, 0, "\n  --make-key FILE\n"},
         {{"--help", "lanch"}, 2, "did you mean --help launch?"},
         {{"--make-key"}, 2, "--make-key needs the name of a new file"},
+        {{"env", "x"}, 2, "ndlaunch env takes no further argument"},
+        {{"config", "x"}, 2, "ndlaunch config does not take \"x\""},
+        {{"config", "--config-file="}, 2, "--config-file is empty"},
         {{"--version"}, 0, "ndlaunch " ND_VERSION "\n"}, /* libraries follow */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

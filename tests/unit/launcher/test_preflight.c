@@ -47,6 +47,8 @@ Test(preflight, code_and_digests_are_taken)
     cr_assert_str_eq(digests, "data.path=12ab\nmodel.config=77\n");
     assert_ok(run(SAYS_VERSION "kill -9 $$", 30));
     cr_assert_eq(exit_code, 128 + SIGKILL);
+    assert_ok(run(SAYS_VERSION "printf %200000d 0; exit 3", 30)); /* more than is kept */
+    cr_assert_eq(exit_code, 3);
 }
 
 Test(preflight, a_check_that_does_not_end_is_killed_at_its_deadline)
@@ -110,4 +112,8 @@ Test(preflight, open_files_that_a_node_needs)
     files.rlim_cur = files.rlim_max = 167;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
     assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 168 open files");
+    config.resolved_mesh.size[ND_AXIS_DP_SHARD] = 2 * 65536; /* as many as a node may have */
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "open files");
+    config.resolved_mesh.size[ND_AXIS_DP_SHARD] += 2;
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "makes 65537 workers for each");
 }

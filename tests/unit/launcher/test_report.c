@@ -51,6 +51,7 @@ static void record(job *j, int rank, nd_status status, nd_failure_cause cause, i
     slot->status = (int32_t)status;
     slot->cause = (int32_t)cause;
     snprintf(slot->message, sizeof slot->message, "reason of rank %d", rank);
+    snprintf(slot->device, sizeof slot->device, "device%d", rank);
     atomic_store(&slot->time_ns, time_ns);
     j->children[rank].exit_code = status;
 }
@@ -70,7 +71,8 @@ Test(report, the_rank_that_failed_first)
         const char *what;
         rank_end ranks[3];
         int code, first;
-        int64_t stopped; /* when ndlaunch asked the others to end */
+        int64_t stopped;   /* when ndlaunch asked the others to end */
+        const char *other; /* what another rank said; NULL: nothing that matters */
     } cases[] = {
         {"a signal wins over what others lost by it, whose ends were seen before",
          {{ND_ERR_IO, ND_CAUSE_OWN, 5},
@@ -97,7 +99,8 @@ Test(report, the_rank_that_failed_first)
         {"the ends of processes are seen in any order",
          {{ND_ERR_DATA, ND_CAUSE_OWN, 9, 20}, {ND_ERR_RESOURCE, ND_CAUSE_OWN, 4, 30}},
          71,
-         1},
+         1,
+         .other = "rank 0 said: reason of rank 0"},
         {"an i/o error of a rank itself is the cause, although its peers say so before",
          {{ND_ERR_IO, ND_CAUSE_OWN, 3},
           {ND_ERR_IO, ND_CAUSE_LOCAL, 5, .stopped = true},
@@ -113,7 +116,8 @@ Test(report, the_rank_that_failed_first)
          {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 6, .stopped = true}},
          74,
          0,
-         5},
+         5,
+         "rank 1 said: reason of rank 1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job *j = make_job();
@@ -132,7 +136,12 @@ Test(report, the_rank_that_failed_first)
         cr_expect_not_null(strstr(text, words), "%s: %s", cases[i].what, text);
         snprintf(words, sizeof words, "it said: reason of rank %d", cases[i].first);
         cr_expect(strstr(text, words) || cases[i].code > 128, "%s: %s", cases[i].what, text);
-        cr_expect(i != 2 || !strstr(text, "reason of rank 0"), "it refers to rank 1: %s", text);
+        const char *said = strstr(text, " said: reason of rank");
+        said = said && said[-1] == 't' ? strstr(said + 1, " said: reason of rank") : said;
+        cr_expect(cases[i].other ? said && strstr(text, cases[i].other) : !said, "%s: %s",
+                  cases[i].what, text);
+        snprintf(words, sizeof words, ", device device%d): ", cases[i].first);
+        cr_expect_not_null(strstr(text, words), "%s: %s", cases[i].what, text);
         free(text);
     }
 }

@@ -95,6 +95,9 @@ Test(slurm, cpus_have_no_workers_for_gpus)
     setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles", 1);
     COMPLETE();
     cr_assert_eq(config.launch.nproc_per_node, 0);
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    COMPLETE();
+    cr_assert_eq(config.launch.nproc_per_node, 0);
 }
 
 Test(slurm, the_shell_of_a_batch_script_is_no_step)
