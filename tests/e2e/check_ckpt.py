@@ -5,7 +5,9 @@ folder "run" has checkpoints 10 (dp_shard 2 x tp 2), 20 (dp_replicate 2) and 30 
 import filecmp
 import hashlib
 import os
+import re
 import shutil
+import time
 
 import steps
 from steps import check, test
@@ -84,8 +86,13 @@ def ls(t):
         "run:\n", "checkpoint-10         good ", "checkpoint-10.bad     .bad ", "2026-01-31T12:00:00Z", "dp_shard 2, tp 2 ", "interval ",
         "            1000\n", ".tmp-checkpoint-40-id temporary ", "checkpoint-50         no manifest ", "checkpoint-30         incomplete ",
         "shard-00001.hashes"))
+    for seconds, age in (100, r"1\d\d s"), (7000, "11[67] min"), (100000, "27 h"), (300000, "3 d"), (-9000, "0 s"):
+        os.utime(t.folder / "run/checkpoint-50", (time.time() - seconds,) * 2)
+        t.run(f"{CKPT} ls run")
+        check(re.search(rf" no manifest .*Z +{age} ", t.out), f"{seconds} s ago: {t.out}")
     t.run(f"{CKPT} ls run/checkpoint-20/", says="checkpoint-20      good ", never="checkpoint-10")
     (t.folder / "runs/a-2").mkdir(parents=True)
+    t.write("runs/notes.txt", "")
     move(t, "run", "runs/a-1")
     t.run(f"{CKPT} ls", says="runs/a-1:\n", never="a-2")
     t.run(f"{CKPT} ls runs/a-2", says="runs/a-2: no checkpoints\n")
@@ -180,11 +187,12 @@ def export_takes_the_side_files(t):
 
 @test
 def diff(t):
-    make(t, 31, "untied", "1 3 1 1")
+    make(t, 36, "untied", "1 3 1 1")
     (t.folder / "run/x").mkdir()
-    move(t, "run/checkpoint-31", "run/x/checkpoint-31")
-    ends(t, 1, f"{CKPT} diff run/checkpoint-30 run/x/checkpoint-31", "step: 30 in A, 31 in B\n",
-         "B: run/x/checkpoint-31 (step 31, dp_shard 3)\n", "have the same bits, but the position differs\n")
+    move(t, "run/checkpoint-36", "run/x/checkpoint-36")
+    ends(t, 1, f"{CKPT} diff run/checkpoint-30 run/x/checkpoint-36",
+         "step: 30 in A, 36 in B\nsteps skipped: 5 in A, 6 in B\nlabels seen: 3000 in A, 3600 in B\nsamples seen: 240 in A, 288 in B\n",
+         "B: run/x/checkpoint-36 (step 36, dp_shard 3)\n", "have the same bits, but the position differs\n")
     copy(t, "run/checkpoint-30", "same")
     t.run(f"{CKPT} diff run same", says="equal: all 58543 elements of 91 arrays have the same bits\n")
     t.run(f"{EXPORT} run m --dtype fp32")
@@ -193,6 +201,7 @@ def diff(t):
     t.run(f"{EXPORT} run m16")
     t.run(f"{CKPT} diff --dtype bf16 run m16")
     ends(t, 1, f"{CKPT} diff run m16", "model.norm.weight: 24 of 24 elements differ, at most by ")
+    ends(t, 0, f"{CKPT} diff run m16 --tolerance 0.01", "are within the tolerance\n")  # BF16 rounds by 2^-9
     damage(t, 30)
     refused(t, 65, f"{CKPT} diff run same", "is damaged")
     ends(t, 1, f"{CKPT} diff run same --no-verify", "1 of ", "different: 1 of 91 arrays, 1 of 58543 elements\n")

@@ -423,8 +423,9 @@ def check_of_a_gpu_job_needs_no_gpu(t):
 
 @test
 def check_says_what_is_good(t):
-    t.run(f"ndtrain check {OWN} --data-path text.txt --sequence-length 32 --device cpu",
-          says=("are good: mesh 1 x 1 x 1 x 1 (", "; 0.03 M parameters; ", " 4096 training tokens\n"))
+    t.write("valid.txt", 99 * "a")
+    t.run(f"ndtrain check {OWN} --data-path text.txt --validation-path valid.txt --sequence-length 32 --device cpu",
+          says=("are good: mesh 1 x 1 x 1 x 1 (", "; 0.03 M parameters; ", " 4096 training tokens, 99 for validation\n"))
 
 
 @test

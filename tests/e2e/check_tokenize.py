@@ -100,6 +100,8 @@ def the_command(t):
             (2, f"{TOKENIZE} --input a.jsonl", "--output-prefix is missing: writes PREFIX"),
             (2, f"{TOKENIZE} --input a.jsonl --output-prefix tok/", '"tok/" is a folder'),
             (2, f"{TOKENIZE} --input --output-prefix x", "--input needs a value"),
+            (2, f"{TOKENIZE} --input a.jsonl --output-prefix x --document-separator=", "--document-separator is empty"),
+            (2, "ndtrain tokenize --tokenizer bytes --input a.jsonl --output-prefix x --append-eod", "leave --append-eod out"),
             (65, f"{TOKENIZE} --input bad.jsonl --output-prefix x", 'bad.jsonl" line 2: "text" is not a string'),
             (73, f"{TOKENIZE} --input a.jsonl --output-prefix /proc/x", "")):
         t.run(words, code, fact)
