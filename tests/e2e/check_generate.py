@@ -172,6 +172,9 @@ def says_what_is_wrong(t):
             (2, f"{a} --stop ''", "--stop is empty"),
             (2, f"{a} --prompt-file b", "--prompt is one text"),
             (2, f"{a} --top-p 0.5", "--top-p has no effect"),
+            (2, f"{a} --top-k 3", "--top-k has no effect"),
+            (2, f"{a} --min-p 0.1", "--min-p has no effect"),
+            (2, f"{EVAL} --model run --data valid.txt --precision fp8 --fp8-recipe delayed", "fp8.recipe is delayed, whose scales"),
             (2, f"{a} --max-new-token 3", "did you mean --max-new-tokens?"),
             (2, f"{a} --precison bf16", "did you mean --precision?"),
             (2, f"{a} --tokenizer no/such", '--tokenizer "no/such" does not exist'),
@@ -196,6 +199,13 @@ def says_what_is_wrong(t):
     t.run(f"{GENERATE} --model kept --prompt a", 65, "config.json")
     (t.folder / "kept/tokenizer.json").unlink(missing_ok=True)
     t.run(f"{GENERATE} --model kept --prompt a --model-verify false", 65, "--tokenizer")
+    t.run(f"{GENERATE} --model kept --prompt a --chat --model-verify false", 65, "--chat needs a tokenizer")
+    own = f"{EVAL} --model kept --data valid.txt --sequence-length 64 --model-verify false"
+    t.run(own, 65, "a text has no tokens")
+    weights = (t.folder / "kept/model.safetensors").read_bytes()
+    head = 8 + int.from_bytes(weights[:8], "little")
+    t.write("kept/model.safetensors", weights[:head] + (len(weights) - head) * b"\xff")
+    t.run(f"{own} --tokenizer bytes", 70, 'the loss on "valid.txt" is nan')
     t.run(f"{GENERATE} --model run --jsonl", 65, "line 1", given='{"prompt": 1}\n')
     t.write("r.jsonl", [dict(context="a", choices=["b"])])
     t.run(f"{EVAL} --model run --requests r.jsonl", 65, '"gold" must be')
@@ -261,6 +271,18 @@ def eval_leaves_out_what_cannot_be_scored(t):
     check("adds no token" in printed[1]["left_out"] and printed[2]["count"] == printed[2]["left_out"] == 1, printed)
     t.write("none.jsonl", rows[1:])
     t.run(f"{EVAL} --model run --requests none.jsonl", 65, "no request can be scored")
+
+
+@test
+def replicas_share_the_requests(t):
+    """Those of two waves have the scores of one worker, and so has their mean."""
+    train(t)
+    write_requests(t)
+    ask = "--model run --requests many.jsonl"
+    scores = t.run(f"{EVAL} {ask} --jsonl")
+    mean = t.rows()[-1]
+    check(t.run(f"{LAUNCH_EVAL} {ask} --jsonl --num-processes 2") == scores and 0 < mean["acc_norm"] < 1, t.out)
+    t.run(f"{EVAL} {ask}", says=f"many.jsonl: acc {mean['acc']:.6f}, acc_norm {mean['acc_norm']:.6f}, 40 requests\n")
 
 
 @test
@@ -331,7 +353,7 @@ def a_chat_is_written_in_its_form(t):
     tokenizer = (GOLDENS / "qwen2.json").read_text()
     t.write("tok/tokenizer.json", tokenizer.replace("<|begin|>", "<|im_start|>").replace("<|eot|>", "<|im_end|>"))
     t.write("tok/tokenizer_config.json", json.dumps(dict(eos_token="<|im_end|>")))
-    t.model(vocab_size=512)
+    t.model(vocab_size=512, initializer_range=0.3)  # each token of a prompt counts
     t.run(f"{TRAIN} --model-config model.json --set data.tokenizer=tok/tokenizer.json --set data.cache_dir=cache --num-steps 2 "
           "--checkpoint-frequency 1 --output-dir run")
     ask, chat = f"{GENERATE} --model run --jsonl --max-new-tokens 9 --ignore-eos", f"{GENERATE} --model run --chat --prompt 'hi you'"
@@ -340,6 +362,13 @@ def a_chat_is_written_in_its_form(t):
     check(t.run(f"{ask} --chat --prompt 'hi you'", says="chat form: chatml") == plain, t.out)
     t.write("rows.jsonl", [dict(messages=[dict(role="user", content="hi you")])])
     check(t.run(f"{ask} --prompt-file rows.jsonl", says="chat form: chatml") == plain, t.out)
+    # A later line of a conversation has the earlier ones, and their answers, before it.
+    messages = [dict(role="user", content="hi you"), dict(role="assistant", content=t.rows()[0]["text"]), dict(role="user", content="and I")]
+    t.write("rows.jsonl", [dict(messages=messages[begin:end]) for begin, end in ((0, 1), (0, 3), (2, 3))])
+    t.run(f"{ask} --prompt-file rows.jsonl")
+    first, second, alone = (row["text"] for row in t.rows())
+    t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos", given="hi you\nand I\n")
+    check(t.out == f"{first}\n{second}\n" and second != alone, (first, second, alone, t.out))
     check(re.search('"eos_token_id": [0-9]', t.read("run/model/config.json")), "an end of text")
     (t.folder / "run/model").rename(t.folder / "elsewhere")  # a run that has not ended: its tokenizer is where it was
     t.run(f"{chat} --max-new-tokens 9", says="chat form: chatml")
@@ -364,6 +393,7 @@ def the_end_of_text_of_a_run_is_that_of_its_model(t):
         check(f'"eos_token_id": {saved},' in t.read("run/model/config.json"), (end, flags, saved))
     t.run("ndtrain export run/checkpoint-2 out")
     check('"eos_token_id": 420,' in t.read("out/config.json"), "the exported model")
+    t.same("out/model.safetensors", "run/model/model.safetensors")  # in the run's type
 
 
 @test
@@ -484,10 +514,10 @@ def a_stop_ends_all_replicas(t):
             check(fact in log, log)
 
 
-def write_ids(t):
-    """valid.txt as a file of ids: the bytes of its text are those that the tokenizer makes of them."""
-    ids = t.read("valid.txt").encode()
-    t.write("valid.bin", struct.pack("<256I", 20240801, 7, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}I", *ids))
+def write_ids(t, name):
+    """A text as a file of ids: the bytes of its text are those that the tokenizer makes of them."""
+    ids = t.read(f"{name}.txt").encode()
+    t.write(f"{name}.bin", struct.pack("<256I", 20240801, 7, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}I", *ids))
 
 
 @test
@@ -511,14 +541,15 @@ def eval_has_the_loss_of_the_validation(t):
     agrees()
     t.run(f"{LAUNCH_EVAL} --model run/checkpoint-8 --data valid.txt --jsonl", says="as long as those of the model")
     agrees()
-    write_ids(t)
+    write_ids(t, "valid")
+    write_ids(t, "text")
     t.run(f"{one} --data valid.bin")
     agrees()
-    # Each rank counts the bytes of its blocks.
-    t.run(f"{LAUNCH_EVAL} --model run/model --data valid.bin --data valid.txt --sequence-length 64 --num-processes 2 --jsonl",
+    # Each rank counts the bytes of its blocks, of which text.bin has more than a rank counts at once.
+    t.run(f"{LAUNCH_EVAL} --model run/model --data valid.bin --data valid.txt --data text.bin --sequence-length 64 --num-processes 2 --jsonl",
           says='"data":"valid.txt"')
-    row = t.rows()[0]
-    check(abs(row["bits_per_byte"] - row["loss"] / math.log(2)) <= 1e-12 * row["loss"], row)
+    for row in t.rows():
+        check(abs(row["bits_per_byte"] - row["loss"] / math.log(2)) <= 1e-12 * row["loss"], row)
     # Folders and patterns, as data.path takes them.
     for name, folder in ("valid.txt", "texts"), ("valid.bin", "ids"):
         t.write(f"{folder}/{name}", (t.folder / name).read_bytes())
@@ -530,6 +561,20 @@ def eval_has_the_loss_of_the_validation(t):
     t.run(f"{EVAL} --model run/model --data pair --tokenizer file --jsonl", never="bits_per_byte")
     agrees(bits=False)
     t.run(f"{EVAL} --model run/checkpoint-8 --data valid.txt --sequence-length 64", says=("valid.txt: loss ", " bits per byte, "))
+
+
+@test
+def bits_per_byte_are_those_of_what_counts(t):
+    """Of rows with prompts these are the completions, whose tokens have several bytes. An end of text has none."""
+    t.write("tok/tokenizer.json", (GOLDENS / "qwen2.json").read_text())
+    t.write("tok/tokenizer_config.json", json.dumps(dict(eos_token="<|eot|>")))
+    t.model(vocab_size=512)
+    t.run(f"{TRAIN} --model-config model.json --set data.tokenizer=tok --set data.cache_dir=cache --num-steps 2 --output-dir run")
+    rows = [dict(prompt=f"what is row {i}?", completion=f" it's the {i * i % 97}th\n") for i in range(50)]
+    t.write("rows.jsonl", rows)
+    t.run(f"{EVAL} --model run/model --data rows.jsonl --cache-dir cache --jsonl")
+    size, row = sum(len(row["completion"]) for row in rows), t.rows()[0]
+    check(row["tokens"] < size and abs(row["bits_per_byte"] * size * math.log(2) / row["tokens"] / row["loss"] - 1) < 1e-9, row)
 
 
 @test
