@@ -138,6 +138,16 @@ def estimates_for_gpus_are_by_the_ops_of_a_step(t):
 
 
 @test
+def replicas_add_their_gradients_once(t):
+    """Each of two sends a half of its F32 gradients, and then a half of the sums. The update reads gradients twice, reads and writes
+    masters and two moments, and writes BF16 weights."""
+    weights = 8030261248
+    plan(t, "llama-3.1-8b/tp_hsdp.yaml --device cuda --explain --num-processes 2 --dp-replicate-size 2 --dp-shard-size 1 --tp-size 1", 1)
+    near(after(t, " GB moved, "), 2 * 4 * weights / 2 * 1e-9, 1e-3)
+    near(after(t, " s other ops, "), (2 * 4 + 3 * 2 * 4 + 2) * weights / (3.35e12 * 0.92), 1e-3)
+
+
+@test
 def eight_gpus_of_80_gb_keep_gathered_weights(t):
     """The 8B configuration for eight GPUs keeps gathered weights, for which these have room."""
     plan(t, "llama-3.1-8b/fp8.yaml --device cuda", says="\nfits one H100: ")

@@ -309,10 +309,15 @@ def end_of_both():
 def check_pages(ndtrain, folder, shots):
     one, two = write_run(folder / "one", 100), write_run(folder / "two", 80, slope=0.5, wanted=100)
     os.utime(two / "metrics.jsonl", (1, 1))  # long ago: it does not run any more
-    said = report(ndtrain, folder, "one")
+    for _ in range(2):  # a report is replaced
+        said = report(ndtrain, folder, "one")
     check(said == "one: finished: all 100 steps, 1 checkpoint not written\nreport: one/report.html\n", f"report says {said!r}")
     said = report(ndtrain, folder, "one", "two", "-o", "both.html")
     check("\ntwo: ended early, after step 80 of 100" in said, f"report says {said!r}")
+    (folder / "other").mkdir()
+    write_run(folder / "other/one", 20)
+    said = report(ndtrain, folder, "one", "other/one", "-o", "names.html")
+    check(said.startswith("one: ") and "\nother/one: finished: all 20" in said, f"two runs with one name are {said!r}")
     check_text(one / "report.html", [one])
     check_text(folder / "both.html", [one, two])
     check("finished: all 100 steps, 1 checkpoint not written" in (one / "report.html").read_text(), "no verdict")
@@ -410,7 +415,7 @@ def check_bad_input(ndtrain, folder):
     for arguments, code, words in (((), 2, "a run folder is missing"), (("one", "two"), 2, "-o FILE"), (("one", "--outptu", "x"), 2,
                                    "--output"), (("none",), 65, "no metrics.jsonl"), (("nowhere",), 65, "no folder"),
                                    (("bad",), 65, "line 2"), (("one", "-o", "mine.html"), 73, "no report of ndtrain"),
-                                   (("one", "-o", "mine.md"), 2, "a page of HTML"),
+                                   (("one", "-o", "mine.md"), 2, "a page of HTML"), (("one", "-o", "-"), 2, "a page of HTML"),
                                    (("one", "-o", "nowhere/x.html"), 73, "nowhere")):
         said = report(ndtrain, folder, *arguments, code=code)
         check(words in said, f"report {' '.join(arguments)} says {said!r}, without {words!r}")

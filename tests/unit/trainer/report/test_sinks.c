@@ -379,6 +379,23 @@ Test(sinks, a_folder_with_metrics_is_refused)
     assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
 }
 
+/* A dead process left half a line at the end of a file that is longer than what is read of it. */
+Test(sinks, a_run_that_continues_cuts_off_half_a_line)
+{
+    static char old[100000];
+    memset(old, 'y', sizeof old);
+    old[sizeof old - 10] = '\n';
+    tempdir_write(&dir, "metrics.jsonl", old, sizeof old);
+    nd_report_options options = options_of(false);
+    nd_sinks sinks;
+    options.continues = true;
+    assert_ok(nd_sinks_open(&sinks, &options));
+    assert_ok(send_steps(&sinks, 1, 1));
+    nd_sinks_close(&sinks);
+    wrote(1, "y\n{\"step\":1,");
+    wrote(2, "\n");
+}
+
 Test(sinks, a_resume_on_another_mesh_says_both)
 {
     nd_sinks sinks = open_sinks(false);

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/tune/measure.h"
 #include "trainer/tune/timing.h"
 
 enum { RECIPES = 4 };
@@ -95,6 +96,17 @@ Test(timing, a_linear_on_the_cpu)
     ask.room = has_no_room;
     cr_expect_eq(nd_time_linear(&ask, recipes, RECIPES, size, &times), ND_ERR_RESOURCE,
                  "there was no room");
+    bool cut_short = false;
+    nd_calls calls = {.weight = 1};
+    const nd_call_matrix f32 = {16, 16, 16, 2, ND_DTYPE_F32, 256},
+                         bf16 = {16, 16, 16, 2, ND_DTYPE_BF16, 256};
+    const nd_call cast = {.kind = ND_CALL_CAST, .c = bf16, .a = f32};
+    cr_assert_eq(nd_calls_add(&calls, &cast), ND_OK);
+    cr_assert_eq(nd_calls_time(&rank, &calls, 1e18, &cut_short), ND_OK);
+    cr_expect(!cut_short && calls.entries[0].seconds >= 0);
+    cr_assert_eq(nd_calls_time(&rank, &calls, 0, &cut_short), ND_OK);
+    cr_expect(cut_short && calls.entries[0].seconds < 0, "there was no time for it");
+    nd_calls_free(&calls);
     rank.device->table->stream_fini(&rank.stream);
     nd_device_close(rank.device);
     nd_config_fini(&config);
