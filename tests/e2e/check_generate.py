@@ -269,6 +269,7 @@ def eval_leaves_out_what_cannot_be_scored(t):
     check(re.search("1 of 2 requests cannot be scored, and are left out.*line 2", t.log), t.log)
     printed = t.rows()
     check("adds no token" in printed[1]["left_out"] and printed[2]["count"] == printed[2]["left_out"] == 1, printed)
+    check(printed[2]["acc"] == printed[2]["acc_norm"] == 1, printed)
     t.write("none.jsonl", rows[1:])
     t.run(f"{EVAL} --model run --requests none.jsonl", 65, "no request can be scored")
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "runtime/base/clock.h"
 #include "tests/launch/tiny_job.h"
 #include "tests/support/sentences.h"
 
@@ -226,12 +227,14 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
     pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
+    const int64_t begin = nd_clock_ns();
     kill(l.pid, SIGTERM);
     launched_until(&l, "Terminated forwarded", 1);
     kill(l.pid, SIGTERM); /* that time runs already */
     assert_ends(&l, 128 + SIGKILL,
                 "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it with "
                 "--grace-seconds where a step or saving needs longer; ranks 0-1\n");
+    cr_expect_geq(nd_clock_ns() - begin, 290000000, "timers count whole milliseconds");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
     cr_assert_eq(launched_count(&l, " forwarded; "), 1, "%s", l.text);
     cr_assert(launched_gone(first));

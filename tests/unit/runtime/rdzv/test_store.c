@@ -143,6 +143,26 @@ Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
     end_rank_0();
 }
 
+/* Rank 0 stands still beyond the deadline of the request, and within the margin for its answer. */
+Test(store, an_answer_shortly_after_the_deadline_is_taken)
+{
+    start_rank_0();
+    nd_store *store = open_rank_1(NULL);
+    nd_store_set_timeout(store, 0.1);
+    cr_assert_eq(kill(host, SIGSTOP), 0);
+    cr_assert_eq(waitpid(host, NULL, WUNTRACED), host);
+    const pid_t waker = fork();
+    cr_assert_geq(waker, 0);
+    if (waker == 0) {
+        usleep(300000);
+        _exit(kill(host, SIGCONT));
+    }
+    assert_fails(nd_store_barrier(store, "step"), ND_ERR_HANG, "missing of 2 ranks: 0");
+    cr_expect_eq(waitpid(waker, NULL, 0), waker);
+    nd_store_close(store, true);
+    end_rank_0();
+}
+
 /* The store still answers after the goodbye of rank 0; in the end the key is gone, too. */
 Test(store, rank_0_stays_until_the_others_leave)
 {

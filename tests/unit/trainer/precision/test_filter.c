@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/support/tempdir.h"
 #include "trainer/precision/precision.h"
 
 enum { Q, K, V, O, GATE, UP, DOWN };
@@ -172,6 +173,9 @@ Test(filter, conditions_of_the_mesh)
     shape.ffn = 14352; /* 16 divides it, but not an eighth of it */
     cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "1794 x 4096"), "%s", nd_error_last()->message);
+    nd_filter_fini(&f);
+    f = filter_of("down_proj", ND_FP8_TENSORWISE, &shape);
+    assert_fails(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG, "4096 x 1794");
     nd_filter_fini(&f);
 }
 

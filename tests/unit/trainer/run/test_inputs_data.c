@@ -167,6 +167,20 @@ Test(inputs_data, token_shards_of_a_folder_are_one_source)
     }
 }
 
+/* The default of a missing key is another token in most tokenizers. */
+Test(inputs_data, a_default_end_of_text_ends_no_document)
+{
+    write_shard("x_0.bin", 'x', 8);
+    set(&config.data.tokenizer, "file");
+    config.data.documents = ND_DOCUMENTS_SEPARATE;
+    inputs.shape.eos_id = 'x';
+    inputs.shape.eos_is_default = true;
+    assert_fails(open_sources("%s"), ND_ERR_CONFIG, "give the id that ends them");
+    inputs.shape.eos_is_default = false;
+    assert_ok(open_sources("%s"));
+    nd_dataset_close(data);
+}
+
 /* A folder is listed: its name is no pattern that another folder matches. */
 Test(inputs_data, names_of_folders_are_no_patterns)
 {

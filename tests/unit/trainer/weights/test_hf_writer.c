@@ -337,6 +337,23 @@ Test(hf_writer, a_commit_with_a_gap_fails_and_leaves_nothing)
     cr_assert_eq(entries_in(hf_dir.path), 0);
 }
 
+/* The weights are kept, and the caller is told: this file is shorter than its size says. */
+Test(hf_writer, a_model_whose_tokenizer_cannot_be_read_is_written_with_an_error)
+{
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    o.byte_tokenizer = false;
+    o.tokenizer = "/sys/devices/system/cpu/possible";
+    hf_list_tensors(&o.shape);
+    const char *folder = tempdir_file(&hf_dir, "m");
+    assert_ok(nd_hf_writer_open(folder, &o, &writer));
+    for (int i = 0; i < hf_tensor_count; i++) {
+        assert_ok(hf_write_piece(writer, i, 0, hf_count_of(&hf_tensors[i])));
+    }
+    assert_fails(nd_hf_writer_commit(writer), ND_ERR_IO, "/sys/devices/system/cpu/possible");
+    assert_reads_back(folder, &o);
+}
+
 Test(hf_writer, a_folder_that_appears_meanwhile_is_not_replaced)
 {
     nd_hf_writer *writer;
