@@ -108,7 +108,8 @@ Test(choices, bad_rows_are_named_with_their_line)
     static const struct {
         const char *text, *words;
     } cases[] = {
-        {"{\"context\": \"a\", \"choices\": [\" b\"], \"gold\": 0}\n{", "line 2"},
+        {"{\"context\": \"a\", \"choices\": [\" b\"], \"gold\": 0}\n{",
+         "reading rows.jsonl, line 2"},
         {"[]", "\"context\""},
         {"{\"choices\": [\"b\"], \"gold\": 0}", "\"context\""},
         {"{\"context\": \"a\", \"choices\": [], \"gold\": 0}", "\"choices\""},

@@ -121,6 +121,7 @@ Test(requests, texts_that_are_no_utf8_and_models_without_tokenizer_are_refused)
     rules.plain_as_user = false;
     rules.prompts = rules.messages = NULL;
     assert_fails(add_text("a"), ND_ERR_DATA, "--tokenizer");
+    assert_fails(add_rows("{\"messages\": []}"), ND_ERR_DATA, "--tokenizer");
     assert_ok(add_rows("{\"ids\": [1]}"));
 }
 

@@ -61,6 +61,7 @@ Test(activations, a_plan_has_the_tensors_of_a_step)
         cr_expect_eq(found[ND_MEM_ACTIVATIONS], cases[i].activations, "case %zu", i);
         cr_expect_eq(found[ND_MEM_SCRATCH], cases[i].scratch, "case %zu", i);
         cr_expect_eq(found[ND_MEM_HEAD], cases[i].head, "case %zu", i);
+        cr_expect_eq(found[ND_MEM_CACHE], i == 3 ? L * 5 * 64 * 2 * K * D : 0, "case %zu", i);
         nd_model_destroy(m);
         nd_memplan_fini(&plan);
     }

@@ -140,7 +140,7 @@ Test(filter, patterns)
         cr_expect_eq(f.converted, matched[i].converted, "%s", matched[i].text);
         nd_filter_fini(&f);
     }
-    expect_refused("w1", &shape, "w1 matches no linear", "gate_proj");
+    expect_refused("w1", &shape, "w1 matches no linear", "layers.0 to 31 with self_attn.q_proj, ");
     expect_refused("mlp, lm_head", &shape, "lm_head", "BF16");
 }
 
@@ -156,7 +156,8 @@ Test(filter, sizes_of_sixteen)
     expect_refused("accelerate", &shape, "multiple of 16", "4104");
     shape.hidden = shape.ffn = 1024;
     shape.heads = shape.kv_heads; /* so that all linears are of 1024 x 1024 */
-    expect_refused("auto", &shape, "no linear would run in FP8", "hidden 1024");
+    expect_refused("auto", &shape, "auto no linear would run in FP8",
+                   "(hidden 1024, ffn 1024, 8 heads and 8 KV heads of 128)");
 }
 
 Test(filter, conditions_of_the_mesh)
@@ -213,16 +214,25 @@ Test(filter, table_names_every_linear_once)
     char text[4096] = "";
     nd_shape shape = eight_b();
     nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
-    nd_filter_each_line(&f, &shape, add_line, text);
+    nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
+    nd_device cpu = {.kind = ND_DEVICE_CPU};
+    nd_rank rank = {.device = &cpu, .config = &c};
+    const nd_scales s = {&rank, .recipe = nd_recipe_of(&c), .layers = 32, .filter = f};
+    c.launch.device = ND_CHOOSE_CUDA; /* of a plan */
+    nd_precision_each_line(&s, &shape, add_line, text);
     int lines = 0;
     for (const char *p = text; (p = strchr(p, '\n')) != NULL; p++) {
         lines++;
     }
-    cr_expect_eq(lines, 9, "q in two lines, six others, the head\n%s", text);
+    cr_expect_eq(lines, 4 + 9, "q in two lines, six others, the head\n%s", text);
+    cr_expect(strstr(text, "223 of 225 linears in FP8, weights gathered in BF16\n"), "%s", text);
+    cr_expect(strstr(text, "x e4m3 per tensor, fast accumulation\n  input gradient: e5m2 per "
+                           "tensor x e4m3 per tensor\n  weight gradient: e5m2 per tensor"));
+    cr_expect(strstr(text, "128256 x 4096   bf16: the last linear"), "%s", text);
     cr_expect(strstr(text, "layers.0.self_attn.q_proj"), "%s", text);
     cr_expect(strstr(text, "first linear"), "%s", text);
     cr_expect(strstr(text, "layers.1-31.self_attn.q_proj"), "%s", text);
-    cr_expect(strstr(text, "layers.0-31.mlp.down_proj"), "%s", text);
+    cr_expect(strstr(text, "layers.0-31.mlp.down_proj          4096 x 14336  fp8\n"), "%s", text);
     cr_expect(strstr(text, "lm_head"), "%s", text);
     nd_filter_fini(&f);
 }
@@ -257,5 +267,7 @@ Test(filter, what_autotune_has_no_choice_for_is_named)
     cr_assert_eq(nd_filter_choose(&f, &choice), ND_ERR_DATA);
     cr_expect(strstr(nd_error_last()->message, "in layer 0 (mlp.gate_proj, mlp.up_proj); "), "%s",
               nd_error_last()->message);
+    choice.fp8[ND_INPUT_GATE_UP][3] = 4; /* a third linear */
+    cr_expect_eq(nd_filter_choose(&f, &choice), ND_ERR_DATA);
     nd_filter_fini(&f);
 }

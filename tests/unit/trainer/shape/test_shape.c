@@ -82,6 +82,10 @@ Test(shape, keys_that_change_nothing_are_skipped)
                         "'eos_token_id': [7, 8], 'bos_token_id': null, 'architectures': ['Other', "
                         "'LlamaForCausalLM', 'x']");
     cr_expect(s.eos_id == 7 && !s.eos_is_default && s.bos_id == -1);
+    const nd_shape limits =
+        parsed("llama", "'bos_token_id': -1, 'architectures': [], 'hidden_size': 4096, "
+                        "'rope_scaling': {'type': 'linear', 'factor': 2, 'beta_fast': null}");
+    cr_expect(limits.bos_id == -1 && limits.head_dim == 1024 && limits.rope.factor == 2);
 }
 
 Test(shape, all_ends_of_text_are_written_back)
@@ -418,10 +422,11 @@ Test(shape, a_frequency_for_each_pair)
         cr_expect_float_eq(sines[7 * 2 + 1], s.rope.attention_factor * sin(7 * 0.01 / slowed),
                            1e-6);
     }
-    s = family_of("llama", "'head_dim': 4, 'rope_scaling': {'rope_type': 'longrope', 'factor': 4, "
+    s = family_of("llama", "'head_dim': 4, 'original_max_position_embeddings': 256, "
+                           "'rope_scaling': {'rope_type': 'longrope', 'factor': 16, "
                            "'original_max_position_embeddings': 512, 'short_factor': [1, 1.25], "
                            "'long_factor': [2, 4]}");
-    cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(4) / log(512)), 1e-12);
+    cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(16) / log(256)), 1e-12);
     refused(
         "phi3",
         "'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1.25], 'long_factor': [2, 4]}",
@@ -504,6 +509,7 @@ Test(shape, norms_before_and_behind)
     cr_expect(!s.qkv_bias && s.rotated == 0);
     refused("glm4", "'rope_scaling': {'type': 'linear', 'factor': 2}",
             "rope_type is \"linear\"|model_type glm4 only default is");
+    refused("glm4", "'rope_scaling': {'type': 'longrope'}", "\"longrope\"|only default is");
 }
 
 Test(shape, layers_with_windows_have_their_own_rope)
@@ -680,8 +686,9 @@ Test(shape, mesh_must_divide)
     six.heads = 24, six.kv_heads = 6;
     expect_misfit(&six, (nd_mesh){{1, 1, 1, 4, 1}, 4}, 16,
                   "6 of num_key_value_heads 6, which neither divide 4 ranks|give --ulysses 2 and");
-    s.ffn = 95;
-    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 2}}, 16, "intermediate_size is 95|mesh.tp 2");
+    s.ffn = 98;
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 4}}, 16,
+                  "intermediate_size is 98|mesh.tp 4|give --tp-size 1 or 2");
     s.heads = 12, s.kv_heads = 4, s.ffn = 96;
     expect_fit(&s, (nd_mesh){{1, 1, 1, 1, 6}}, 24);
     expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 5}}, 24,

@@ -42,12 +42,12 @@ Test(gguf, blocks_stand_for_the_values_of_the_package)
 static nd_status fill(void *context, nd_gguf_writer *writer)
 {
     static float values[65536];
-    (void)context;
+    const float scale = context ? *(const float *)context : 1;
     for (int i = hf_tensor_count - 1; i >= 0; i--) {
         const int64_t rows = hf_tensors[i].shape[0], cols = hf_count_of(&hf_tensors[i]) / rows;
         for (int64_t row = rows; row-- > 0;) {
             for (int64_t k = 0; k < cols; k++) {
-                values[k] = hf_value_of(i, row * cols + k);
+                values[k] = hf_value_of(i, row * cols + k) * scale;
             }
             ND_TRY(nd_gguf_write_rows(writer, hf_tensors[i].name, row * cols, cols, values));
         }
@@ -114,6 +114,68 @@ Test(gguf, rope_has_the_length_that_its_factors_follow_from)
         cr_assert_eq(remove(path), 0);
     }
     hf_expect_closed();
+}
+
+/* Nothing is left of the file. */
+Test(gguf, models_that_no_file_can_hold_are_refused)
+{
+    static const struct {
+        nd_family family;
+        nd_rope_type rope;
+        int64_t window, o_bias;
+        const char *words;
+    } cases[] = {{ND_FAMILY_MISTRAL, 0, 0, 0, "only llama, qwen2 and"},
+                 {0, 0, 7, 0, "has a sliding window"},
+                 {0, ND_ROPE_DYNAMIC, 0, 0, "or the rope_type"},
+                 {0, ND_ROPE_YARN, 0, 0, "or the rope_type"},
+                 {0, ND_ROPE_LONGROPE, 0, 0, "or the rope_type"},
+                 {ND_FAMILY_QWEN3, 0, 0, 1, "llama.cpp does not load it"},
+                 {ND_FAMILY_QWEN2, ND_ROPE_LLAMA3, 0, 0, "no rope_type llama3"},
+                 {0, 0, 0, 0, "F16 cannot hold"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_shape s = hf_small_shape(false);
+        const nd_gguf_options options = {.shape = &s, .type = ND_GGUF_FP16, .name = "small"};
+        s.family = cases[i].family;
+        s.rope.type = cases[i].rope;
+        s.window = cases[i].window;
+        s.o_bias = cases[i].o_bias;
+        s.eos_id = 0;
+        hf_list_tensors(&s);
+        assert_fails(nd_gguf_write(tempdir_file(&hf_dir, "no"), &options, fill, &(float){1e5f}),
+                     ND_ERR_DATA, cases[i].words);
+    }
+    hf_shell("test -z \"$(ls -A %s)\"", hf_dir.path);
+}
+
+/* What is checked first comes last. */
+Test(gguf, keys_of_what_is_not_read)
+{
+    static const char *const cases[][3] = {
+        {"tokenizer.ggml.pre", "\"default\"", "does not say how its tokenizer cuts"},
+        {"tokenizer.ggml.add_eos_token", "true", "adds an end of text to every text"},
+        {"tokenizer.ggml.eot_token_id", "256", "has no tokenizer.ggml.tokens that"},
+        {"llama.attention.sliding_window", "7", "has a sliding window"},
+        {"llama.rope.scaling.type", "\"yarn\"", "scaled by yarn"},
+        {"split.count", "2", "it is one of several files"},
+    };
+    nd_gguf_head h = {.path = write_file("m", ND_GGUF_BF16, 24), .keys = json_object()};
+    nd_safetensors_list list;
+    nd_shape shape;
+    assert_ok(nd_fs_map_open(h.path, ND_ERR_DATA, &h.map));
+    assert_ok(nd_gguf_take_head(&h));
+    h.list.tensors[0].name[0] = 'x'; /* no factors of RoPE, as there are no values */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = tempdir_file(&hf_dir, "changed");
+        FILE *out = fopen(path, "wb");
+        json_object_set_new(h.keys, cases[i][0], json_loads(cases[i][1], JSON_DECODE_ANY, NULL));
+        nd_gguf_put_head(out, h.keys, &h.list);
+        cr_assert_eq(ftruncate(fileno(out), (off_t)h.list.tensors[h.list.count - 1].end), 0);
+        cr_assert_eq(fclose(out), 0);
+        assert_fails(nd_gguf_open(path, &list, &shape, NULL), ND_ERR_DATA, cases[i][2]);
+    }
+    nd_safetensors_list_fini(&h.list);
+    json_decref(h.keys);
+    nd_fs_map_close(&h.map);
 }
 
 /* As readers of other programs require it; norms of 20 to 28 elements do not fill 32 bytes. */

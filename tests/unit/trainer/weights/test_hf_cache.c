@@ -72,6 +72,10 @@ Test(hf_cache, without_main_the_newest_snapshot_counts)
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
     shell("printf 999 > %s/h/models--gpt/refs/main", dir.path); /* a snapshot that is gone */
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
+    shell("touch -d '2019-01-01 0:0:0.9' %s/h/models--gpt/snapshots/def456", dir.path);
+    assert_finds("gpt", "h/models--gpt/snapshots/abc123");
+    shell("touch -d '2020-01-01 0:0:0.5' %s/h/models--gpt/snapshots/def456", dir.path);
+    assert_finds("gpt", "h/models--gpt/snapshots/def456");
 }
 
 Test(hf_cache, says_how_to_get_what_is_not_there)

@@ -76,16 +76,24 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     assert_fails(open_and_check(folder), ND_ERR_DATA,
                  "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a model of 2 layers");
 
-    n = all_tensors(list);
-    named(list, n, "model.layers.1.mlp.up_proj.weight")->shape[0] = 41;
-    write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA,
-                 "has 2 axes of 41 x 24, but config.json asks for 40 x 24");
-
-    n = all_tensors(list);
-    named(list, n, "model.norm.weight")->axes = 0;
-    write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "asks for 24 x 1");
+    static const struct {
+        const char *name, *words;
+        int axes;
+        int64_t shape[2];
+    } bad[] = {
+        {"model.layers.1.mlp.up_proj.weight", "has 2 axes of 41 x 24, but", 2, {41, 24}},
+        {"model.layers.1.mlp.up_proj.weight", "config.json asks for 40 x 24", 2, {40, 23}},
+        {"model.norm.weight", "has 0 axes of 1 x 1, but config.json asks for 24 x 1", 0, {24, 1}},
+        {"model.norm.weight", "has 2 axes of 24 x 1, but config.json asks", 2, {24, 1}},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        n = all_tensors(list);
+        nd_safetensors_tensor *t = named(list, n, bad[i].name);
+        t->axes = bad[i].axes;
+        memcpy(t->shape, bad[i].shape, sizeof bad[i].shape);
+        write_weights(folder, "model.safetensors", list, n);
+        assert_fails(open_and_check(folder), ND_ERR_DATA, bad[i].words);
+    }
 
     n = all_tensors(list);
     named(list, n, "model.norm.weight")->dtype = ND_SAFETENSORS_F64;

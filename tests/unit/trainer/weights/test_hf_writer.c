@@ -41,6 +41,19 @@ int statvfs(const char *restrict path, struct statvfs *restrict out)
     return code;
 }
 
+static char synced[PATH_MAX]; /* the path of what was synced last */
+static int weights_synced;
+
+int fsync(int fd)
+{
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    const ssize_t length = readlink(link, synced, sizeof synced - 1);
+    synced[length > 0 ? length : 0] = '\0';
+    weights_synced += strstr(synced, ".safetensors") != NULL;
+    return (int)syscall(SYS_fsync, fd);
+}
+
 static int entries_in(const char *folder)
 {
     char command[512];
@@ -92,6 +105,7 @@ Test(hf_writer, what_is_written_reads_back)
         nd_hf_writer_options o = hf_options_of(k & 1, dtypes[k >> 1]);
         const char *folder = hf_write_model(name, &o);
         assert_reads_back(folder, &o);
+        hf_shell("grep '\"torch_dtype\": \"%s' %s/config.json", k > 1 ? "bf" : "float32", folder);
         cr_assert_eq(entries_in(folder), 5); /* config, weights, tokenizer, its config, checksums */
         cr_assert_eq(entries_in(hf_dir.path), k + 1, "a temporary folder is left");
     }
@@ -183,6 +197,10 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     hf_shell("cd %s && ls model-00001-of-0000?.safetensors >/dev/null", folder);
     int files = entries_in(folder) - 3; /* config, index, checksums */
     cr_assert_geq(files, 4);
+    hf_shell("cd %s && grep '\"total_size\": %d$' *.index.json", folder,
+             4 * (int)nd_shape_parameters(&o.shape));
+    cr_expect_eq(weights_synced, files + 1, "a loss of power may take a file, or the index");
+    cr_expect_str_eq(synced, hf_dir.path, "or the folder's name");
     hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
     hf_expect_closed();
 }

@@ -26,7 +26,7 @@ Test(safetensors, reads_tensors_in_the_order_of_their_data)
         "\"__metadata__\":{\"format\":\"pt\"},"
         "\"a\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"
         "\"scalar\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[28,29]},"
-        "\"none\":{\"dtype\":\"I64\",\"shape\":[4,0],\"data_offsets\":[29,29]}}   ";
+        "\"none\":{\"dtype\":\"I64\",\"shape\":[4,0],\"data_offsets\":[28,28]}}   ";
     uint64_t data = 8 + strlen(header);
     assert_ok(parse(header, 29));
     cr_assert_eq(list.count, 4);
@@ -105,6 +105,7 @@ Test(safetensors, refuses_what_the_format_forbids)
         {ONE("\"U8\"", "[4]", "[4,0]"), 4, "not two rising numbers"},
         {ONE("\"U8\"", "[4]", "[0]"), 4, "not two rising numbers"},
         {ONE("\"U8\"", "[4]", "[-4,0]"), 4, "not two rising numbers"},
+        {ONE("\"U8\"", "[4]", "[0,4,4]"), 4, "not two rising numbers"},
         {ONE("\"U8\"", "[4]", "[0,99999999999999999999]"), 4, "not valid JSON"},
         {ONE("\"U8\"", "[4]", "[1,5]"), 5, "leave a hole"},
         {TWO("[0,4]", "[5,9]"), 9, "leave a hole"},
