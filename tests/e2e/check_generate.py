@@ -421,7 +421,8 @@ def ndlaunch_starts_its_workers(t):
     """It passes on the command's own flags, standard input, and a failure's code."""
     train(t)
     text = t.run(f"{GENERATE} --model run --prompt 'ab cd' --max-new-tokens 9")
-    t.run("ndlaunch generate --model=run --max_new_tokens 9 --precision fp32 --num-processes 2 --tp-size 2", given="ab cd\n")
+    t.run("ndlaunch generate --model=run --max_new_tokens 9 --precision fp32 --num-processes 2 --tp-size 2 --max-restarts 1 --save-steps 5",
+          given="ab cd\n", says="launch.max_restarts has no effect: generate")
     check(t.out == text, t.out)
     loss = t.run(f"{EVAL} --model run --data valid.txt --sequence-length 64")
     t.run(f"{LAUNCH_EVAL} --model run --data valid.txt --sequence-length 64 --num-processes 2 --dp-shard-size 1 --tp-size 2")

@@ -112,6 +112,14 @@ Test(report, the_rank_that_failed_first)
          124,
          1,
          5},
+        {"a crash is a failure of its own, although a kill was sent",
+         {{ND_ERR_IO, ND_CAUSE_OWN, 3}, {.stopped = true, .kill_sent = true, .signal = 11}},
+         128 + 11,
+         1},
+        {"a stop at a step boundary explains no failure",
+         {{ND_ERR_PREEMPTED, ND_CAUSE_OWN, 3}, {ND_ERR_IO, ND_CAUSE_OWN, 5}},
+         74,
+         1},
         {"a deadline that was over after it is one",
          {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 6, .stopped = true}},
          74,
@@ -171,9 +179,11 @@ Test(report, control_characters_of_a_worker_are_escaped)
     job *j = make_job();
     j->children[1].exit_code = 7;
     j->children[1].tail_count = 1;
+    j->attempt.options.slurm_job = "77";
     snprintf(j->children[1].tail[0], ND_TAIL_BYTES, "before\x1b[2Jafter");
     char *text = report_of(j, 7);
     cr_expect(strstr(text, "    before\\x1b[2Jafter\n"), "%s", text);
+    cr_expect(strstr(text, "rank 1 failed first (host host, Slurm job 77, pid"), "%s", text);
     free(text);
 }
 

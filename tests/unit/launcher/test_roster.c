@@ -135,6 +135,33 @@ Test(roster, the_failure_that_explains_the_others_is_the_first)
     cr_expect_str_eq(roster.nodes[2].screen, "screen");
 }
 
+Test(roster, of_two_reasons_the_earlier_one_counts)
+{
+    nd_node_fail(&roster.nodes[2], ND_ERR_DATA);
+    nd_node_fail(&roster.nodes[0], 137);
+    cr_expect_eq(nd_roster_first_failure(&roster), 2);
+    nd_node_fail(&roster.nodes[2], ND_ERR_IO);
+    nd_node_end(&roster.nodes[2], 0, false, "", 0);
+    cr_expect_eq(nd_roster_first_failure(&roster), 2);
+    cr_expect_eq(roster.nodes[2].code, ND_ERR_DATA);
+    nd_node_lose(&roster.nodes[1], 1, "its cable was cut");
+    nd_node_lose(&roster.nodes[1], 1, "it is silent");
+    cr_expect_not_null(strstr(roster.nodes[1].screen, "cable"), "%s", roster.nodes[1].screen);
+}
+
+Test(roster, a_list_of_nodes_that_is_too_long_is_cut)
+{
+    char text[24];
+    set_size(20, 0);
+    for (int i = 0; i < 20; i += 2) {
+        roster.nodes[i].place = i;
+    }
+    nd_roster_text(&roster, true, text, 19);
+    cr_expect_str_eq(text, "0, 2, 4, 6, 8, ...");
+    nd_roster_text(&roster, true, text, 18);
+    cr_expect_str_eq(text, "0, 2, 4, 6, ...");
+}
+
 /* The others have lost a peer, and were seen first. */
 Test(roster, an_io_error_of_a_node_itself_explains_lost_peers)
 {

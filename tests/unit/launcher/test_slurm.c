@@ -132,6 +132,12 @@ Test(slurm, contradictions_are_refused)
     assert_ok(nd_slurm_read(&slurm, &config));
     config.launch.nnodes = 2;
     assert_ok(nd_slurm_complete(&slurm, &config));
-    setenv("SLURM_NODEID", "one", 1);
-    assert_fails(nd_slurm_read(&slurm, &config), ND_ERR_CONFIG, "SLURM_NODEID=one");
+    static const char *const wrong[] = {"one", "-1", "4294967296"};
+    for (int i = 0; i < 3; i++) {
+        setenv("SLURM_NODEID", wrong[i], 1);
+        assert_fails(nd_slurm_read(&slurm, &config), ND_ERR_CONFIG, wrong[i]);
+    }
+    SET_VARIABLES("SLURM_NODEID=0", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_NUM_TASKS=1");
+    assert_ok(nd_slurm_read(&slurm, &config));
+    assert_ok(nd_slurm_complete(&slurm, &config));
 }

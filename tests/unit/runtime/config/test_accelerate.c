@@ -108,6 +108,12 @@ static const keys_case texts[] = {
      MESH("2", "4", "1", "1") ";parallel.reshard_after_forward=false;"
                               "launch.rdzv_endpoint=head:1234;launch.node_rank=1",
      true},
+    {FSDP "num_machines: 2\nmain_process_ip: head\n"
+          "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
+     MESH("2", "4", "1", "1") ";parallel.reshard_after_forward=true;"
+                              "launch.rdzv_endpoint=head:29500",
+     true},
+    {FSDP "deepspeed_config: {}\nmegatron_lm_config: {}\nfp16: false\n", "launch.workers=8"},
     /* As older versions of accelerate's wizard wrote them. */
     {"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n"
      "  fsdp_backward_prefetch_policy: BACKWARD_PRE\n  fsdp_sharding_strategy: FULL_SHARD\n",
@@ -154,6 +160,7 @@ static const char *const refused[][2] = {
     {OF_FSDP "fp8_config:\n  backend: TE\n  amax_history_len: 16\n  amax_history_length: 32\n",
      "test.yaml:5|amax_history_length|keep one"},
     {OF_FSDP "deepspeed_config:\n  zero_stage: 3\n", "test.yaml:2|deepspeed_config"},
+    {OF_FSDP "main_process_port: -1\n", "is -1|65535"},
     {OF_FSDP "compute_environment: AMAZON_SAGEMAKER\n", "compute_environment"},
     {OF_FSDP "num_processes: 6\nparallelism_config:\n  parallelism_config_dp_shard_size: 4\n",
      "dp_shard 4|= 4 workers|is 6"},

@@ -64,6 +64,10 @@ Test(epochs, intervals_may_be_epochs)
     cr_assert_eq(c.checkpoint.interval, 3);
     cr_assert_eq(c.train.validation_interval, 3);
     nd_config_fini(&c);
+    assert_ok(flags_in(&c, "--epochs 2 --save-steps epoch --eval-steps epoch"));
+    assert_ok(take(8, INT64_MAX, 4)); /* whole steps */
+    cr_assert(c.checkpoint.interval == 2 && c.train.validation_interval == 2);
+    nd_config_fini(&c);
     expect_bad_flags("--save-strategy epoch --save-total-limit 1", "--save-total-limit");
 }
 

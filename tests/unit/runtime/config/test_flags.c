@@ -114,6 +114,10 @@ static const keys_case good[] = {
     {"--max_steps -1 --num_train_epochs 2 --optim sgd --seq_len 32",
      "train.steps=0;train.epochs=2;train.sequence_length=32;optimizer.name=sgd"},
     {"--bf16 True --num-steps 3", "train.precision=bf16;train.steps=3"},
+    {"--adam_beta1 0.7", "optimizer.betas=[0.7, 0.95]"},
+    {"--main_process_ip [fd00::1]", "launch.rdzv_endpoint=[fd00::1]:29500"},
+    {"--fsdp_sharding_strategy HYBRID_SHARD --dp-replicate-size 2 --tp-size 2 --num-processes 4",
+     "mesh.dp_replicate=2;mesh.dp_shard=1", true},
     /* Each of these asks for what is so in every run. */
     {"--fp16 false --packing --eval_packing=True --tf32 no --assistant_only_loss yes --push_to_hub "
      "False --label_smoothing_factor 0.0 --remove_unused_columns --greater-is-better=0 "
@@ -227,6 +231,12 @@ Test(flags, win_over_the_file)
         {"train: {steps: 9}\n", "--num-train-epochs 2", "train.steps=0;train.epochs=2"},
         {"launch: {nnodes: 2, node_rank: 1, rdzv_endpoint: h:1}\n", "--standalone",
          "launch.nnodes=1;launch.node_rank=0;launch.rdzv_endpoint="},
+        {"train: {epochs: 2}\n", "--num-steps 0", "train.steps=0;train.epochs=2"},
+        {"train: {steps: 9}\n", "--num-train-epochs 0", "train.steps=9;train.epochs=0"},
+        {"checkpoint: {interval: 7}\n", "--save-strategy steps", "checkpoint.interval=7"},
+        {"checkpoint: {interval: epoch}\n", "--save-strategy steps", "checkpoint.interval=500"},
+        {"mesh: {cp: 2}\n", "--sp-size 1", "mesh.cp=2"},
+        {"mesh: {cp: 2}\nparallel: {cp_comm: ulysses}\n", "--sp-size 1", "mesh.cp=1"},
         {"mesh: {tp: 2}\nmodel: {config: a.json}\n", "--tp-size 1 --model-path folder",
          "mesh.tp=1;model.path=folder;model.config="},
     };
@@ -289,7 +299,11 @@ Test(flags, of_fewer_nodes)
                     "the 8 micro-batches of a step do not divide over 6 data-parallel ranks");
     cr_expect_eq(nd_config_with_nodes(&c, 2, &fewer), ND_OK);
     nd_config_fini(&c);
+    c = four_nodes("-1", "500001");
+    expect_sentence(nd_config_with_nodes(&c, 2, &fewer), ND_ERR_CONFIG, "1000002|to 1000000");
+    nd_config_fini(&c);
     c = four_nodes("8", "1");
+    assert_ok(nd_config_with_nodes(&c, 4, &fewer));
     expect_sentence(nd_config_with_nodes(&c, 2, &fewer), ND_ERR_CONFIG,
                     "every axis of the mesh has a fixed size");
     nd_config_fini(&c);
@@ -360,6 +374,8 @@ Test(flags, that_lack_others)
     expect_bad_flags("--log-with wandb --tracker-python /no/such",
                      "log.python is \"/no/such\", which is no program here");
     expect_bad_flags("--log-with wandb --tracker-python no-such-python", "no program here");
+    expect_bad_flags("--log-with wandb --tracker-python /tmp", "no program here");
+    expect_bad_flags("--log-with wandb --tracker-python /etc/passwd", "no program here");
 }
 
 Test(flags, refused_with_a_sentence)
@@ -383,6 +399,7 @@ Test(flags, refused_with_a_sentence)
     expect_bad_flags("--fsdp_offload_params true", "--fsdp-offload-params|not offloaded");
     expect_bad_flags("--use-deepspeed", "--use-deepspeed");
     expect_bad_flags("--fsdp_sharding_strategy HALF_SHARD", "HALF_SHARD|SHARD_GRAD_OP");
+    expect_bad_flags("--fsdp_sharding_strategy 6", "--fsdp-sharding-strategy is 6");
     expect_bad_flags("--fsdp_sharding_strategy", "needs a value");
     expect_bad_flags("--fsdp_offload_params cpu", "cpu|not offloaded");
     expect_bad_flags("--same_network train.py", "train.py is a Python script");
@@ -410,6 +427,7 @@ Test(flags, refused_with_a_sentence)
     expect_bad_flags("--pp-size 2", "pipeline parallelism");
     expect_bad_flags("--mixed-precision fp16", "--mixed-precision|FP16");
     expect_bad_flags("--nnodes 1:4", "--nnodes is 1:4|one number");
+    expect_bad_flags("--nnodes 1:10", "--nnodes is 1:10|one number");
     expect_bad_flags("--nproc-per-node many", "--nproc-per-node is 'many'|an integer");
     expect_bad_flags("train.py --num-steps 3", "train.py is a Python script");
     expect_bad_flags("-m pkg", "-m: ndlaunch starts its own worker");

@@ -5,7 +5,7 @@ static const keys_case good[] = {
     {"launch: {workers: 4, device: cpu, grace_seconds: 2.5}\nmesh:\n  dp_shard: -1\n  tp: 2\n"
      "model:\n  path: some/folder\ndata: {validation_path: ~, tokenizer: bytes}\n"
      "train: {precision: FP32, steps: 7, seed: 9}\n"
-     "optimizer: {betas: [0.8, 0.99], lr: 1e-3, schedule: wsd}\n"
+     "optimizer: {betas: [0.8, 0.99], lr: 1e-3, schedule: 'wsd'}\n"
      "parallel: {reshard_after_forward: off, recompute: selective}\n"
      "fp8: {filter: [q_proj, \"o_proj\"]}\nlog: {level: debug}\noutput:\n",
      "launch.workers=4;launch.device=cpu;launch.grace_seconds=2.5;mesh.dp_shard=2;"
@@ -72,6 +72,7 @@ Test(native, wrong_types_name_key_value_and_want)
     expect_bad_text("optimizer:\n  lr: nan\n", "a number");
     expect_bad_text("optimizer:\n  lr: 1e999\n", "a number");
     expect_bad_text("optimizer:\n  betas: 0.9\n", "optimizer.betas|two numbers");
+    expect_bad_text("optimizer:\n  betas: [a, 0.9]\n", "'[a, 0.9]'|two numbers");
     expect_bad_text("optimizer:\n  betas: [0.9, 0.9, 0.9]\n", "two numbers");
     expect_bad_text("optimizer:\n  betas: [[0.9], 0.9]\n", "inside a list");
     expect_bad_text("parallel:\n  reshard_after_forward: 1\n", "true or false");

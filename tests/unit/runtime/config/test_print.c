@@ -23,6 +23,9 @@ Test(echo, yaml_reads_back_as_the_same_configuration)
     cr_expect_eq(d.optimizer.betas[1], 0.3);
     cr_expect_str_eq(d.model.name, "org/name");
     cr_expect_eq(memcmp(&c.resolved_mesh, &d.resolved_mesh, sizeof c.resolved_mesh), 0);
+    free(twice); /* a default is not the length that somebody gave */
+    assert_ok(nd_config_to_yaml(&c, true, &twice));
+    cr_expect_null(strstr(twice, "sequence_length"));
     free(once);
     free(twice);
     nd_config_fini(&c);

@@ -7,6 +7,8 @@
 #include "runtime/config/reader.h"
 #include "tests/support/tempdir.h"
 
+#define MOST_TOKENS                                                                                \
+    "--sequence-length 134217728 --micro-batch-size 65536 --gradient-accumulation-steps 512"
 static const keys_case derived[] = {
     {"--dp-shard-size 2 --tp-size 2", "launch.workers=4", true}, /* what the mesh needs */
     {"--nproc-per-node 4 --nnodes 2 --dp-replicate-size -1 --dp-shard-size 2",
@@ -32,6 +34,13 @@ static const keys_case derived[] = {
     {"--lr 1e-4 --min-lr 1e-4", "optimizer.min_lr=0.0001", true},
     {"--save-total-limit 1", "checkpoint.keep_last=1", true}, /* nothing is saved */
     {"--resume_from_checkpoint none", "checkpoint.resume=", true},
+    {MOST_TOKENS, "train.gradient_accumulation_steps=512", true},
+    {"--nnodes 2 --min-nodes 2 --max-restarts 1 --save-steps 5 --rdzv-endpoint h:1 "
+     "--rdzv-key-file k --dp-shard-size -1",
+     "launch.min_nodes=2", true},
+    {"--save-total-limit 0 --save-steps 7", "checkpoint.keep_last=0", true},
+    {"--deterministic --autotune --autotune-from a/run.json", "kernels.autotune=true", true},
+    {"--epochs 1 --profile-steps 7", "log.profile_steps=7", true}, /* of an unknown number */
 };
 
 /* Resolving twice changes nothing. */
@@ -94,6 +103,8 @@ Test(resolve, threads_of_the_environment)
         {"--num-processes 1 --threads-per-worker 2", "launch.threads_per_worker=2", true}};
     setenv("OMP_NUM_THREADS", "3,2", 1);
     expect_cases(good, 2, flags_in);
+    setenv("OMP_NUM_THREADS", "4096", 1);
+    expect_cases(&(keys_case){"--cpu", "launch.threads_per_worker=4096", true}, 1, flags_in);
     static const char *const bad[] = {"", "0", "-3", "many", "4097", "99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         setenv("OMP_NUM_THREADS", bad[i], 1);
@@ -117,6 +128,7 @@ Test(resolve, nodes)
     expect_bad_flags("--gpu-ids 0,,1", "'0,,1'|all");
     expect_bad_flags("--gpu-ids 0,a", "'0,a'");
     expect_bad_flags("--gpu-ids 12345", "'12345'");
+    expect_bad_flags("--gpu-ids 0-3", "'0-3'");
     expect_bad_flags("--nnodes 4096 --nproc-per-node 65536", "more workers than|16777216");
     expect_bad_value("--gpu-ids", "", "launch.gpu_ids");
 }
@@ -126,10 +138,12 @@ Test(resolve, model_and_data)
     expect_bad_flags("--model-name llama", "'llama'|ORG/NAME");
     expect_bad_flags("--model-name ./a/b", "'./a/b'|--model-path");
     expect_bad_flags("--model-name a/b/c", "ORG/NAME");
+    expect_bad_flags("--model-name ./b", "'./b'|ORG/NAME");
     expect_bad_flags("--model-name ~/b", "'~/b'|ORG/NAME");
     expect_bad_flags("--model-name /b", "'/b'|ORG/NAME");
     expect_bad_flags("--model-name a/", "'a/'|ORG/NAME");
     expect_bad_value("--data-path", "", "data.path is empty");
+    expect_bad_value("--tokenizer", "", "data.tokenizer is empty");
     expect_bad_flags("--data-format megatron --tokenizer bytes", "megatron|tokenizer: file");
     expect_bad_flags("--data-format llmc --tokenizer bytes", "llmc|tokenizer: file");
     expect_bad_flags("--data-format jsonl --tokenizer file", "jsonl|tokenizer: bytes");
@@ -184,6 +198,8 @@ Test(resolve, training)
     expect_bad_flags("--sequence-length 134217728 --micro-batch-size 65536 "
                      "--gradient-accumulation-steps 1000000",
                      "134217728|2^52");
+    expect_bad_flags(MOST_TOKENS " --dp-shard-size 2", "9.01e+15 tokens|x 2 data-parallel ranks");
+    expect_bad_flags(MOST_TOKENS " --dp-replicate-size 2", "9.01e+15 tokens");
 }
 
 Test(resolve, settings_of_gpus_are_not_for_cpus)

@@ -91,6 +91,8 @@ Test(sources, faults_have_line_and_key)
                     "gives \"b\" epochs, but not \"a\"");
     expect_bad_text("data:\n  path: [{weight: 1}]\n", "without a path");
     expect_bad_text("data:\n  path: [{path: a, wieght: 1}]\n", "'wieght'|weight, epochs");
+    expect_bad_text("data:\n  path: [{path: a, weight: 0}]\n", "weight is '0'|above 0");
+    expect_bad_text("data:\n  validation_path: [{path: a, epochs: 2}]\n", "gives \"a\" epochs");
     expect_bad_text("data:\n  path: []\n", "empty list");
     expect_bad_text("data:\n  path: [[a]]\n", "a list inside a list");
     expect_bad_text("data:\n  path: {path: a, weight: 1}\n", "list of one");

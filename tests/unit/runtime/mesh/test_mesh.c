@@ -122,6 +122,8 @@ Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
     cr_assert_eq(nd_mesh_resolve(&zero, 1), ND_ERR_CONFIG);
     nd_mesh huge = {{1, 1 << 30, -1, 1 << 30, 1 << 30}}; /* its product would overflow */
     assert_fails(nd_mesh_resolve(&huge, 8), ND_ERR_CONFIG, "more than 16777216 ranks");
+    nd_mesh most = {{1, 1, -1, 1, 1 << 24}};
+    assert_ok(nd_mesh_resolve(&most, 1 << 24));
     nd_mesh square = {{1, 1, -1, 1 << 16, 1 << 16}}; /* 32 bits of its product are 0 */
     assert_fails(nd_mesh_resolve(&square, 8), ND_ERR_CONFIG, "more than 16777216 ranks");
 }

@@ -87,6 +87,9 @@ Test(identity, of_torchrun)
     cr_assert_str_eq(id.run_id, "environment");
     cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.restart_epoch == 0);
     cr_assert_eq(id.master_port, 29500);
+    SET_VARIABLES("TORCHELASTIC_USE_AGENT_STORE=False", "WORLD_SIZE=6");
+    assert_ok(nd_identity_read(&id));
+    cr_assert(id.master_port == 29500 && id.nnodes == 2); /* one of them has two ranks */
     SET_VARIABLES("TORCHELASTIC_RUN_ID=job 7", "TORCHELASTIC_RESTART_COUNT=2",
                   "TORCHELASTIC_USE_AGENT_STORE=True", /* its agent has the port */
                   "GROUP_RANK=3", "GROUP_WORLD_SIZE=4");
@@ -150,6 +153,8 @@ Test(identity, sources_in_order)
 {
     nd_identity id;
     setenv("PMIX_NAMESPACE", "slurm.pmix.7.0", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
     setenv("PMIX_RANK", "3", 1);
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_PMIX);
@@ -164,8 +169,10 @@ Test(identity, sources_in_order)
 Test(identity, several_tasks_of_srun_are_not_alone)
 {
     nd_identity id;
-    setenv("SLURM_STEP_ID", "0", 1);
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    assert_ok(nd_identity_read(&id));
+    assert_ok(nd_identity_join(&id)); /* it is in no step */
+    setenv("SLURM_STEP_ID", "0", 1);
     assert_ok(nd_identity_read(&id)); /* ndtrain plan and check may */
     assert_fails(nd_identity_join(&id), ND_ERR_CONFIG, "srun started 4 ndtrain without PMIx");
     setenv("SLURM_STEP_ID", "4294967290", 1); /* the shell of salloc */
