@@ -168,13 +168,13 @@ typedef struct nd_reader {
 
     /* Names of other programs set these in a layer; they are applied when all of it is read. */
     int state[ND_STATE_COUNT];
-    bool parallelism;  /* a parallelism_config with a size */
-    int64_t sp_size;   /* ranks of Ulysses, 0 unless given */
-    bool mixed_fp8;    /* mixed_precision: fp8 */
-    char main_ip[256]; /* "" unless given */
-    int64_t main_port;
+    bool parallelism;   /* a parallelism_config with a size */
+    int64_t sp_size;    /* ranks of Ulysses, 0 unless given */
+    bool mixed_fp8;     /* mixed_precision: fp8 */
     char notices[1024]; /* keys without a meaning here, comma-separated */
 
+    char main_ip[256]; /* "" unless a layer gives it, or one before */
+    int64_t main_port;
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
 

@@ -209,8 +209,9 @@ Test(flags, gpus_that_are_hidden_do_not_count)
     }
 }
 
-#define FP16 "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp16\n"
-#define FSDP "distributed_type: FSDP\nnum_processes: 2\n"
+#define FP16    "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp16\n"
+#define FSDP    "distributed_type: FSDP\nnum_processes: 2\n"
+#define ADDRESS FSDP "main_process_ip: head\nmain_process_port: 1234\n"
 /* Flags come after the file, wherever they stand; the last precision counts. A file's backend or
  * recipe is not replaced by the default of a flag. */
 Test(flags, win_over_the_file)
@@ -231,6 +232,8 @@ Test(flags, win_over_the_file)
         {"train: {steps: 9}\n", "--num-train-epochs 2", "train.steps=0;train.epochs=2"},
         {"launch: {nnodes: 2, node_rank: 1, rdzv_endpoint: h:1}\n", "--standalone",
          "launch.nnodes=1;launch.node_rank=0;launch.rdzv_endpoint="},
+        {ADDRESS, "--main_process_port 77", "launch.rdzv_endpoint=head:77"},
+        {ADDRESS, "--main-process-ip other", "launch.rdzv_endpoint=other:1234"},
         {"train: {epochs: 2}\n", "--num-steps 0", "train.steps=0;train.epochs=2"},
         {"train: {steps: 9}\n", "--num-train-epochs 0", "train.steps=9;train.epochs=0"},
         {"checkpoint: {interval: 7}\n", "--save-strategy steps", "checkpoint.interval=7"},
