@@ -15,7 +15,8 @@
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
-static char synced[PATH_MAX]; /* the path of what was synced last */
+static char synced[PATH_MAX];      /* the path of what was synced last */
+static int sync_code, rename_code; /* of those that fail; 0: none does */
 
 int fsync(int fd) /* in place of the C library's */
 {
@@ -23,7 +24,14 @@ int fsync(int fd) /* in place of the C library's */
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     const ssize_t length = readlink(link, synced, sizeof synced - 1);
     synced[length > 0 ? length : 0] = '\0';
-    return (int)syscall(SYS_fsync, fd);
+    errno = sync_code;
+    return sync_code ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
+{
+    errno = rename_code;
+    return rename_code ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
 TEMPDIR_SUITE(fs, tempdir_leave_empty);
@@ -200,6 +208,12 @@ Test(fs, atomic_write_replaces_or_leaves_alone)
     expect_text("a.json", "second");
     cr_assert(stat(path, &st) == 0 && (st.st_mode & 0777) == 0644, "others may read it");
     cr_assert_eq(file_count(), 1);
+    sync_code = EINVAL; /* as file systems say that cannot make a folder durable */
+    assert_ok(nd_fs_sync_folder(dir.path));
+    assert_fails(nd_fs_write_atomic(path, "third", 5), ND_ERR_CANTCREATE,
+                 "could not be made durable");
+    sync_code = 0;
+    expect_text("a.json", "second");
 
     /* A file-size limit stands in for a full disk. */
     signal(SIGXFSZ, SIG_IGN);
@@ -323,11 +337,18 @@ Test(fs, make_folders_makes_all_and_names_what_fails)
 Test(fs, a_rename_overwrites_nothing)
 {
     char to[PATH_MAX];
+    static const int codes[] = {0, EINVAL, ENOSYS}; /* also where the kernel cannot see to that */
     snprintf(to, sizeof to, "%s", tempdir_write(&dir, "to", "2", 1));
-    assert_fails(nd_fs_rename(tempdir_write(&dir, "from", "1", 1), to), ND_ERR_CANTCREATE,
-                 strerror(EEXIST));
-    expect_text("to", "2");
-    expect_text("from", "1");
+    for (int i = 0; i < 3; i++) {
+        rename_code = codes[i];
+        assert_fails(nd_fs_rename(tempdir_write(&dir, "from", "1", 1), to), ND_ERR_CANTCREATE,
+                     strerror(EEXIST));
+        expect_text("to", "2");
+        expect_text("from", "1");
+    }
+    cr_assert_eq(unlink(to), 0);
+    assert_ok(nd_fs_rename(tempdir_file(&dir, "from"), to));
+    rename_code = 0;
     cr_expect_eq(nd_fs_rename_new(tempdir_file(&dir, "none"), to), ENOENT);
 }
 
@@ -489,9 +510,12 @@ Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
 Test(fs, a_failed_question_is_no_refusal)
 {
     const int unknown[] = {EIO, ESTALE, EMFILE, ENFILE},
-              refused[] = {EACCES, EROFS, ENOSPC, ENOENT};
+              refused[] = {EACCES, EROFS, ENOSPC, ENOENT},
+              wrong[] = {ENOTDIR, ENAMETOOLONG, ELOOP, ENXIO};
     for (int i = 0; i < 4; i++) {
         cr_expect_eq(nd_fs_blame_write(unknown[i]), ND_ERR_IO, "%d", unknown[i]);
         cr_expect_eq(nd_fs_blame_write(refused[i]), ND_ERR_CANTCREATE, "%d", refused[i]);
+        cr_expect_eq(nd_fs_blame(unknown[i], ND_ERR_DATA), ND_ERR_IO, "%d", unknown[i]);
+        cr_expect_eq(nd_fs_blame(wrong[i], ND_ERR_DATA), ND_ERR_DATA, "%d", wrong[i]);
     }
 }

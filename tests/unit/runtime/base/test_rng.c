@@ -47,6 +47,12 @@ Test(rng, permute_is_a_bijection_that_depends_on_seed_and_stream)
         }
         free(seen);
     }
+    uint64_t largest = 0; /* of more samples than 32 bits count */
+    for (uint64_t i = 0; i < 100; i++) {
+        const uint64_t p = nd_rng_permute(42, 0, (uint64_t)1 << 40, i);
+        largest = p > largest ? p : largest;
+    }
+    cr_assert(largest >> 39 == 1);
     int same_seed = 0, same_stream = 0;
     for (uint64_t i = 0; i < 1000; i++) {
         same_seed += nd_rng_permute(1, 0, 1000, i) == nd_rng_permute(2, 0, 1000, i);

@@ -44,12 +44,24 @@ Test(shm_folder, is_private_and_goes_with_its_process)
 
 Test(shm_folder, those_of_dead_processes_are_removed_and_no_others)
 {
-    char dead[ND_SHM_FOLDER_MAX], alive[ND_SHM_FOLDER_MAX];
+    char dead[ND_SHM_FOLDER_MAX], alive[ND_SHM_FOLDER_MAX], others[3][ND_SHM_FOLDER_MAX];
+    unsigned long user, space;
+    long pid;
     nd_shm_folder_make(alive);
     make_dead(dead);
+    /* Of another user, of another namespace of pids, and another name. */
+    cr_assert_eq(sscanf(dead, "/dev/shm/ndtrain-%lu-%lu-%ld-", &user, &space, &pid), 3);
+    for (unsigned long i = 0; i < 3; i++) {
+        snprintf(others[i], sizeof others[i], "/dev/shm/ndtrain-%lu-%lu-%ld-1%s", user + (i == 0),
+                 space + (i == 1), pid, i == 2 ? "x" : "");
+        cr_assert_eq(mkdir(others[i], 0700), 0);
+    }
     nd_shm_folders_clean();
     cr_expect_neq(access(dead, F_OK), 0, "%s is there", dead);
     cr_expect_eq(access(alive, F_OK), 0, "%s is gone", alive);
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(rmdir(others[i]), 0, "%s is gone", others[i]);
+    }
     nd_shm_folder_remove();
 }
 

@@ -155,6 +155,7 @@ Test(thread, deadline_and_beat)
     nd_thread_beat(&thread);
     cr_expect_lt(nd_thread_silence(&thread), 5);
     cr_expect_eq(nd_clock_after(INFINITY), ND_CLOCK_NEVER);
+    cr_expect_geq(nd_clock_after(0.75), deadline + 730000000); /* which was now and 0.02 s */
     cr_expect(nd_thread_join(&thread, 0), "a thread that was never started may be joined");
     nd_monitor_fini(&monitor);
 }

@@ -71,5 +71,12 @@ Test(self, requests_without_sense_are_refused)
                    "member 1 of a group of 1");
     expect_refused(nd_comm_all_gather(tp, NULL, FLOATS(a, a + 2, 4), NULL), "overlap");
     expect_refused(nd_comm_all_gather(tp, NULL, FLOATS(NULL, a, 4), NULL), "no buffer");
+    expect_refused(nd_comm_all_gather(tp, NULL, FLOATS(a, NULL, 4), NULL), "no buffer");
+    expect_refused(nd_comm_reduce_scatter(tp, NULL, FLOATS(a + 2, a, 4), NULL), "overlap");
+    expect_refused(nd_comm_all_reduce(tp, NULL, a, 8, ND_DTYPE_F32, (nd_redop)2, NULL),
+                   "reduction");
+    nd_comm_args args = {.send = a, .recv = a + 4, .count = 4, .dtype = ND_DTYPE_U8, .from = -1};
+    expect_refused(nd_comm_reduce_scatter(tp, NULL, &args, NULL), "no reduction");
+    expect_refused(nd_comm_exchange(tp, NULL, &args, NULL), "member -1 of a group of 1");
     cr_assert_eq(tp->sequence, 0, "a refused request takes no number");
 }
