@@ -483,6 +483,7 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
         {"truncate -s 100 copy/manifest.json", ND_ERR_IO, "copy/manifest.json"},
         {"truncate -s 9 copy/state/*", ND_ERR_IO, "copy/state/"},
         {"truncate -s 9 copy/state/shard-00002*.safetensors", ND_ERR_DATA, "copy/state/"},
+        {"truncate -s 9 copy/state/shard-00002.hashes", ND_ERR_DATA, "copy/state/"},
     };
     plan saving = {.save_at = SAVED};
     train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[2]);

@@ -351,6 +351,9 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
     m.writers[1].bytes = 1;
     assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA,
                  "4 bytes of tensors; the ranks wrote 5");
+    m.writers[0].bytes = 2;
+    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA,
+                 "4 bytes of tensors; the ranks wrote 3");
     cr_assert_str_eq(listed(), "");
     cr_assert_not(fake_exists(".tmp-checkpoint-4-test/manifest.json"));
     nd_manifest_fini(&m);

@@ -312,7 +312,10 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/num_hidden_layers", "4", "tensors are not"},
         {"model/num_hidden_layers", "1000000", "tensors are not"},
         {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
+        {"model/full_attention_layers", "[3]", "full_attention_layers is not a list"},
         {"model/more_eos_token_ids", "[2, -1]", "more_eos_token_ids is not a list"},
+        {"model/more_eos_token_ids", "[2147483648]", "more_eos_token_ids is not a list"},
+        {"model/more_eos_token_ids", "[" EIGHT EIGHT "0]", "more_eos_token_ids is not a list"},
         {"model/window_first_layer", "2", "in place of a list of layers"},
         {"model/window_period", "2", "in place of a list of layers"},
         {"model/no_rope_layer_interval", "3", "in place of a list of layers"},
@@ -334,6 +337,11 @@ Test(manifest, refuses_members_that_cannot_be)
          "tensors are not"},
         {"replicated/..", "3", "no name of an entry"},
         {"replicated/fp8.x", "0", "is 0"},
+        {"replicated/fp8.x", "4294967297", "it must be 1 to 4294967296"},
+        {"replicated", "{\"a/b\": 3}", "no name of an entry"},
+        {"replicated", "{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1}",
+         "too many entries"},
+        {"identity", "[]", "identity is not an object"},
         {"state/arrays", "[\"master\",\"exp_avg\"]", "not one that this program knows"},
         {"state/arrays", "[\"momentum\"]", "not one that this program knows"},
         {"state/dtype", "\"BF16\"", "not one that this program knows"},
@@ -349,14 +357,14 @@ Test(manifest, refuses_members_that_cannot_be)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_fails(parse_changed(bad[i].path, bad[i].value), ND_ERR_DATA, bad[i].words);
     }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) { /* and with a size that is none */
         char entry[64], list[1024] = "[";
-        snprintf(entry, sizeof entry, "[7, \"%s\"]", digests[i]);
+        snprintf(entry, sizeof entry, "[%d, \"%s\"]", i < 4 ? 7 : -1, digests[i < 4 ? i : 3]);
         for (int rank = 0; rank < 12; rank++) {
             strcat(strcat(list, rank > 0 ? "," : ""), entry);
         }
         nd_status status = parse_changed("writers", strcat(list, "]"));
-        cr_expect_eq(status, i == 3 ? ND_OK : ND_ERR_DATA, "%s", digests[i]);
+        cr_expect_eq(status, i == 3 ? ND_OK : ND_ERR_DATA, "%d", i);
     }
     assert_ok(parse_changed("a_later_member", "[1]"));
     /* Steps may have had fewer samples before, and samples may have been passed over. */
