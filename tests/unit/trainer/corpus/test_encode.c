@@ -318,6 +318,10 @@ Test(corpus, folders_and_patterns)
     job.threads = 2;
     assert_ok(encode_files(some, &out));
     cr_expect_eq(out.counts.documents, 3);
+    /* A file of that name is meant before what the pattern matches. */
+    nd_corpus_files named = files_of(tempdir_write(&dir, "[Bb]*", "x", 1), ND_DATA_AUTO);
+    cr_expect(named.count == 1 && named.bytes == 1);
+    nd_corpus_files_fini(&named);
     nd_corpus_files none = {0};
     assert_fails(nd_corpus_files_add(&none, "/nowhere/*.txt", ND_DATA_AUTO), ND_ERR_DATA,
                  "no file matches");

@@ -72,6 +72,9 @@ Test(rows_of_bytes, give_their_texts_and_counts)
         {"{\"prompt\": \"p\", \"completion\": \"c\"}\n{\"prompt\": \"\", \"completion\": \"\"}\n",
          "pc", 0, 1, 1, 0, 0},
         {"{\"messages\": [], \"text\": \"a\", \"meta\": {\"text\": \"no\"}}\n", "a", 0, 1, 0, 0, 0},
+        {"{\"conversations\": [], \"text\": \"a\"}\n", "a", 0, 1, 0, 0, 0},
+        {"{\"messages\": [], \"prompt\": \"p\", \"completion\": \"c\", \"conversations\": []}\n",
+         "pc", 0, 1, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const good_rows *c = &cases[i];

@@ -153,6 +153,9 @@ Test(blend, limited_sources_end_and_the_rest_has_no_labels)
     cr_assert_eq(batch.valid, 0);
     cr_assert(nd_loader_close(loader));
     nd_dataset_close(blend);
+    blend = blend_of(0, 0, 0, (double[]){1, 0.5, 3}); /* an epoch is what all give together */
+    cr_expect_eq(nd_dataset_facts_of(blend).epoch, 5 + 6 + 15);
+    nd_dataset_close(blend);
 }
 
 /* A validation of several sets has one loader, which reads each set from its beginning. */

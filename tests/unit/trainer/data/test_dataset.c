@@ -195,6 +195,7 @@ Test(dataset, llmc_errors)
                  {20240520, 1, 3, sizeof ids, "announces 3 tokens"},
                  {20240520, 1, -4, sizeof ids, "announces -4 tokens"},
                  {20240520, 7, 4, sizeof ids, "version 7"},
+                 {20240801, 1, 2, sizeof ids, "version 1"},
                  {5, 1, 4, sizeof ids, "begins with magic 5"},
                  {20240520, 1, 0, 0, "is empty"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -339,6 +340,7 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
     assert_fails(open_with(34 + 12 + 24, 1, 8), ND_ERR_DATA, "document boundary 0 is 1");
     assert_fails(open_with(34 + 12 + 24 + 8, 9, 8), ND_ERR_DATA, "document boundary 1 is 9");
     assert_fails(open_with(34 + 12 + 24 + 16, 2, 8), ND_ERR_DATA, "end at sequence 2");
+    assert_fails(open_with(34 + 12 + 24 + 16, 1, 8), ND_ERR_DATA, "boundary 2 is 1 after 2");
     for (size_t size = 0; size < idx.size; size++) {
         idx_file cut = idx;
         cut.size = size;

@@ -128,15 +128,16 @@ static void check_borders(const nd_dataset *data, const text_of *text, unsigned 
 
 Test(documents, every_format_knows_where_they_begin)
 {
-    nd_document_rules by_id = separate;
+    nd_document_rules by_id = separate, listed_anyway = separate;
     by_id.end_of_text = END;
+    listed_anyway.model_end = 'a'; /* of the model, whose text has it anywhere */
     for (unsigned seed = 0; seed < 8; seed++) {
         text_of text;
         draw_text(seed, &text);
         nd_dataset *list[] = {as_rows(&text, false), as_megatron(&text), as_llmc(&text),
                               as_rows(&text, true)};
         for (int i = 0; i < 4; i++) {
-            assert_ok(nd_dataset_set_documents(list[i], i >= 2 ? &by_id : &separate));
+            assert_ok(nd_dataset_set_documents(list[i], i >= 2 ? &by_id : &listed_anyway));
             check_borders(list[i], &text, seed);
             int ends = 0;
             for (int t = 0; t < TOKENS; t++) {
@@ -496,6 +497,8 @@ Test(documents, a_blend_has_those_of_its_parts)
     cr_assert(nd_dataset_is_separate(blend));
     cr_assert_eq(nd_dataset_documents(blend), ND_DOCUMENTS_AUTO);
     cr_assert_eq(nd_dataset_blocks(blend), all);
+    cr_expect_eq(nd_dataset_tokens(blend), TOKENS + nd_dataset_tokens(rows));
+    cr_expect_eq(nd_dataset_facts_of(blend).lists, nd_dataset_facts_of(rows).lists);
     for (int64_t b = 0; b < all; b++) {
         int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};
         assert_ok(nd_dataset_block(blend, b, &(nd_block){inputs, labels, first_keys}));
@@ -638,6 +641,13 @@ Test(documents, what_nothing_separates_is_refused)
     assert_ok(nd_dataset_open(tempdir_write(&dir, "b.txt", "bytes", 5), ND_DATA_TEXT, "bytes", 256,
                               S, &data));
     rules_fail(data, &rules, ND_ERR_CONFIG, "data.end_of_text is 256, but bytes end at 255");
+    /* A text is one document, whatever ends those of the model. */
+    rules = separate;
+    rules.model_end = 'y';
+    assert_ok(nd_dataset_open(tempdir_file(&dir, "b.txt"), ND_DATA_TEXT, "bytes", 256, S, &data));
+    assert_ok(nd_dataset_set_documents(data, &rules));
+    cr_expect_eq(nd_dataset_facts_of(data).documents, 1);
+    nd_dataset_close(data);
     rules = automatic;
     rules.drop_long = true;
     rules_fail(open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n"), &rules,
