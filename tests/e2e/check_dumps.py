@@ -208,8 +208,8 @@ def check_notes(build, folder):
     data = (good / "rank-1.safetensors").read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     shutil.copytree(good, folder / "notes")
-    for key, value, words in (("shape", [64, 65], "another shape"), *((key, value, "where " + name) for key, value in (
-            ("rows", [[1, 65]]), ("rows", [[-1, 63]]), ("columns", [33, 65]), ("columns", [-1, 31]), ("elements", [1, 2049]), ("order", "1")))):
+    for key, value, words in (("shape", [64, 65], "another shape"), ("shape", [65, 64], "another shape"), *((key, value, "where " + name) for key, value in (
+            ("rows", [[1, 65]]), ("rows", [[-1, 63]]), ("columns", [33, 65]), ("columns", [-1, 31]), ("elements", [1, 2049]), ("elements", [-1, 2047]), ("order", "1")))):
         head = json.loads(data[8:8 + size])
         head["__metadata__"][name] = json.dumps({**json.loads(head["__metadata__"][name]), key: value})
         head = json.dumps(head).encode()
@@ -237,6 +237,9 @@ def check_refused(build, folder):
         said = run(build, folder, "refused", flags, 1, dump, 2)
         check(all(word in said for word in words), f"--dump-tensors {dump}:\n{said}")
         check(not (folder / "refused").exists(), "a refused run has left a folder")
+    code, said = diff(build, folder, "olmo.json_one/dumps/step-1", "m.json_one/dumps/step-1")  # of 256 and of 257 ids
+    check(code == 1 and all(f"{name}: has another number of elements" in said for name in ("lm_head.weight", "micro-0/lm_head.output")),
+          f"dumps of models of other sizes:\n{said}")
     old = folder / "old/dumps/step-1/rank-0.safetensors"
     old.parent.mkdir(parents=True)
     old.write_text("of an earlier run")

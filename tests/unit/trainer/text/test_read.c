@@ -60,8 +60,15 @@ static const bad_file bad_files[] = {
     {"llama3", "pre_tokenizer/pretokenizers/0/pattern", "{\"String\": \" \"}",
      "without a regular expression"},
     {"llama3", "pre_tokenizer/pretokenizers/1/add_prefix_space", "true", "add_prefix_space"},
+    {"gpt2", "pre_tokenizer",
+     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, {\"type\": "
+     "\"Digits\"}]}",
+     "the pre-tokenizer \"Digits\" behind \"ByteLevel\""},
     {"gpt2", "decoder", "{\"type\": \"WordPiece\"}", "decoder \"WordPiece\" is not supported"},
     {"llama2", "decoder/decoders/0/type", "\"Fuse\"", "at this place"},
+    {"llama2", "decoder/decoders/1/type", "\"Fuse\"", "at this place"},
+    {"llama2", "decoder/decoders/2/type", "\"Strip\"", "at this place"},
+    {"llama2", "decoder/decoders/3/start", "-1", "\"start\" not a number"},
     {"llama2", "decoder/decoders/3/stop", "1", "at the end of a text"},
     {"llama2_first", "pre_tokenizer/replacement", "\"_\"", "another replacement"},
     {"llama2_first", "pre_tokenizer/prepend_scheme", "\"last\"", "\"prepend_scheme\""},
@@ -150,7 +157,8 @@ Test(read, other_spellings_mean_the_same)
          "\"MergedWithPrevious\", \"invert\": false}",
          ""},
         {"llama3", "model/type", NULL, ""},
-        {"llama3", NULL, NULL, ""}, /* merges as strings */
+        {"gpt2", "model/continuing_subword_prefix", "\"\"", ""}, /* as GPT-2's own file has it */
+        {"llama3", NULL, NULL, ""},                              /* merges as strings */
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         json_t *file = text_file(same[i].family), *cases = text_cases(same[i].family);
