@@ -416,7 +416,7 @@ def check_bad_input(ndtrain, folder):
                                    "--output"), (("none",), 65, "no metrics.jsonl"), (("nowhere",), 65, "no folder"),
                                    (("bad",), 65, "line 2"), (("one", "-o", "mine.html"), 73, "no report of ndtrain"),
                                    (("one", "-o", "mine.md"), 2, "a page of HTML"), (("one", "-o", "-"), 2, "a page of HTML"),
-                                   (("one", "-o", "nowhere/x.html"), 73, "nowhere")):
+                                   (("one", "-o", ""), 2, "a page of HTML"), (("one", "-o", "nowhere/x.html"), 73, "nowhere")):
         said = report(ndtrain, folder, *arguments, code=code)
         check(words in said, f"report {' '.join(arguments)} says {said!r}, without {words!r}")
     check((folder / "mine.html").read_text() == "<p>mine", "a file that is no report was replaced")

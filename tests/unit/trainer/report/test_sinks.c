@@ -138,6 +138,9 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
         double expected = 512 * nd_flops_per_token_causal(&shape, 128) * 1e-12;
         cr_assert_float_eq(json_real_value(json_object_get(object, "tflops_per_worker_causal")),
                            expected, 1e-15 * expected);
+        expected = 512 * nd_flops_per_token_accelerate(&shape, 128) * 1e-12;
+        cr_assert_float_eq(json_real_value(json_object_get(object, "tflops_per_worker_accelerate")),
+                           expected, 1e-15 * expected);
         json_decref(object);
     }
     cr_assert_str_eq(rest, "");
@@ -245,7 +248,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             record.summary.worst[kind][linear] =
-                (nd_health_worst){1.0 / 3, 1e-300, INFINITY, 1000000, 1000000, 1000000};
+                (nd_health_worst){1.0 / 3, 1e-300, INFINITY, 1000001, 1000002, 1000000};
         }
         record.summary.worst[kind][0].amax_layer = -1;
     }
@@ -263,6 +266,8 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
         cr_assert_eq(json_real_value(json_object_get(last, "saturation")), 1e-300);
         cr_assert(json_is_null(json_object_get(last, "amax")));
         cr_assert_eq(json_integer_value(json_object_get(last, "amax_layer")), 1000000);
+        cr_assert_eq(json_integer_value(json_object_get(last, "underflow_layer")), 1000001);
+        cr_assert_eq(json_integer_value(json_object_get(last, "saturation_layer")), 1000002);
     }
     json_decref(object);
 }
@@ -400,7 +405,7 @@ Test(sinks, a_resume_on_another_mesh_says_both)
 {
     nd_sinks sinks = open_sinks(false);
     const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
-    char a[128], b[128];
+    char a[128], b[128], both[300];
     nd_run_event event = {.kind = ND_RUN_EVENT_RESUMED,
                           .step = 3,
                           .path = "/run/checkpoint-3",
@@ -415,8 +420,8 @@ Test(sinks, a_resume_on_another_mesh_says_both)
     cr_assert_str_eq(json_string_value(json_object_get(object, "mesh_was")),
                      nd_mesh_format(&was, b, sizeof b));
     json_decref(object);
-    said(1, a);
-    said(1, b);
+    snprintf(both, sizeof both, "the mesh was %s and is %s\n", b, a);
+    said(1, both);
 }
 
 /* metrics.jsonl takes a part of a line, and the log on stderr, which is shorter, goes on. */
@@ -467,6 +472,7 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
     said(1, "warning: metrics.jsonl loses records of this run");
     said(1, "metrics.jsonl is written again, without 8 records");
     said(3, "warning:"); /* and of the rewind */
+    said(1, "step 16 was not finite, so the run goes on after step 1 from one/xxx");
 }
 
 /* It says so at the end, and the error that the run ends with stays. */
@@ -517,8 +523,11 @@ Test(sinks, texts_of_600_bytes_are_whole)
     nd_sinks sinks = open_sinks(false);
     assert_ok(nd_sinks_event(
         &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why}));
+    const nd_run_event odd = {.kind = ND_RUN_EVENT_ENDED, .reason = "a\\b\"c\x1f \xff\xc3\xa9"};
+    assert_ok(nd_sinks_event(&sinks, &odd)); /* what a text of JSON cannot have as it is */
     nd_sinks_close(&sinks);
     wrote(1, quoted);
+    wrote(1, "\"a\\u005cb\\u0022c\\u001f \\u003f\xc3\xa9\"");
 }
 
 /* A sink that counts its calls and fails from some step on. */
@@ -663,6 +672,7 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
         ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i],
+                                                         .step = 9,
                                                          .path = "runs/x",
                                                          .reason = "why",
                                                          .bytes = 7,
@@ -674,10 +684,12 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
     wrote(5, "\n");
     wrote(5, "{\"event\":\"");
     said(1, "model saved: runs/x\n");
-    wrote(1, "{\"event\":\"checkpoint\",\"step\":0,\"reason\":\"why\",\"bytes\":7,"
+    wrote(1, "{\"event\":\"checkpoint\",\"step\":9,\"reason\":\"why\",\"bytes\":7,"
              "\"save_ms\":1500,\"blocked_ms\":250}\n");
-    wrote(1, "{\"event\":\"resumed\",\"step\":0,\"from\":\"runs/x\",\"restart\":3,"
+    wrote(1, "{\"event\":\"resumed\",\"step\":9,\"from\":\"runs/x\",\"restart\":3,"
              "\"load_ms\":1500}\n");
-    wrote(1, "{\"event\":\"ended\",\"step\":0,\"code\":0,\"why\":\"why\"}");
-    said(1, "durable after 1.50 s, of which the steps waited 250 ms\n");
+    wrote(1, "{\"event\":\"ended\",\"step\":9,\"code\":0,\"why\":\"why\"}");
+    said(1, "checkpoint of step 9 saved: runs/x, 7 B, durable after 1.50 s, of which the steps "
+            "waited 250 ms\nearly stop after step 9: why\nresumed after step 9 from runs/x, in "
+            "1.50 s\n");
 }

@@ -30,6 +30,7 @@ Test(step_line, names_every_number_with_its_unit)
                      "16.3 k tok/s  0.123 TFLOP/s/worker  peak 321 MiB");
     /* tiny models still show a time */
     cr_assert_not_null(strstr(line_of(120, 2, 1, 0.00321, bytes, speed), "  3.21 ms  "));
+    cr_assert_not_null(strstr(line_of(120, 2, 1, 10, bytes, speed), "  10.0 s  "));
 }
 
 Test(step_line, fits_a_terminal)
@@ -71,6 +72,7 @@ Test(step_line, durations)
     cr_assert_str_eq(nd_duration_format(text, sizeof text, 59.4), "59 s");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, 59.6), "1 min 00 s");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, 243), "4 min 03 s");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 3599.6), "1 h 00 min");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, 7384), "2 h 03 min");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, INFINITY), "an unknown time");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, NAN), "an unknown time");
@@ -82,6 +84,8 @@ Test(step_line, quantities_and_bytes_keep_three_digits_or_more)
     cr_assert_str_eq(nd_quantity_format(text, sizeof text, 9999), "9999");
     cr_assert_str_eq(nd_quantity_format(text, sizeof text, 9999.7), "10.0 k");
     cr_assert_str_eq(nd_quantity_format(text, sizeof text, 999960), "1.0 M");
+    cr_assert_str_eq(nd_bytes_format(text, sizeof text, 972.0 * 1024), "972 KiB");
+    cr_assert_str_eq(nd_bytes_format(text, sizeof text, 973.0 * 1024), "1 MiB");
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 5e8), "477 MiB");
     cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 999), "999 B");
     cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 1250), "1.25 kB");

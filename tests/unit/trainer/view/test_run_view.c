@@ -129,14 +129,17 @@ Test(run_view, figures_of_a_finished_run)
                   {"runs/0/columns/peak_memory_bytes/largest", 2097152},
                   {"runs/0/record/model/planned_bytes", 1048576},
                   {"runs/0/columns/tokens_seen/last", 384},
+                  {"runs/0/saved/0/step", 12},
                   {"runs/0/first", 1},
                   {"runs/0/last", 6},
                   {"runs/0/wanted", 6}};
     write_metrics(6, "{\"step\":3,\"validation_loss\":2,\"validation_ms\":5}\n"
                      "{\"step\":6,\"validation_loss\":2.5,\"validation_ms\":5}\n");
     write_file("run.json", record);
+    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-12"), 0700), 0);
     json_t *data = data_of_run();
     cr_assert_str_eq(json_string_value(part_of(data, "runs/0/verdict")), "finished: all 6 steps");
+    cr_assert_str_eq(json_string_value(part_of(data, "runs/0/mood")), "good");
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         const double found = number_of(data, wanted[i].path);
         cr_assert_eq(found, wanted[i].value, "%s is %g", wanted[i].path, found);
@@ -208,6 +211,9 @@ Test(run_view, how_a_run_ended)
         expect_end(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n", 3600,
                    ND_RUN_STOPPED_EARLY);
     cr_assert_not_null(strstr(verdict, "step 4 of 6: <no> better"));
+    expect_end(5, "{\"event\":\"early_stopped\",\"step\":4}\n", 3600, ND_RUN_ENDED_EARLY);
+    expect_end(5, "{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n", 3600,
+               ND_RUN_ENDED_EARLY);
     /* A minute, or as long as ten steps take. */
     static const char slow[] = "{\"step\":5,\"loss\":1,\"step_ms\":300000}\n";
     expect_end(4, "", 40, ND_RUN_RECENT);
@@ -276,6 +282,7 @@ Test(run_view, the_last_line_says_why_a_run_ended)
     write_file("run.json", record);
     EXPECT_VERDICT(ENDED("4", "74", "rank 1 was <lost>"), ND_RUN_FAILED, "step 4 of 6", "code 74",
                    "rank 1 was <lost>", elsewhere);
+    EXPECT_VERDICT(ENDED("4", "124", "stuck"), ND_RUN_FAILED, "code 124: stuck", elsewhere);
     const char *own = EXPECT_VERDICT(ENDED("6", "73", "the model was not saved"), ND_RUN_FAILED,
                                      "step 6 of 6", "code 73", "the model was not saved");
     cr_assert_null(strstr(own, elsewhere), "%s", own);
