@@ -21,6 +21,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -306,7 +307,9 @@ class Play:
         s, f = self.s, self.f
         if not self.stopped and not self.over and self.now.step >= self.last != s.steps:
             self.over = True
-            self.lines.append(dict(event="early_stopped", step=self.now.step, why="the epochs of data.path are over"))
+            self.lines.append(dict(event="early_stopped", step=self.now.step, why=f"the epochs of data.path are over before step {s.steps} (train.steps): "
+                                   f"of their {s.limit} samples {self.now.step * s.samples() + self.now.ahead} were read or passed over, "
+                                   f"and a step takes {s.samples()}"))
         self.end_profile()
         f.traces += 1
         if s.interval and (self.stopped or self.over) and self.held != self.now.step:
@@ -560,6 +563,9 @@ class Case:
         check(names == wanted, f"{f.name} has {sorted(names - wanted)} too many, and lacks {sorted(wanted - names)}")
         for step, saved in f.saved.items():
             position = json.loads((path / f"checkpoint-{step}/manifest.json").read_text())["position"]
+            lines = (path / "metrics.jsonl").read_bytes()[:position["metrics_bytes"]].decode()
+            last = ["0", *re.findall(r'"step":(\d+),(?:"skipped":true,)?"loss"', lines)][-1]
+            check(lines[-1:] == "\n" and int(last) == step, f"{f.name}/checkpoint-{step} has lines up to step {last}")
             seen = step * self.s.samples() + saved.ahead
             got = (position["samples_seen"], len(position["recent_losses"]))
             check(got == (seen, saved.losses), f"{f.name}/checkpoint-{step} has samples and losses {got}, not {(seen, saved.losses)}")
@@ -588,7 +594,8 @@ class Case:
             for step, saved in f.saved.items():
                 same = model == (path / f"checkpoint-{step}/model.safetensors").read_bytes()
                 check(same == (saved.updates() == updates), f"the model of {f.name}, of step {f.model}, and checkpoint-{step} are alike, or not")
-        for words, wanted in ((f"the model is that of step {p.model_step},", p.model_step != p.now.step),
+        loss = f" whose validation loss {s.validated(p.model_step):.6g} was" if p.model_step != p.now.step else ""
+        for words, wanted in ((f"the model is that of step {p.model_step},{loss}", p.model_step != p.now.step),
                               (f"nothing is left to do after step {p.now.step},", p.kept_model),
                               ("the run has ended early, after step", p.was_over)):
             check((words in printed) == wanted, f"\"{words}\" is {'not ' if wanted else ''}said:\n{printed[-2000:]}")

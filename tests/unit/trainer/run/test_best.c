@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
@@ -32,11 +33,19 @@ Test(best, patience_counts_validations_that_are_not_lower_by_the_threshold)
     cr_expect(!nd_run_best_is_over(&best, &off));
 }
 
-/* By which a later start knows which losses compare. */
+static nd_status keep_words(void *self, const nd_run_event *event)
+{
+    snprintf(self, 200, "%lld: %s", (long long)event->step, event->reason);
+    return ND_OK;
+}
+
+/* By which a later start knows which losses compare. The third one ends the run early. */
 Test(best, a_validation_says_how_long_separate_documents_are)
 {
     nd_config separate = config;
+    char said[200] = "";
     nd_run run = {.config = &separate};
+    nd_sinks_add(&run.sinks, (nd_sink){.self = said, .event = keep_words});
     nd_validation_record record = {.step = 4, .loss = 2.0, .separate_length = 1};
     separate.train.sequence_length = 32;
     separate.data.documents = ND_DOCUMENTS_JOIN;
@@ -45,6 +54,11 @@ Test(best, a_validation_says_how_long_separate_documents_are)
     separate.data.documents = ND_DOCUMENTS_SEPARATE;
     assert_ok(nd_run_record_validation(&run, &record));
     cr_expect_eq(record.separate_length, 32);
+    record = (nd_validation_record){.step = 8, .loss = 2.5};
+    assert_ok(nd_run_record_validation(&run, &record));
+    cr_expect(run.over && strstr(said, "8: 2 validations in a row were not below the lowest loss, "
+                                       "2 after step 4"),
+              "%s", said);
 }
 
 /* What is validated after step `step`, and, with `ends_well`, then saved. */

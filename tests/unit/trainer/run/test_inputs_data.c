@@ -58,6 +58,8 @@ Test(inputs_data, a_single_path_is_no_blend)
         cr_assert_eq(nd_dataset_blocks(data), 2);
         nd_dataset_close(data);
     }
+    config.data.invalid_utf8 = ND_CHOOSE_INVALID_REFUSE;
+    assert_fails(open_sources("%s/a.txt"), ND_ERR_CONFIG, "data.invalid_utf8 is refuse, but \"");
 }
 
 Test(inputs_data, lists_folders_and_patterns)
@@ -71,6 +73,7 @@ Test(inputs_data, lists_folders_and_patterns)
     cr_assert_eq(letter(2), 'a');
     nd_dataset_close(data);
     static const char *const forms[] = {"%s", "%s/*.txt", "%s/"};
+    tempdir_catch_stderr(&dir);   /* a file that is no text */
     for (int i = 0; i < 3; i++) { /* sorted by name */
         assert_ok(open_sources(forms[i]));
         cr_assert_eq(nd_dataset_blocks(data), 3);
@@ -78,6 +81,7 @@ Test(inputs_data, lists_folders_and_patterns)
         cr_assert_eq(letter(1), 'b');
         nd_dataset_close(data);
     }
+    shell(&dir, "grep -c '1 files of other kinds' stderr | grep -qx 2");
     assert_ok(open_sources("0.25 %s 0.75 %s/b.txt"));
     cr_assert_eq(nd_dataset_sources(data), 2);
     cr_assert_eq(nd_dataset_blocks(data), 5);

@@ -119,12 +119,14 @@ Test(labels, a_validation_reads_batches_of_several_samples)
     open_sources("%s/rows.jsonl", &inputs.validation);
     config.train.steps = 0;
     config.train.validation_batches = 1;
-    for (config.train.micro_batch_size = 1; config.train.micro_batch_size < 3;
-         config.train.micro_batch_size++) {
+    for (int i = 0; i < 4; i++) { /* of two rows, or of two ranks */
+        config.train.micro_batch_size = 1 + (i == 1);
+        config.resolved_mesh.size[i == 2 ? ND_AXIS_DP_SHARD : ND_AXIS_DP_REPLICATE] = 1 + i / 2;
         char *said = warnings(0, 0);
-        cr_expect_eq(strstr(said, "in the 1 sequences that a validation reads") != NULL,
-                     config.train.micro_batch_size == 1, "%s", said);
+        cr_expect_eq(strstr(said, "in the 1 sequences that a validation reads") != NULL, i == 0,
+                     "%d: %s", i, said);
         free(said);
+        config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
     }
 }
 

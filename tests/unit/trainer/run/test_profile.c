@@ -78,6 +78,7 @@ Test(profile, its_text_is_json)
     cr_assert_eq(json_integer_value(json_object_get(call, "pid")), 5);
     cr_assert_str_eq(json_string_value(json_object_get(args, "group")), "tp");
     cr_assert_eq(json_integer_value(json_object_get(args, "sequence")), 3);
+    cr_assert_eq(json_integer_value(json_object_get(args, "bytes")), 300);
     json_decref(list);
     free(whole);
     free(text);

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/state.h"
@@ -104,7 +104,11 @@ Test(resume, changes_nothing_in_the_folder_of_another_run)
     assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-3")));
     assert_ok(nd_resume_set_later_aside(&found));
     cr_assert(exists("checkpoint-4") && exists("checkpoint-5"));
-    /* The run that goes on here does. */
+    /* Nor where checkpoints lie without their run; the run that goes on here does. */
+    shell(&dir, "mv metrics.jsonl elsewhere");
+    assert_ok(find("", tempdir_file(&dir, "checkpoint-3")));
+    cr_assert(found.found && !found.continues && !found.searched && !found.run[0]);
+    shell(&dir, "mv elsewhere metrics.jsonl");
     assert_ok(find("", dir.path));
     cr_assert(nd_resume_is_own(&found));
     cr_assert(exists("checkpoint-5.bad") && !exists("checkpoint-5"));
@@ -144,9 +148,12 @@ Test(resume, names_a_checkpoint_of_another_program)
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
     cr_assert_null(strstr(nd_error_last()->message, "auto"));
     tempdir_write(&dir, "run.json", "{}", 2); /* a run that ended before its first checkpoint */
-    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "or give auto to begin this run again");
-    assert_ok(find(dir.path, "auto"));
-    cr_assert(!found.found && found.continues);
+    for (int i = 0; i < 2; i++) {             /* metrics.jsonl alone shows it too */
+        assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "or give auto to begin this run again");
+        assert_ok(find(dir.path, "auto"));
+        cr_assert(!found.found && found.continues);
+        shell(&dir, i ? "true" : "mv run.json metrics.jsonl");
+    }
     assert_fails(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")), ND_ERR_DATA,
                  "give it as --model-path");
 }
@@ -210,8 +217,18 @@ Test(resume, allows_only_keys_that_are_compared)
         config.checkpoint.allow = (char *)words[i][0];
         assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG, words[i][1]);
     }
-    config.checkpoint.allow = (char *)"data.path,optimizer.name,samples_per_step";
+    config.checkpoint.allow =
+        (char *)"data.path,data.tokenizer,data.shuffle_seed,data.documents,data.positions,"
+                "data.long_rows,data.end_of_text,samples_per_step,train.sequence_length,"
+                "train.precision,model.seed,optimizer.name,optimizer.lr,fp8.recipe";
     assert_ok(nd_resume_preflight(&config, &inputs));
+}
+
+static nd_status keep_event(void *self, const nd_run_event *e)
+{
+    snprintf(self, 200, "%lld %s %s %g %g %g", (long long)e->step, e->path ? e->path : "",
+             e->reason, e->seconds, e->blocked_seconds, (double)e->bytes);
+    return ND_OK;
 }
 
 /* A full disk may get room again; a state that differs between replicas stays so. */
@@ -220,15 +237,23 @@ Test(resume, a_save_that_is_wrong_three_times_ends_the_run)
     nd_config config = {.train.steps = 100};
     nd_worker worker = {.rank.config = &config};
     nd_trainer trainer = {.position.step = 9};
-    nd_run run = {.worker = &worker, .config = &config, .trainer = &trainer};
+    nd_run run = {.worker = &worker, .config = &config, .trainer = &trainer, .dir = (char *)"out"};
+    char said[200] = "";
+    nd_sinks_add(&run.sinks, (nd_sink){.self = said, .event = keep_event});
+    strcpy(run.place.path, "/all/out");
     const nd_save_report wrong = {.ended = true, .step = 9, .is_wrong = true, .why = "they differ"};
     const nd_save_report full = {.ended = true, .step = 9, .why = "the disk is full"};
-    const nd_save_report good = {.ended = true, .step = 9, .good = true};
+    const nd_save_report good = {true, true, 9, "interval", 0.5, 2, 77};
     const nd_save_report *order[] = {&wrong, &wrong, &full, &full,  &full,
                                      &wrong, &wrong, &good, &wrong, &wrong};
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         assert_ok(nd_run_saving_report(&run, order[i]));
+        cr_expect_str_eq(said, i == 7               ? "9 out/checkpoint-9 interval 2 0.5 77"
+                               : order[i] == &wrong ? "9  they differ 0 0 0"
+                                                    : "9  the disk is full 0 0 0");
     }
+    cr_expect_str_eq(run.resume.source, "/all/out/checkpoint-9");
+    cr_expect(run.resume.step == 9 && run.resume.searched && nd_resume_is_own(&run.resume));
     assert_fails(nd_run_saving_report(&run, &wrong), ND_ERR_IO,
                  "the checkpoint of step 9, the third in a row, is not saved: they differ");
 }

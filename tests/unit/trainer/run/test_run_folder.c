@@ -281,6 +281,8 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
     config.checkpoint.export_model = false;
     config.optimizer.name = ND_OPTIMIZER_SGD; /* keeps no moments */
     cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), plain - 8 * parameters);
+    config.resolved_mesh = (nd_mesh){{1, 1, 4, 1, 2}}; /* the files of each rank have heads */
+    cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), plain - 8 * parameters + 8 * 65536);
 }
 
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
