@@ -261,8 +261,10 @@ Test(checkpoints, must_fit_the_run)
             "give --resume-allow data.shuffle_seed,model.seed,train.precision,optimizer.schedule");
     shell_ends(&dir, 0,
                TWO "--num-steps 6 --save-dir colder --resume-from-checkpoint out "
-                   "--learning-rate 7e-3 --resume-allow optimizer.lr",
-               "resume: optimizer.lr was 0.0003 and is 0.007");
+                   "--learning-rate 7e-3 --resume-allow optimizer.lr --dump-tensors '*' "
+                   "--dump-steps 4",
+               "resume: optimizer.lr was 0.0003 and is 0.007",
+               "no tensor is dumped: log.dump_steps is 4, and the run goes on after step 4");
     refused(2, TWO RESUMED "--resume-allow train.steps", "train.steps, which allows nothing");
     refused(2, TWO RESUMED "--set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7");
     refused(2, TWO RESUMED "--num-steps 3", "already at step 4, and train.steps is 3");
@@ -283,8 +285,9 @@ Test(checkpoints, must_fit_the_run)
                "was loaded without comparing its checksums");
     shell_ends(&dir, 0,
                TWO "--num-steps 7 --save-dir adam --resume-from-checkpoint plain "
-                   "--resume-allow optimizer.name",
+                   "--resume-allow optimizer.name --checkpoint-frequency 7",
                "has no moments of AdamW, so these begin at zero");
+    shell_ends(&dir, 1, ND_TRAIN " ckpt diff plain adam", "\nexp_avg_sq: only in B\n");
     refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out/model",
             "holds no checkpoint: neither checkpoint-N nor manifest.json of ndtrain");
     shell(&dir, "! test -e new");

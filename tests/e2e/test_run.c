@@ -168,7 +168,7 @@ Test(run, records_what_its_report_shows)
     static const char *const words[] = {
         "\"slowest\":[[", "\"fp8_health.input.mlp.gate_proj.underflow\":{\"count\":2,",
         "\"tokenizer\":\"bytes\"", "\"first_step\":3,\"steps\":4,"};
-    double slowest[8], fastest[8], rank[8], ms[8], speed[8], sum = 0;
+    double slowest[8], fastest[8], rank[8], ms[8], speed[8], wire[8], sum = 0;
     const double begin = nd_clock_seconds();
     shell(&dir,
           RUN "--data-path text.txt --validation-path block.txt --num-steps 6 --precision fp8 "
@@ -180,6 +180,8 @@ Test(run, records_what_its_report_shows)
     cr_assert_eq(values_of("slowest_ms", slowest, 8), 6);
     cr_assert_eq(values_of("fastest_ms", fastest, 8), 6);
     cr_assert_eq(values_of("slowest_rank", rank, 8), 6);
+    cr_assert_eq(values_of("wire_bytes", wire, 8), 6);
+    cr_expect(wire[1] > 0 && wire[1] == wire[4], "%g and %g bytes of a step", wire[1], wire[4]);
     for (int i = 0; i < 6; i++) {
         cr_assert(slowest[i] >= fastest[i] && fastest[i] > 0 && rank[i] >= 0 && rank[i] <= 1);
         cr_expect_geq(ms[i], fastest[i], "a step is longer than the work of its fastest rank");
@@ -189,7 +191,8 @@ Test(run, records_what_its_report_shows)
     cr_expect_leq(sum, whole, "steps of %g ms in a run of %g ms", sum, whole);
     shell(&dir, "test $(grep -c '\"fp8_health\":{\"input\":{\"mlp.gate_proj\":{\"underflow\":' "
                 "out/metrics.jsonl) = 2 && grep -q '\"validation_ms\"' out/trace.json && "
-                "grep -q '\"fp8_linears\": 3' out/run.json && " ND_TRAIN " report out");
+                "grep -q '\"fp8_linears\": 3' out/run.json && "
+                "grep -q '\"linears\": 7,' out/run.json && " ND_TRAIN " report out");
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         shell(&dir, shell_line("grep -qF '%s' out/report.html", words[i]));
     }
@@ -495,6 +498,9 @@ Test(run, bench_refuses_what_it_cannot_time)
         {ND_TRAIN " bench --products --sizes 32x40x64",
          "--sizes is \"32x40x64\"; it must be MxKxN"},
         {ND_TRAIN " bench --products --sizes 32x48", "--sizes is \"32x48\"; it must be MxKxN"},
+        {ND_TRAIN " bench --products --sizes 16x16x16,0x16x16", "each a multiple of 16 up to"},
+        {ND_TRAIN " bench --products --sizes 16x16x16777232", "a multiple of 16 up to 16777216"},
+        {ND_TRAIN " bench --products --layer", "give --products"},
         {ND_TRAIN " bench --layer --sizes 32x32x32", "--sizes is for --products"},
         {ND_TRAIN " bench --products --repeats 3", "--repeats is for --layer"},
         {ND_LAUNCH " bench --products --sizes 32x32x32 --device cpu --num-processes 2",

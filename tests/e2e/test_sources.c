@@ -41,6 +41,8 @@ Test(sources, a_resumed_blend_is_the_run_that_was_not_stopped)
 {
     shell(&dir, TWO BLEND "--save-dir whole");
     says("source c: 520 tokens, 8 blocks; ", "which read it 1 times\n");
+    shell(&dir,
+          "test \"$(sed -n 's/ *\"samples\": //p' whole/run.json | tr -d '\\n')\" = 25,15,8,");
     shell(&dir, "t='\"source_tokens\":{\"text\":[0-9]*,\"b\":[0-9]*,\"c\":'; "
                 "grep '^{\"step\":12,' whole/metrics.jsonl | grep -q \"$t\"0 && "
                 "grep '^{\"step\":[67],' whole/metrics.jsonl | grep -q \"$t\"[1-9]");
