@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ndtrain ckpt` and `ndtrain export` as a user runs them: what they print, their exit codes, and that bad input changes nothing. The run
 folder "run" has checkpoints 10 (dp_shard 2 x tp 2), 20 (dp_replicate 2) and 30 (one rank) of the same weights and moments."""
+import calendar
 import filecmp
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -109,6 +111,10 @@ def ls_prints_json_lines(t):
     check(lines[0].startswith('{"run":"run","folder":"checkpoint-10","step":10,"state":"good","why":null,"bytes":'), lines[0])
     check(lines[0].endswith('"mesh":{"pp":1,"dp_replicate":1,"dp_shard":2,"cp":1,"tp":2},"reason":"interval","tokens_seen":1000,'
                             '"samples_seen":80,"has_model":false}\n'), lines[0])
+    row = json.loads(lines[0])
+    size = sum(path.stat().st_size for path in (t.folder / "run/checkpoint-10").rglob("*") if path.is_file())
+    age = time.time() - calendar.timegm(time.strptime(row["time"], "%Y-%m-%dT%H:%M:%SZ"))
+    check(row["bytes"] == size and row["time"] == "2026-01-31T12:00:00Z" and 0 <= age - row["age_seconds"] < steps.PATIENCE_S, row)
     check('"folder":"checkpoint-50","step":50,"state":"no manifest"' in lines[3] and '"mesh":null' in lines[3], lines[3])
 
 
@@ -242,7 +248,7 @@ def prune_deletes_what_was_set_aside_when_asked(t):
     refused(t, 0, f"{CKPT} prune run --set-aside", "run/model.old stays, since there is no run/model\n")
     t.write("run/model/config.json", "1\n")
     refused(t, 0, f"{CKPT} prune run --set-aside --dry-run", "would delete run/model.old-2 (")
-    ends(t, 0, f"{CKPT} prune run --set-aside", "deleted run/model.old (2 B)")
+    ends(t, 0, f"{CKPT} prune run --set-aside", "deleted run/model.old (2 B)", "deleted 0 checkpoints, 0 B\n")
     check(listed(t) == [*kept, "model", "model.old-mine", "model.older"], listed(t))
     move(t, "run/checkpoint-20", "run/checkpoint-20.old")
     remove_hashes(t, 30)

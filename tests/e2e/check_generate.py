@@ -183,6 +183,7 @@ def says_what_is_wrong(t):
             (2, f"{a} --cp-size 2", "workers"),
             (2, f"{a} --prompt b", "--prompt is given twice"),
             (2, f"{a} --context 9", "--context is the room of --interactive"),
+            (2, f"{GENERATE} --model run --interactive --prompt-file b", "--interactive reads prompts"),
             (2, f"{a} --max_tokens=3", "--max_tokens: new tokens are"),
             (2, f"{a} --do-sample", "--do-sample: a --temperature above 0"),
             (2, f"{a} --batch-size 3", "--batch-size: texts of a replica"),
@@ -191,6 +192,8 @@ def says_what_is_wrong(t):
             (65, f"{a} --max-new-tokens 200", "max_position_embeddings is 128"),
             (65, f"{a} --chat", "no known chat form"),
             (2, f"{EVAL} --model run", "either files of --data"),
+            (2, f"{EVAL} --model run --data valid.txt --requests r.jsonl", "either files of --data"),
+            (2, f"{EVAL} --model run --data valid.txt --serve-stdin", "either files of --data"),
             (65, f"{EVAL} --model run --data no/such --sequence-length 64", "does not exist"),
             (2, f"{EVAL} --model run --data valid.txt --sequence-length 1000", "max_position_embeddings is 128")]:
         t.run(command, code, words)

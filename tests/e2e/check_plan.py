@@ -167,6 +167,10 @@ def documents_are_those_that_are_given(t):
         check((words in t.log) == (rule == "auto"), t.log)
     check(batches["separate"] > batches["join"] == batches["auto"], batches)
     plan(t, "cp.yaml --data-path text.txt --documents auto", never=words)
+    plan(t, "cp.yaml --data-path rows.jsonl --data-format text --documents auto", never=words)
+    for data in "rows.ndjson.gz", "rows.txt --data-format jsonl":
+        plan(t, f"cp.yaml --data-path {data} --documents auto")
+        check(words in t.log, t.log)
 
 
 @test

@@ -106,6 +106,10 @@ def the_command(t):
             (73, f"{TOKENIZE} --input a.jsonl --output-prefix /proc/x", "")):
         t.run(words, code, fact)
     check(not left(t, "x"), left(t, "x"))
+    for end in "bin", "idx", "mask":
+        t.write(f"y.{end}", "")
+        t.run(f"{TOKENIZE} --input a.jsonl --output-prefix y", 73, f'"y.{end}" is there already')
+        (t.folder / f"y.{end}").unlink()
     t.run(f"{TOKENIZE} --input bad.jsonl --output-prefix x --skip-bad=1")
 
 
@@ -224,6 +228,9 @@ def keys_of_a_run_that_reads_rows(t):
     t.run(f"{looks} --json-key body --skip-bad 1 --invalid-utf8 refuse", 65, ("line 22: ", "leaving out 1 other bad row"))
     t.write("rows.yaml", "data: {json_key: body, skip_bad: 2, invalid_utf8: refuse}\n")
     t.run(f"{looks} --config-file rows.yaml --log-level info", says="2 bad rows were left out")
+    t.write("s.txt", 40 * "<|eot|>")
+    for how, fact in ("parse", " 41 training tokens"), ("text", " 242 training tokens"), ("refuse", "(--special-in-text)"):
+        t.run(f"{looks} --data-path s.txt --special-in-text {how}", 65 if how == "refuse" else 0, fact)
     # The tokens are those of the command.
     t.run(f"{AGAIN} rows.jsonl --json-key body --skip-bad 2 --invalid-utf8 refuse", says="bad lines                                   2")
 
