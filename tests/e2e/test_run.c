@@ -196,6 +196,9 @@ Test(run, records_what_its_report_shows)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         shell(&dir, shell_line("grep -qF '%s' out/report.html", words[i]));
     }
+    shell(&dir, "sed -n 's/.*\"gemm_ms\": \\([0-9.]*\\).*/\\1/p' out/trace.json");
+    const double gemm = strtod(shell_output, NULL);
+    cr_expect(gemm > 0 && gemm < sum, "%g ms of products in steps of %g", gemm, sum);
 }
 
 /* Blocks of prompts alone: such a step makes no update, and such a validation no loss; neither ends
@@ -455,7 +458,7 @@ Test(run, bench_times_every_precision)
           ND_LAUNCH " bench --layer --repeats 1 --device cpu --num-processes 2 --dp-shard-size 2 "
                     "--set model.config=model.json --sequence-length 64");
     says("\nbf16 ", "\nfp8 tensorwise ", "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ",
-         "\nfp8 delayed ", "mesh 1 x 2 x 1 x 1 ");
+         "\nfp8 delayed ", "mesh 1 x 2 x 1 x 1 ", ", 128 tokens; ");
     shell(&dir, ND_TRAIN " bench --products --sizes 32x48x64,16x16x16 --device cpu --jsonl");
     says("\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":", "\"delayed_seconds\":");
     /* Where operands are packed. */

@@ -174,6 +174,13 @@ Test(saved_model, has_the_byte_tokenizer_where_the_data_are_bytes)
                     "cmp one/good.json two/model/tokenizer.json && "
                     "cmp one/model/generation_config.json two/model/generation_config.json && "
                     "test ! -e two/model/merges.txt");
+    /* Ids of a file may be those of any tokenizer. */
+    shell(&dir,
+          ND_TRAIN " tokenize --tokenizer bytes --input text.txt --output-prefix ids && " ND_LAUNCH
+                   " --device cpu --model-config model.json --data-path ids --tokenizer file "
+                   "--sequence-length 64 --num-steps 1 --checkpoint-frequency 1 "
+                   "--checkpoint-export-model true --set output.dir=of-ids && "
+                   "! ls of-ids/*/tokenizer.json && ls of-ids/*/config.json");
 }
 
 /* A bit of the weights flips after they were saved: a run that goes on from them says so. */

@@ -633,6 +633,11 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
     assert_ok(check(NULL, ""));
     manifest.samples_seen = 47;
     REFUSED(NULL, "", "give --num-steps 39 in its place");
+    read_text(
+        "text"); /* which do not end there: 31,726 of 31,775 blocks are left, a part of a step */
+    config.train.gradient_accumulation_steps = 3;
+    manifest.samples_seen = 49;
+    REFUSED(NULL, "samples_per_step,data.path", "give --num-steps 2650 in its place");
     end_comparison();
 }
 

@@ -290,7 +290,6 @@ Test(metrics, a_damaged_line_is_named)
                                       "{\"step\":2,\"loss\":NaN,\"step_ms\":1}",
                                       "{\"step\":2,\"loss\":-,\"step_ms\":1}",
                                       "{\"step\":2,\"loss\":0x12,\"step_ms\":1}",
-                                      "{\"step\":1e15,\"loss\":1,\"step_ms\":1}",
                                       "{\"step\":2,\"new\":[1,\"step_ms\":1}",
                                       "{\"step\":2,\"new\":{\"a\":1],\"step_ms\":1}",
                                       "{\"step\":2,}",
