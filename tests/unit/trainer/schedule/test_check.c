@@ -81,7 +81,7 @@ static void expect_fragile(const list *whole, int stages, int micros)
         cr_expect_eq(check(&twice, stages, micros, &needs), ND_ERR_INTERNAL, "action %d twice", at);
         const nd_action a = whole->actions[at], before = whole->actions[at - (at > 0)];
         list early = *whole, bare = *whole;
-        if (a.kind < ND_UNSHARD && before.kind < ND_UNSHARD && a.micro == before.micro) {
+        if (at > 0 && a.kind < ND_UNSHARD && before.kind < ND_UNSHARD && a.micro == before.micro) {
             early.actions[at - 1] = a; /* what it reads comes later */
             early.actions[at] = before;
             cr_expect_eq(check(&early, stages, micros, &needs), ND_ERR_INTERNAL, "early %d", at);
