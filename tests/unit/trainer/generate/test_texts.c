@@ -78,21 +78,6 @@ Test(texts, a_word_after_a_prompt_keeps_its_blank)
     }
 }
 
-/* A model may have more ids than its tokenizer. */
-Test(texts, ids_that_the_tokenizer_lacks_have_no_text)
-{
-    nd_tokenizer *tokenizer = text_open("llama3");
-    const int32_t lacks = nd_tokenizer_vocab_size(tokenizer);
-    nd_ids ids = {0};
-    size_t prompt;
-    ids_after(tokenizer, "ab", "ab cd", &prompt, &ids);
-    cr_assert_eq(nd_ids_add(&ids, &lacks, 1), ND_OK);
-    text_is(tokenizer, &ids, prompt, " cd");
-    text_is(tokenizer, &ids, ids.count, ""); /* all of them are the prompt */
-    free(ids.data);
-    nd_tokenizer_close(tokenizer);
-}
-
 typedef struct stop_case {
     const char *stops[4];
     const char *text, *expected;
