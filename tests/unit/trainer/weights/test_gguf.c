@@ -147,7 +147,7 @@ Test(gguf, models_that_no_file_can_hold_are_refused)
     hf_shell("test -z \"$(ls -A %s)\"", hf_dir.path);
 }
 
-/* What is checked first comes last. */
+/* Each file has the keys of those before it, too, so what is checked first comes last. */
 Test(gguf, keys_of_what_is_not_read)
 {
     static const char *const cases[][3] = {
@@ -167,6 +167,7 @@ Test(gguf, keys_of_what_is_not_read)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *path = tempdir_file(&hf_dir, "changed");
         FILE *out = fopen(path, "wb");
+        cr_assert_not_null(out);
         json_object_set_new(h.keys, cases[i][0], json_loads(cases[i][1], JSON_DECODE_ANY, NULL));
         nd_gguf_put_head(out, h.keys, &h.list);
         cr_assert_eq(ftruncate(fileno(out), (off_t)h.list.tensors[h.list.count - 1].end), 0);

@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 
+#include "tests/support/skip.h"
 #include "tests/unit/trainer/weights/hf_model.h"
 #include "trainer/weights/safetensors.h"
 
@@ -105,7 +106,8 @@ Test(hf_writer, what_is_written_reads_back)
         nd_hf_writer_options o = hf_options_of(k & 1, dtypes[k >> 1]);
         const char *folder = hf_write_model(name, &o);
         assert_reads_back(folder, &o);
-        hf_shell("grep '\"torch_dtype\": \"%s' %s/config.json", k > 1 ? "bf" : "float32", folder);
+        hf_shell("grep -q '\"torch_dtype\": \"%s' %s/config.json", k > 1 ? "bf" : "float32",
+                 folder);
         cr_assert_eq(entries_in(folder), 5); /* config, weights, tokenizer, its config, checksums */
         cr_assert_eq(entries_in(hf_dir.path), k + 1, "a temporary folder is left");
     }
@@ -197,7 +199,7 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     hf_shell("cd %s && ls model-00001-of-0000?.safetensors >/dev/null", folder);
     int files = entries_in(folder) - 3; /* config, index, checksums */
     cr_assert_geq(files, 4);
-    hf_shell("cd %s && grep '\"total_size\": %d$' *.index.json", folder,
+    hf_shell("cd %s && grep -q '\"total_size\": %d$' *.index.json", folder,
              4 * (int)nd_shape_parameters(&o.shape));
     cr_expect_eq(weights_synced, files + 1, "a loss of power may take a file, or the index");
     cr_expect_str_eq(synced, hf_dir.path, "or the folder's name");
@@ -360,8 +362,13 @@ Test(hf_writer, a_model_whose_tokenizer_cannot_be_read_is_written_with_an_error)
 {
     nd_hf_writer *writer;
     nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    struct stat st;
     o.byte_tokenizer = false;
     o.tokenizer = "/sys/devices/system/cpu/possible";
+    if (stat(o.tokenizer, &st) != 0 || st.st_size < 4096) {
+        hf_teardown();
+        skip_test("/sys has no file that is shorter than its size");
+    }
     hf_list_tensors(&o.shape);
     const char *folder = tempdir_file(&hf_dir, "m");
     assert_ok(nd_hf_writer_open(folder, &o, &writer));
