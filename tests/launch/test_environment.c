@@ -96,7 +96,7 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
     assert_says(&ranks[2], "'0.125' on rank 2 (");
 }
 
-/* By their content: the path of the same data may be another one on each host. */
+/* Data are compared by their content, as the same data may have another path on each host. */
 Test(environment, different_data_stop_all)
 {
     char flag[PATH_MAX + 16], other[4096];

@@ -4,7 +4,7 @@
 
 #include "runtime/base/printable.h"
 
-/* Those next to what is escaped, and the last one of all. */
+/* The characters next to those that are escaped, and the last one of all. */
 #define NEIGHBOURS                                                                                 \
     "~\xc2\xa0\xe2\x80\xa7\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa\xed\x9f\xbf\xee\x80\x80\xef\xbf"    \
     "\xbd\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"

@@ -49,7 +49,7 @@ Test(shm_folder, those_of_dead_processes_are_removed_and_no_others)
     long pid;
     nd_shm_folder_make(alive);
     make_dead(dead);
-    /* Of another user, of another namespace of pids, and another name. */
+    /* They have another user, another namespace of pids, and another kind of name. */
     cr_assert_eq(sscanf(dead, "/dev/shm/ndtrain-%lu-%lu-%ld-", &user, &space, &pid), 3);
     for (unsigned long i = 0; i < 3; i++) {
         snprintf(others[i], sizeof others[i], "/dev/shm/ndtrain-%lu-%lu-%ld-1%s", user + (i == 0),

@@ -188,7 +188,7 @@ Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
     leave(&v);
 }
 
-/* Also a second time, and where another number of bytes is wanted. */
+/* It may also be the second one, and one of which another number of bytes is wanted. */
 Test(net, a_message_may_be_asked_for_while_its_bytes_come)
 {
     enum { BYTES = 8, FIRST = sizeof(net_head) + 3 };

@@ -210,7 +210,7 @@ static void expect_value(int i, const char *expected)
     cr_assert_arr_eq(bytes, expected, count);
 }
 
-/* For this key, whose first value stays. */
+/* The value is that of the same key, and the first one stays. */
 Test(server, get_waits_for_set)
 {
     open_joined(2, 2);

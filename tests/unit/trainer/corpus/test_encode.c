@@ -570,7 +570,7 @@ static nd_chat_rules chat_rules(nd_chat_choice choice)
     return chat;
 }
 
-static bool take_space; /* the control tokens of use_chat, behind them */
+static bool take_space; /* control tokens of use_chat take the white space behind them */
 
 /* A family with these control tokens in the place of its own two, and this form. */
 static void use_chat(nd_chat_choice choice, const char *const *names, int count)

@@ -9,7 +9,7 @@
  * behind the branches. Statistics of Tl tokens are 256 bytes, to which activations are padded. */
 enum { T = 128, Tl = 64, L = 3, C = 32, F = 32, H = 2, K = 2, D = 16, QKV = 96, V = 49 };
 
-/* Floats. */
+/* These are numbers of floats. */
 enum {
     LEAST = Tl * (3 * C + 2), /* a block's input, and its branches before the norms behind them */
     REST = Tl * (3 * C + 2) + T * (QKV + (H + K) * (D + 1) + H * D + H + 3 * F),

@@ -53,7 +53,7 @@ Test(safetensors, reads_tensors_in_the_order_of_their_data)
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" first "},"                          \
     "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" second "}}"
 
-/* Of each type 16 elements, on as many axes as there may be. */
+/* A tensor of each type has 16 elements, on as many axes as there may be. */
 Test(safetensors, reads_every_type)
 {
     static const struct {
