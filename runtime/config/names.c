@@ -185,6 +185,7 @@ static nd_status apply_standalone(nd_reader *r, const nd_name *row, const nd_set
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, ""));
+        r->main_ip[0] = '\0'; /* a port behind it is one of this host */
     }
     return ND_OK;
 }

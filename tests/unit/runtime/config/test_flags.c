@@ -233,6 +233,7 @@ Test(flags, win_over_the_file)
         {"launch: {nnodes: 2, node_rank: 1, rdzv_endpoint: h:1}\n", "--standalone",
          "launch.nnodes=1;launch.node_rank=0;launch.rdzv_endpoint="},
         {ADDRESS, "--main_process_port 77", "launch.rdzv_endpoint=head:77"},
+        {ADDRESS, "--standalone --main_process_port 77", "launch.rdzv_endpoint=127.0.0.1:77"},
         {ADDRESS, "--main-process-ip other", "launch.rdzv_endpoint=other:1234"},
         {"train: {epochs: 2}\n", "--num-steps 0", "train.steps=0;train.epochs=2"},
         {"train: {steps: 9}\n", "--num-train-epochs 0", "train.steps=9;train.epochs=0"},
