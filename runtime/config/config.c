@@ -21,7 +21,6 @@ static void begin_layer(nd_reader *reader, nd_layer layer)
     reader->parallelism = reader->mixed_fp8 = false;
     reader->sp_size = 0;
     reader->where[0] = reader->notices[0] = '\0';
-    reader->main_port = reader->file ? reader->main_port : 29500; /* accelerate's, torchrun's */
 }
 
 /* These functions read what follows from a layer. */

@@ -90,23 +90,25 @@ static nd_status apply_fp16(nd_reader *r, const nd_name *row, const nd_setting *
     return on ? refuse_later(r, setting) : ND_OK;
 }
 
-/* Joins the address that accelerate and torchrun give in two parts. */
+/* Accelerate and torchrun give the address in two parts. Each replaces its half of the endpoint. */
 static nd_status apply_main(nd_reader *r, const nd_name *row, const nd_setting *setting)
 {
     const bool is_port = nd_ends_with(row->names, "port");
-    char endpoint[300];
-    if (is_port ? !nd_int_parse(setting->text, &r->main_port) || r->main_port < 0 ||
-                      r->main_port > 65535
-                : strlen(setting->text) >= sizeof r->main_ip) {
+    const char *now = r->config->launch.rdzv_endpoint, *colon = strrchr(now, ':');
+    const char *host = !is_port ? setting->text : *now ? now : "127.0.0.1";
+    const char *port = is_port ? setting->text : colon ? colon + 1 : "29500"; /* as theirs */
+    const size_t length = is_port && colon ? (size_t)(colon - now) : strlen(host);
+    const bool v6 = !is_port && strchr(host, ':') && host[0] != '[';
+    int64_t number;
+    char *endpoint;
+    if (is_port ? !nd_int_parse(port, &number) || number < 0 || number > 65535 : length > 255) {
         return refuse(setting, row->sentence);
     }
-    if (!is_port) {
-        memcpy(r->main_ip, setting->text, strlen(setting->text) + 1);
-    }
-    const bool v6 = strchr(r->main_ip, ':') && r->main_ip[0] != '[';
-    snprintf(endpoint, sizeof endpoint, "%s%s%s:%lld", v6 ? "[" : "",
-             r->main_ip[0] ? r->main_ip : "127.0.0.1", v6 ? "]" : "", nd_ll(r->main_port));
-    return is_port || r->main_ip[0] ? nd_reader_put(r, row->field, endpoint) : ND_OK;
+    ND_TRY(nd_fs_format(&endpoint, "%s%.*s%s:%s", v6 ? "[" : "", (int)length, host, v6 ? "]" : "",
+                        port));
+    const nd_status status = length > 0 ? nd_reader_put(r, row->field, endpoint) : ND_OK;
+    free(endpoint);
+    return status;
 }
 
 /* A boolean (FSDP2), or the name or number of an FSDP1 strategy. */
@@ -185,7 +187,6 @@ static nd_status apply_standalone(nd_reader *r, const nd_name *row, const nd_set
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, ""));
-        r->main_ip[0] = '\0'; /* a port behind it is one of this host */
     }
     return ND_OK;
 }

@@ -173,8 +173,6 @@ typedef struct nd_reader {
     bool mixed_fp8;     /* mixed_precision: fp8 */
     char notices[1024]; /* keys without a meaning here, comma-separated */
 
-    char main_ip[256]; /* "" unless this layer or one before it has it */
-    int64_t main_port;
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
 

@@ -235,6 +235,8 @@ Test(flags, win_over_the_file)
         {ADDRESS, "--main_process_port 77", "launch.rdzv_endpoint=head:77"},
         {ADDRESS, "--standalone --main_process_port 77", "launch.rdzv_endpoint=127.0.0.1:77"},
         {ADDRESS, "--main-process-ip other", "launch.rdzv_endpoint=other:1234"},
+        {"launch: {rdzv_endpoint: '[fd00::1]:1'}\n", "--master-port 77",
+         "launch.rdzv_endpoint=[fd00::1]:77"},
         {"train: {epochs: 2}\n", "--num-steps 0", "train.steps=0;train.epochs=2"},
         {"train: {steps: 9}\n", "--num-train-epochs 0", "train.steps=9;train.epochs=0"},
         {"checkpoint: {interval: 7}\n", "--save-strategy steps", "checkpoint.interval=7"},
