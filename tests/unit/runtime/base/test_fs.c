@@ -12,21 +12,11 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "tests/support/synced.h"
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
-static char synced[PATH_MAX];      /* the path of what was synced last */
-static int sync_code, rename_code; /* of those that fail; 0: none does */
-
-int fsync(int fd) /* in place of the C library's */
-{
-    char link[32];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    const ssize_t length = readlink(link, synced, sizeof synced - 1);
-    synced[length > 0 ? length : 0] = '\0';
-    errno = sync_code;
-    return sync_code ? -1 : (int)syscall(SYS_fsync, fd);
-}
+static int rename_code; /* the errno with which renameat2 fails; 0: it does not fail */
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {

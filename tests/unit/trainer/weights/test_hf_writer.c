@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 
 #include "tests/support/skip.h"
+#include "tests/support/synced.h"
 #include "tests/unit/trainer/weights/hf_model.h"
 #include "trainer/weights/safetensors.h"
 
@@ -40,19 +41,6 @@ int statvfs(const char *restrict path, struct statvfs *restrict out)
         out->f_bavail = (fsblkcnt_t)1 << 40;
     }
     return code;
-}
-
-static char synced[PATH_MAX]; /* the path of what was synced last */
-static int weights_synced;
-
-int fsync(int fd)
-{
-    char link[32];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    const ssize_t length = readlink(link, synced, sizeof synced - 1);
-    synced[length > 0 ? length : 0] = '\0';
-    weights_synced += strstr(synced, ".safetensors") != NULL;
-    return (int)syscall(SYS_fsync, fd);
 }
 
 static int entries_in(const char *folder)
@@ -192,6 +180,7 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
     o.max_file_bytes = 20000; /* the embedding alone has 24576 bytes: its own file */
     o.byte_tokenizer = false;
+    sync_word = ".safetensors";
     const char *folder = hf_write_model("m", &o);
     assert_reads_back(folder, &o);
     hf_shell("cd %s && test -f model.safetensors.index.json && test ! -e model.safetensors",
@@ -201,7 +190,7 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     cr_assert_geq(files, 4);
     hf_shell("cd %s && grep -q '\"total_size\": %d$' *.index.json", folder,
              4 * (int)nd_shape_parameters(&o.shape));
-    cr_expect_eq(weights_synced, files + 1, "a loss of power may take a file, or the index");
+    cr_expect_eq(sync_count, files + 1, "a loss of power may take a file, or the index");
     cr_expect_str_eq(synced, hf_dir.path, "or the folder's name");
     hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
     hf_expect_closed();
