@@ -35,9 +35,7 @@ int launched_shell(const char *format, ...)
 
 const char *launched_program(const char *name)
 {
-    static char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", launched_build_root(), name);
-    return path;
+    return printed("%s/%s", launched_build_root(), name);
 }
 
 void launched_use_test_worker(const char *what, const char *rank)
@@ -160,8 +158,7 @@ void launched_until(launched *l, const char *words, int count)
 
 pid_t launched_worker(launched *l, int rank)
 {
-    char words[32];
-    snprintf(words, sizeof words, "ready %d pid ", rank);
+    const char *words = printed("ready %d pid ", rank);
     launched_until(l, words, 1);
     return (pid_t)atol(strstr(l->text, words) + strlen(words));
 }

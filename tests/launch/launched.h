@@ -7,6 +7,7 @@
  */
 #include <sys/types.h>
 
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 
 /* For what comes in a second where nothing else runs; nobody waits longer than it takes. */
@@ -26,7 +27,7 @@ typedef struct launched {
 const char *launched_build_root(void);
 /* A shell command; its exit code, or 128 + signal. */
 int launched_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The path of a program in that folder, until the next call. */
+/* The path of a program, or another file, in that folder; a text of printed. */
 const char *launched_program(const char *name);
 /* Sets ND_WORKER to the test worker, and what it does (ND_TEST), which rank does it (ND_TEST_RANK):
  * NULL leaves these as they are. */

@@ -30,26 +30,21 @@ typedef struct crowd {
     bool speaks;   /* every other connection sends one byte */
 } crowd;
 
-/* -1: refused, as long as nobody listens. */
-static int connect_once(int port, bool speaks)
+/* Number i of the crowd. -1: refused, as long as nobody listens. */
+static int connect_once(const crowd *size, int i, int port)
 {
     int fd = port_connect(port);
-    if (fd >= 0 && speaks) {
+    if (fd >= 0 && size->speaks && i % 2 == 1) {
         send(fd, "\x16", 1, MSG_NOSIGNAL); /* the first byte of a handshake */
     }
     return fd;
-}
-
-static bool speaks(const crowd *size, int i)
-{
-    return size->speaks && i % 2 == 1;
 }
 
 static void connect_all(struct pollfd *sockets, const crowd *size, int port)
 {
     for (int i = 0; i < size->held + size->returning; i++) {
         sockets[i].events = POLLIN;
-        while ((sockets[i].fd = connect_once(port, speaks(size, i))) < 0) {
+        while ((sockets[i].fd = connect_once(size, i, port)) < 0) {
             usleep(10000);
         }
     }
@@ -63,7 +58,7 @@ static void stay(struct pollfd *returning, const crowd *size, int port)
         for (int i = 0; i < size->returning; i++) {
             if (returning[i].revents) {
                 close(returning[i].fd);
-                returning[i].fd = connect_once(port, speaks(size, i));
+                returning[i].fd = connect_once(size, i, port);
             }
         }
     }
@@ -120,16 +115,14 @@ TEMPDIR_SUITE(crowd, setup);
 /* A node whose launcher may open so many files. */
 static void start_node(launched *l, int node, const char *endpoint, int files)
 {
-    char name[32], rank[16], command[PATH_MAX + 64];
+    const char *name = printed("node%d", node);
     tiny_arguments a = {0};
-    snprintf(name, sizeof name, "node%d", node);
-    snprintf(rank, sizeof rank, "%d", node);
-    snprintf(command, sizeof command, "ulimit -n %d; exec %s/ndlaunch \"$@\"", files,
-             launched_build_root());
-    tiny_add(&a, (const char *[]){"/bin/sh", "-c", command, "sh", "--num-processes", "4",
-                                  "--dp-shard-size", "-1", "--nnodes", "2", "--node-rank", rank,
-                                  "--rdzv-endpoint", endpoint, "--rdzv-key-file", job.key_file,
-                                  "--rdzv-timeout-seconds", "100", NULL});
+    tiny_add(&a, (const char *[]){
+                     "/bin/sh", "-c",
+                     printed("ulimit -n %d; exec %s \"$@\"", files, launched_program("ndlaunch")),
+                     "sh", "--num-processes", "4", "--dp-shard-size", "-1", "--nnodes", "2",
+                     "--node-rank", printed("%d", node), "--rdzv-endpoint", endpoint,
+                     "--rdzv-key-file", job.key_file, "--rdzv-timeout-seconds", "100", NULL});
     tiny_add(&a, tiny_flags(&dir, name));
     launched_start(l, &dir, name, a.list);
 }
@@ -145,9 +138,8 @@ static bool is_all(void)
 static double join_seconds(crowd size, int files)
 {
     launched nodes[2];
-    char endpoint[32];
     int port = port_reserve();
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port);
+    const char *endpoint = printed("127.0.0.1:%d", port);
     start_node(&nodes[0], 0, endpoint, files);
     pid_t hostile = crowd_start(size, port);
     double begin = nd_clock_seconds();

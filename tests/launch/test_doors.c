@@ -21,6 +21,7 @@
 enum { NOBODY = 65534 };
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -33,7 +34,6 @@ TEMPDIR_SUITE(doors, setup, .timeout = 280);
 /* The program decides, and not what UCX would do with these. */
 Test(doors, workers_of_one_host_listen_nowhere)
 {
-    launched l;
     if (launched_shell("ss -V >/dev/null 2>&1") != 0) {
         tempdir_remove(&dir);
         skip_test("ss, of iproute2, is missing");
@@ -59,10 +59,9 @@ Test(doors, workers_of_one_host_listen_nowhere)
 /* The numbers of a process's sockets. */
 static int read_inodes(long pid, unsigned long *inodes, int most)
 {
-    char path[64], to[64];
+    char to[64];
     int n = 0;
-    snprintf(path, sizeof path, "/proc/%ld/fd", pid);
-    DIR *folder = opendir(path);
+    DIR *folder = opendir(printed("/proc/%ld/fd", pid));
     for (struct dirent *e; folder && n < most && (e = readdir(folder));) {
         ssize_t length = readlinkat(dirfd(folder), e->d_name, to, sizeof to - 1);
         to[length > 0 ? length : 0] = '\0';
@@ -99,12 +98,11 @@ static bool send_one(int fd, const char *line, const unsigned long *inodes, int 
  * may become one, sends them. */
 static int send_to_workers(int fd, pid_t launcher, size_t bytes)
 {
-    char path[64], line[512];
+    char line[512];
     unsigned long inodes[256];
     long child;
     int count = 0, sent = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)launcher, (int)launcher);
-    FILE *children = fopen(path, "r");
+    FILE *children = fopen(printed("/proc/%d/task/%d/children", launcher, launcher), "r");
     while (children && fscanf(children, "%ld", &child) == 1) {
         count += read_inodes(child, inodes + count, 256 - count);
     }
@@ -144,7 +142,6 @@ static pid_t attack_sockets(pid_t launcher, _Atomic int *sent)
 Test(doors, datagrams_of_another_user_change_nothing)
 {
     static const char *const steps[] = {"--num-steps", "300", NULL};
-    launched l;
     _Atomic int *sent =
         mmap(NULL, sizeof *sent, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq(sent, MAP_FAILED);
@@ -173,9 +170,7 @@ static const char hostile[] =
 
 static bool is_hostile(const char *name)
 {
-    char word[NAME_MAX + 3];
-    snprintf(word, sizeof word, " %s ", name);
-    return strstr(hostile, word) != NULL;
+    return strstr(hostile, printed(" %s ", name)) != NULL;
 }
 
 /* What makes UCX empty `victim` when it reads the file. */

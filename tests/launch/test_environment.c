@@ -15,12 +15,10 @@ static launched ranks[RANKS];
 
 static void setup(void)
 {
-    char port[16];
     tiny_write_inputs(&dir);
-    snprintf(port, sizeof port, "%d", port_reserve());
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", port, 1);
+    setenv("MASTER_PORT", printed("%d", port_reserve()), 1);
     SET_VARIABLES("WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4", "TORCHELASTIC_RUN_ID=some-run");
 }
 
@@ -29,19 +27,17 @@ TEMPDIR_SUITE(environment, setup, .timeout = 280);
 /* All ranks with these steps; the one that differs has the further flag, too. */
 static void start(const char *steps, int different, const char *flag)
 {
-    char number[16], name[32];
     tiny_arguments a = {0};
     tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--dp-shard-size", "-1",
                                   "--set", "log.interval=1", "--num-steps", steps, NULL});
     tiny_add(&a, tiny_flags(&dir, "ranks"));
     for (int rank = RANKS - 1; rank >= 0; rank--) {
-        snprintf(number, sizeof number, "%d", rank);
-        snprintf(name, sizeof name, "rank%d", rank);
+        const char *number = printed("%d", rank);
         setenv("RANK", number, 1);
         setenv("LOCAL_RANK", number, 1);
         tiny_arguments one = a;
         tiny_add(&one, (const char *[]){rank == different ? flag : NULL, NULL});
-        launched_start(&ranks[rank], &dir, name, one.list);
+        launched_start(&ranks[rank], &dir, printed("rank%d", rank), one.list);
     }
 }
 
@@ -99,11 +95,10 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
 /* Data are compared by their content, as the same data may have another path on each host. */
 Test(environment, different_data_stop_all)
 {
-    char flag[PATH_MAX + 16], other[4096];
+    char other[4096];
     memset(other, 'b', sizeof other);
-    snprintf(flag, sizeof flag, "--data-path=%s",
-             tempdir_write(&dir, "other.txt", other, sizeof other));
-    differs(flag, "data.path is '");
+    differs(printed("--data-path=%s", tempdir_write(&dir, "other.txt", other, sizeof other)),
+            "data.path is '");
 }
 
 Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)
@@ -111,12 +106,11 @@ Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)
     start("1000000", -1, NULL);
     launched_until(&ranks[0], "\nstep ", 2);
     kill(ranks[3].pid, SIGTERM);
-    char words[64] = "";
-    for (int rank = RANKS - 1; rank >= 0; rank--) {
-        launched_expect(&ranks[rank], 75);
-        const char *step = strstr(launched_read(&ranks[rank]), "stopped by a signal after step ");
-        cr_assert_not_null(step, "%s", ranks[rank].text);
-        snprintf(words, sizeof words, "%.*s", words[0] ? 0 : (int)strcspn(step, "\n"), step);
+    launched_expect_all(ranks, RANKS, 75);
+    const char *step = strstr(ranks[3].text, "stopped by a signal after step ");
+    cr_assert_not_null(step, "%s", ranks[3].text);
+    const char *words = printed("%.*s", (int)strcspn(step, "\n"), step);
+    for (int rank = 0; rank < RANKS; rank++) {
         assert_says(&ranks[rank], words);
     }
 }

@@ -11,6 +11,7 @@
 #include "tests/support/skip.h"
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -19,77 +20,63 @@ static void setup(void)
 
 TEMPDIR_SUITE(failures, setup, .timeout = 280);
 
-static void start_test_worker(launched *l, const char *what, const char *rank, int workers)
+static void start_test_worker(const char *what, const char *rank, int workers)
 {
     launched_use_test_worker(what, rank);
-    tiny_ndlaunch(l, &dir, "out", workers, NULL);
+    tiny_ndlaunch(&l, &dir, "out", workers, NULL);
+}
+
+/* Whatever ndlaunch does, it leaves no process of these behind. */
+static void expect_gone(const pid_t *workers, int count)
+{
+    for (int rank = 0; rank < count; rank++) {
+        bool gone = launched_gone(workers[rank]);
+        kill(workers[rank], SIGKILL);
+        cr_assert(gone, "rank %d is still there", rank);
+    }
 }
 
 Test(failures, the_first_failing_workers_code_is_the_jobs)
 {
-    launched l;
-    start_test_worker(&l, "exit 7", "2", 3);
-    assert_ends(&l, 7, "rank 2 failed first (host ", "last words",
-                "collateral (ended with it): 0-1\n");
-}
-
-Test(failures, the_screen_holds_the_workers_own_sentence)
-{
-    launched l;
-    start_test_worker(&l, "fail", "1", 2);
-    assert_ends(&l, 65, "rank 1 failed first", "exit code 65 (data)",
-                "it said: the test file is damaged");
+    start_test_worker("exit 7", "3", 8);
+    assert_ends(&l, 7, "rank 3 failed first (host ", "last words",
+                "collateral (ended with it): 0-2, 4-7\n");
 }
 
 /* Its record is older than the request to end, which the exit of the rank that lost it caused. */
 Test(failures, a_deadline_goes_before_the_losses_that_it_caused)
 {
-    launched l;
-    start_test_worker(&l, "end late", "1", 2);
+    start_test_worker("end late", "1", 2);
     assert_ends(&l, 124, "rank 1 failed first", "it said: the file system does not answer");
 }
 
 /* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the
  * others are where they were. */
-Test(failures, a_sentence_is_said_once)
+Test(failures, the_workers_own_sentence_is_said_once)
 {
     static const char *const ranks[] = {"0", "1"};
     for (int i = 0; i < 2; i++) {
-        launched l;
-        start_test_worker(&l, "fail", ranks[i], 2);
-        launched_expect(&l, 65);
+        start_test_worker("fail", ranks[i], 2);
+        assert_ends(&l, 65, printed("rank %d failed first", i), "exit code 65 (data)",
+                    "it said: the test file is damaged");
         cr_assert_eq(launched_count(&l, "the test file is damaged"), 1, "rank %d: %s", i, l.text);
         cr_assert_eq(launched_count(&l, "a line before\n"), 1, "rank %d: %s", i, l.text);
         cr_assert_eq(launched_count(&l, "a line after\n"), 1, "rank %d: %s", i, l.text);
     }
 }
 
-Test(failures, ranks_that_ended_with_it_are_ranges)
-{
-    launched l;
-    start_test_worker(&l, "exit 7", "3", 8);
-    assert_ends(&l, 7, "collateral (ended with it): 0-2, 4-7\n");
-}
-
 Test(failures, a_killed_worker_is_named_with_its_signal)
 {
-    launched l;
-    start_test_worker(&l, "until signal", "1", 3);
-    pid_t pids[3];
-    for (int rank = 0; rank < 3; rank++) {
-        pids[rank] = launched_worker(&l, rank);
-    }
+    start_test_worker("until signal", "1", 3);
+    const pid_t pids[] = {launched_worker(&l, 0), launched_worker(&l, 1), launched_worker(&l, 2)};
     kill(pids[1], SIGKILL);
     assert_ends(&l, 128 + SIGKILL, "rank 1 failed first", "signal 9 (Killed)");
-    for (int rank = 0; rank < 3; rank++) {
-        cr_assert(launched_gone(pids[rank]), "rank %d is still there", rank);
-    }
+    expect_gone(pids, 3);
 }
 
 Test(failures, workers_that_ignore_the_end_are_killed)
 {
-    launched l;
-    start_test_worker(&l, "stubborn", "1", 2);
+    start_test_worker("stubborn", "1", 2);
     pid_t stubborn = launched_worker(&l, 0);
     kill(launched_worker(&l, 1), SIGABRT);
     assert_ends(&l, 128 + SIGABRT, "did not end in time");
@@ -100,7 +87,6 @@ Test(failures, workers_that_ignore_the_end_are_killed)
  * inside the kernel: ndlaunch ends without it. */
 Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
 {
-    launched l;
     launched_use_test_worker("stubborn", "1");
     tiny_ndlaunch(&l, &dir, "out", 2,
                   (const char *[]){"--max-restarts", "1", "--save-steps", "1", NULL});
@@ -120,17 +106,15 @@ Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
 
 Test(failures, no_worker_outlives_a_killed_ndlaunch)
 {
-    launched l;
-    start_test_worker(&l, "stubborn", "1", 2);
-    pid_t first = launched_worker(&l, 0), second = launched_worker(&l, 1);
+    start_test_worker("stubborn", "1", 2);
+    const pid_t workers[] = {launched_worker(&l, 0), launched_worker(&l, 1)};
     launched_end(&l, SIGKILL, 128 + SIGKILL);
-    cr_assert(launched_gone(first) && launched_gone(second));
+    expect_gone(workers, 2);
 }
 
 Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
 {
-    launched l;
-    start_test_worker(&l, "check stays", "0", 2);
+    start_test_worker("check stays", "0", 2);
     launched_until(&l, "check pid ", 1);
     pid_t check = (pid_t)atol(strstr(l.text, "check pid ") + 10);
     launched_end(&l, SIGKILL, 128 + SIGKILL);
@@ -141,24 +125,17 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
  * them. */
 Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 {
-    launched l;
     tiny_train(&l, &dir, "out", 2, NULL);
-    pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
-    for (int rank = 0; rank < 2; rank++) {
-        kill(workers[rank], SIGSTOP);
-    }
+    const pid_t workers[] = {launched_child(&l, 0), launched_child(&l, 1)};
+    kill(workers[0], SIGSTOP);
+    kill(workers[1], SIGSTOP);
     launched_end(&l, SIGKILL, 128 + SIGKILL);
-    for (int rank = 0; rank < 2; rank++) {
-        bool gone = launched_gone(workers[rank]);
-        kill(workers[rank], SIGKILL);
-        cr_assert(gone, "rank %d is still there", rank);
-    }
+    expect_gone(workers, 2);
 }
 
 /* The real trainer: rank 1 is stopped in the middle of its run. */
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {
-    launched l;
     tiny_train(&l, &dir, "out", 2, (const char *[]){"--comm-timeout-seconds", "6", NULL});
     pid_t stopped = launched_child(&l, 1);
     kill(stopped, SIGSTOP);
@@ -176,18 +153,13 @@ Test(failures, a_fault_signal_that_is_sent_to_a_worker_ends_the_job)
     static const int numbers[] = {SIGSEGV, SIGBUS};
     struct rlimit none = {0, 0};
     const char *asan = getenv("ASAN_OPTIONS");
-    char options[512];
     /* A build with the address sanitizer would turn the signal into a report and an exit code. */
-    snprintf(options, sizeof options, "%s:handle_segv=0:handle_sigbus=0", asan ? asan : "");
-    setenv("ASAN_OPTIONS", options, 1);
+    setenv("ASAN_OPTIONS", printed("%s:handle_segv=0:handle_sigbus=0", asan ? asan : ""), 1);
     unsetenv("ND_WORKER");
     setrlimit(RLIMIT_CORE, &none);
     for (int i = 0; i < 4; i++) {
-        launched l;
-        char name[32];
         int number = numbers[i / 2], rank = i % 2;
-        snprintf(name, sizeof name, "fault-%d", i);
-        tiny_train(&l, &dir, name, 2, NULL);
+        tiny_train(&l, &dir, printed("fault-%d", i), 2, NULL);
         kill(launched_child(&l, rank), number);
         int code = launched_wait(&l, 30);
         cr_expect_eq(code, 128 + number, "signal %d to rank %d: %d: %s", number, rank, code,
@@ -198,21 +170,17 @@ Test(failures, a_fault_signal_that_is_sent_to_a_worker_ends_the_job)
 /* The folders for the shared memory of workers that were killed, until the next start. */
 Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
 {
-    launched l;
     unsetenv("ND_WORKER");
     tiny_train(&l, &dir, "killed", 2, NULL);
-    pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
+    const pid_t workers[] = {launched_child(&l, 0), launched_child(&l, 1)};
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* >/dev/null", (int)workers[i]),
-                     0);
+        cr_assert_eq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* >/dev/null", workers[i]), 0);
     }
-    kill(l.pid, SIGKILL);
-    launched_wait(&l, LAUNCHED_SECONDS);
-    cr_assert(launched_gone(workers[0]) && launched_gone(workers[1]));
+    launched_end(&l, SIGKILL, 128 + SIGKILL);
+    expect_gone(workers, 2);
     tiny_ndlaunch(&l, &dir, "next", 2, (const char *[]){"--num-steps", "2", NULL});
     launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {
-        cr_expect_neq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* 2>/dev/null", (int)workers[i]),
-                      0);
+        cr_expect_neq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* 2>/dev/null", workers[i]), 0);
     }
 }

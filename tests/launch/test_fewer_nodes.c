@@ -8,6 +8,7 @@
 enum { NODES = 3 };
 
 static tempdir dir;
+static launched nodes[NODES];
 static tiny_nodes job = {.flags = (const char *[]){"--min-nodes", "1", "--rdzv-timeout-seconds",
                                                    "10", "--max-restarts", "9", "--save-steps", "1",
                                                    "--gradient-accumulation-steps", "1", NULL}};
@@ -20,7 +21,7 @@ static void setup(void)
 
 TEMPDIR_SUITE(fewer_nodes, setup, .timeout = 280);
 
-static void start_nodes(launched *nodes, int count, const char *const *further)
+static void start_nodes(int count, const char *const *further)
 {
     job.nodes = job.workers = count;
     tiny_nodes_start_all(nodes, &job, further);
@@ -36,9 +37,8 @@ static void use_plan(const char *plan, const char *rank)
  * another one that is there waits. */
 Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
 {
-    launched nodes[NODES];
     use_plan("B0T46D40;B50T54X0", "9");
-    start_nodes(nodes, NODES, NULL);
+    start_nodes(NODES, NULL);
     for (int i = 0; i < NODES; i++) {
         launched_until(&nodes[i], "of epoch 0 waits", 1);
     }
@@ -52,9 +52,9 @@ Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
 /* After the time for a node to come back. It comes later, and the next start has it again. */
 Test(fewer_nodes, a_lost_node_is_waited_for_and_may_come_later)
 {
-    launched nodes[2], back;
+    launched back;
     use_plan("B0T46D40;B40T54D50;B50T64D60X0", "9");
-    start_nodes(nodes, 2, NULL);
+    start_nodes(2, NULL);
     launched_until(&nodes[0], "of epoch 0 waits", 1);
     launched_until(&nodes[1], "of epoch 0 waits", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
@@ -79,12 +79,8 @@ static void until_further_checkpoint(launched *node)
 /* Real training: the samples of each step stay the same, and the checkpoint fits the new mesh. */
 Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
 {
-    launched nodes[2];
-    char out[128];
-    snprintf(out, sizeof out, "output.dir=%s/run", dir.path);
-    start_nodes(nodes, 2,
-                (const char *[]){"--num-steps", "1000000", "--lr-scheduler", "constant", "--set",
-                                 out, NULL});
+    start_nodes(2, (const char *[]){"--num-steps", "1000000", "--lr-scheduler", "constant", "--set",
+                                    printed("output.dir=%s/run", dir.path), NULL});
     until_further_checkpoint(&nodes[0]);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_until(&nodes[0], "the job goes on with 1 of 2 nodes: mesh ", 1);
@@ -100,10 +96,9 @@ Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
 
 Test(fewer_nodes, need_an_axis_that_can_shrink)
 {
-    launched l;
     job.nodes = job.workers = 2;
     tiny_nodes_start(
-        &l, &job, 0, 0,
+        &nodes[0], &job, 0, 0,
         (const char *[]){"--rdzv-timeout-seconds", "60", "--dp-shard-size", "2", NULL});
-    assert_ends(&l, 2, "every axis of the mesh has a fixed size");
+    assert_ends(&nodes[0], 2, "every axis of the mesh has a fixed size");
 }

@@ -9,9 +9,10 @@
 
 #include "tests/launch/tiny_job.h"
 
-enum { WORKERS = 4, STEPS = 120 };
+enum { NODES = 3, WORKERS = 4, STEPS = 120 };
 
 static tempdir dir;
+static launched l, nodes[NODES];
 
 static void setup(void)
 {
@@ -21,27 +22,24 @@ static void setup(void)
 
 TEMPDIR_SUITE(kill, setup, .timeout = 500);
 
-static void start(launched *l, const char *name, const char *const *further)
+static void start(const char *name, const char *const *further)
 {
-    char steps[16];
-    snprintf(steps, sizeof steps, "%d", STEPS);
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--num-steps", steps, "--save-steps", "10", NULL});
+    tiny_add(&a, (const char *[]){"--num-steps", printed("%d", STEPS), "--save-steps", "10", NULL});
     tiny_add(&a, further);
-    tiny_ndlaunch(l, &dir, name, WORKERS, a.list);
+    tiny_ndlaunch(&l, &dir, name, WORKERS, a.list);
 }
 
 /* The run that the others are compared with. */
 static void train_undisturbed(void)
 {
-    launched l;
-    start(&l, "whole", NULL);
+    start("whole", NULL);
     launched_expect(&l, 0);
 }
 
-static void expect_undisturbed(launched *l, const char *name)
+static void expect_undisturbed(const char *name)
 {
-    launched_expect(l, 0);
+    launched_expect(&l, 0);
     tiny_expect_same(&dir, name, "whole", STEPS);
 }
 
@@ -55,10 +53,8 @@ Test(kill, each_rank_at_some_step)
     train_undisturbed();
     for (int i = 0; i < (runs ? atoi(runs) : few); i++) {
         int at = i < few ? chosen[i] : 3 + i * 37 % 77;
-        launched l;
-        char name[32];
-        snprintf(name, sizeof name, "killed-%d", i);
-        start(&l, name, (const char *[]){"--max-restarts", "1", NULL});
+        const char *name = printed("killed-%d", i);
+        start(name, (const char *[]){"--max-restarts", "1", NULL});
         launched_until(&l, "\nstep ", at);
         kill(launched_child(&l, i % WORKERS), SIGKILL);
         assert_ends(&l, 0, "restart 1 of 1 follows at once, from ");
@@ -71,27 +67,21 @@ Test(kill, each_rank_at_some_step)
  * from which the job went on. */
 Test(kill, several_times_in_one_job)
 {
-    launched l;
     train_undisturbed();
-    start(&l, "killed", (const char *[]){"--max-restarts", "3", NULL});
+    start("killed", (const char *[]){"--max-restarts", "3", NULL});
     for (int i = 0; i < 3; i++) {
-        char words[32];
-        snprintf(words, sizeof words, "checkpoint of step %d ", 20 + 30 * i);
-        launched_until(&l, words, 1);
+        launched_until(&l, printed("checkpoint of step %d ", 20 + 30 * i), 1);
         kill(launched_child(&l, 3 - i), SIGKILL);
-        snprintf(words, sizeof words, "restart %d of 3 follows", i + 1);
-        launched_until(&l, words, 1);
+        launched_until(&l, printed("restart %d of 3 follows", i + 1), 1);
     }
-    expect_undisturbed(&l, "killed");
+    expect_undisturbed("killed");
 }
 
 /* A worker that stands still is found by its peers, whose deadline is short here. */
 Test(kill, a_stopped_rank_is_a_reason_too)
 {
-    launched l;
     train_undisturbed();
-    start(&l, "stopped",
-          (const char *[]){"--max-restarts", "1", "--comm-timeout-seconds", "5", NULL});
+    start("stopped", (const char *[]){"--max-restarts", "1", "--comm-timeout-seconds", "5", NULL});
     launched_until(&l, "\nstep ", 25);
     kill(launched_child(&l, 2), SIGSTOP);
     assert_ends(&l, 0, "failed (exit code 124, ");
@@ -100,9 +90,8 @@ Test(kill, a_stopped_rank_is_a_reason_too)
 
 Test(kill, a_killed_ndlaunch_goes_on_by_resume)
 {
-    launched l;
     train_undisturbed();
-    start(&l, "resumed", NULL);
+    start("resumed", NULL);
     launched_until(&l, "\nstep ", 33);
     pid_t workers[WORKERS];
     for (int rank = 0; rank < WORKERS; rank++) {
@@ -112,37 +101,34 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
     for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
         cr_assert(launched_gone(workers[rank]));
     }
-    start(&l, "resumed", (const char *[]){"--resume-from-checkpoint", "latest", NULL});
-    expect_undisturbed(&l, "resumed");
+    start("resumed", (const char *[]){"--resume-from-checkpoint", "latest", NULL});
+    expect_undisturbed("resumed");
 }
 
 static tiny_nodes job = {.nodes = 2, .workers = WORKERS};
 
-static void start_node(launched *l, int node, int times, const char *spares)
+static void start_node(int node, int times, const char *spares)
 {
-    char folder[160], steps[16];
-    snprintf(steps, sizeof steps, "%d", STEPS);
-    snprintf(folder, sizeof folder, "%s/run-nodes", dir.path);
-    tiny_nodes_start(l, &job, node, times,
-                     (const char *[]){"--save-dir", folder, "--num-steps", steps, "--save-steps",
-                                      "10", "--max-restarts", "3", "--spare-nodes", spares, NULL});
+    tiny_nodes_start(&nodes[node], &job, node, times,
+                     (const char *[]){"--save-dir", printed("%s/run-nodes", dir.path),
+                                      "--num-steps", printed("%d", STEPS), "--save-steps", "10",
+                                      "--max-restarts", "3", "--spare-nodes", spares, NULL});
 }
 
 /* A worker of node 1 first, then node 1's launcher with all of its workers, which comes back. */
 Test(kill, a_worker_and_a_launcher_of_another_node)
 {
-    launched nodes[2];
     train_undisturbed();
     tiny_nodes_meet(&job, &dir);
     for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, 0, "0");
+        start_node(i, 0, "0");
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1);
     kill(launched_child(&nodes[1], 3), SIGKILL);
     launched_until(&nodes[0], "restart 1 of 3 follows ", 1);
     launched_until(&nodes[0], "checkpoint of step 50 ", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
-    start_node(&nodes[1], 1, 1, "0");
+    start_node(1, 1, "0");
     launched_expect(&nodes[1], 0);
     assert_ends(&nodes[0], 0, "was lost; restart 2 of 3 follows ");
     tiny_expect_same(&dir, "nodes", "whole", STEPS);
@@ -151,12 +137,10 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
 /* Node 1 does not come back; the spare node trains on with the same bits. */
 Test(kill, a_launcher_whose_place_a_spare_node_takes)
 {
-    enum { NODES = 3 };
-    launched nodes[NODES];
     train_undisturbed();
     tiny_nodes_meet(&job, &dir);
     for (int i = 0; i < NODES; i++) {
-        start_node(&nodes[i], i, 0, "1");
+        start_node(i, 0, "1");
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);

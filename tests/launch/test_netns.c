@@ -21,15 +21,7 @@ enum { PORTS_MAX = 16 };
 static tempdir dir;
 static tiny_nodes job;
 static char spaces[2][32];
-
-static void remove_spaces(void)
-{
-    for (int i = 0; i < 2; i++) {
-        if (spaces[i][0]) {
-            launched_shell("ip netns del %s 2>/dev/null", spaces[i]);
-        }
-    }
-}
+static launched nodes[2];
 
 /* The decoy is an interface of the first space, before the one that leads to the second. */
 static bool make_spaces(bool decoy)
@@ -70,7 +62,11 @@ static void setup(void)
 
 static void teardown(void)
 {
-    remove_spaces();
+    for (int i = 0; i < 2; i++) {
+        if (spaces[i][0]) {
+            launched_shell("ip netns del %s 2>/dev/null", spaces[i]);
+        }
+    }
     tempdir_remove(&dir);
 }
 
@@ -87,34 +83,30 @@ static void need_spaces(bool decoy)
 enum { SHARED = true, ALONE = false };
 
 /* Two nodes with two workers each. ALONE: each has its own IPC namespace, too. */
-static void start_nodes(launched nodes[2], bool ipc, const char *run, const char *steps)
+static void start_nodes(bool ipc, const char *run, const char *steps)
 {
     for (int i = 0; i < 2; i++) {
-        char name[32], rank[16];
         tiny_arguments a = {0};
-        snprintf(name, sizeof name, "%s%d", run, i);
-        snprintf(rank, sizeof rank, "%d", i);
         tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
                                       "netns", "exec", spaces[i], NULL});
         if (ipc == ALONE) {
             tiny_add(&a, (const char *[]){"unshare", "--ipc", NULL});
         }
         tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--nnodes", "2", "--node-rank",
-                                      rank, "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-key-file",
-                                      job.key_file, NULL});
+                                      printed("%d", i), "--rdzv-endpoint", "10.99.0.1:29500",
+                                      "--rdzv-key-file", job.key_file, NULL});
         tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "30", "--num-processes", "4",
                                       "--dp-shard-size", "4", "--num-steps", steps, "--set",
                                       "log.interval=1", NULL});
         tiny_add(&a, tiny_flags(&dir, run));
-        launched_start(&nodes[i], &dir, name, a.list);
+        launched_start(&nodes[i], &dir, printed("%s%d", run, i), a.list);
     }
 }
 
 Test(netns, two_nodes_train_over_a_network)
 {
-    launched nodes[2];
     need_spaces(false);
-    start_nodes(nodes, ALONE, "job", "3");
+    start_nodes(ALONE, "job", "3");
     launched_expect_all(nodes, 2, 0);
     assert_says(&nodes[0], "step 3/3");
 }
@@ -123,18 +115,16 @@ Test(netns, two_nodes_train_over_a_network)
  * never on all of them. */
 static int find_ports(int space, pid_t pid, int ports[PORTS_MAX])
 {
-    char command[256], address[64];
+    char address[64];
     int count = 0, port;
-    snprintf(command, sizeof command,
-             "PATH=/usr/sbin:/sbin:$PATH ip netns exec %s ss -Htlnp | grep ',pid=%d,' | "
-             "awk '{print $4}' | sed 's/:\\([0-9]*\\)$/ \\1/'",
-             spaces[space], (int)pid);
-    FILE *f = popen(command, "r");
+    FILE *f = popen(printed("PATH=/usr/sbin:/sbin:$PATH ip netns exec %s ss -Htlnp | "
+                            "grep ',pid=%d,' | awk '{print $4}' | sed 's/:\\([0-9]*\\)$/ \\1/'",
+                            spaces[space], pid),
+                    "r");
     cr_assert_not_null(f);
     while (count < PORTS_MAX && fscanf(f, "%63s %d", address, &port) == 2) {
-        char expected[32];
-        snprintf(expected, sizeof expected, "10.99.0.%d", space + 1);
-        cr_expect_str_eq(address, expected, "process %d listens at %s", (int)pid, address);
+        cr_expect_str_eq(address, printed("10.99.0.%d", space + 1), "process %d listens at %s",
+                         (int)pid, address);
         ports[count++] = port;
     }
     pclose(f);
@@ -144,9 +134,8 @@ static int find_ports(int space, pid_t pid, int ports[PORTS_MAX])
 /* They could share memory, but not wake each other. */
 Test(netns, two_networks_of_one_system_are_two_hosts)
 {
-    launched nodes[2];
     need_spaces(false);
-    start_nodes(nodes, SHARED, "job", "100");
+    start_nodes(SHARED, "job", "100");
     launched_until(&nodes[0], "\nstep ", 2);
     for (int rank = 0; rank < 4; rank++) {
         int ports[PORTS_MAX];
@@ -168,9 +157,8 @@ static void attack_port(int space, int port, uint64_t target)
         char pattern[sizeof PATTERN];
     } put = {0xCAFEBABE12345678u, 33, 20, target, sizeof PATTERN, 1, PATTERN};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    char text[32], noise[4096];
-    snprintf(text, sizeof text, "10.99.0.%d", space + 1);
-    inet_pton(AF_INET, text, &to.sin_addr);
+    char noise[4096];
+    inet_pton(AF_INET, printed("10.99.0.%d", space + 1), &to.sin_addr);
     for (int i = 0; i < 40; i++) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
@@ -191,12 +179,10 @@ static void attack_port(int space, int port, uint64_t target)
 /* From the other host, in a process that ends with 0 when it reached the port. */
 static pid_t attack(int space, int port, uint64_t target)
 {
-    char path[64];
     pid_t pid = fork();
     cr_assert_geq(pid, 0);
     if (pid == 0) {
-        snprintf(path, sizeof path, "/var/run/netns/%s", spaces[1 - space]);
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        int fd = open(printed("/var/run/netns/%s", spaces[1 - space]), O_RDONLY | O_CLOEXEC);
         if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) {
             _exit(2);
         }
@@ -210,10 +196,9 @@ static pid_t attack(int space, int port, uint64_t target)
 /* Where the first memory that a process may write begins: what its program's variables are in. */
 static uint64_t memory_of(pid_t pid)
 {
-    char path[64], line[256];
+    char line[256];
     uint64_t at = 0;
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(printed("/proc/%d/maps", pid), "r");
     while (f && at == 0 && fgets(line, sizeof line, f)) {
         at = strstr(line, " rw-p ") ? strtoull(line, NULL, 16) : 0;
     }
@@ -225,9 +210,8 @@ static uint64_t memory_of(pid_t pid)
 
 static bool was_written(pid_t pid, uint64_t at)
 {
-    char path[64], found[sizeof PATTERN] = "";
-    snprintf(path, sizeof path, "/proc/%d/mem", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    char found[sizeof PATTERN] = "";
+    int fd = open(printed("/proc/%d/mem", pid), O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : pread(fd, found, sizeof found, (off_t)at);
     cr_expect_eq(n, (ssize_t)sizeof found, "the memory of %d cannot be read", (int)pid);
     close(fd);
@@ -238,14 +222,13 @@ static bool was_written(pid_t pid, uint64_t at)
  * and changes no loss. */
 Test(netns, strangers_change_nothing)
 {
-    launched nodes[2];
     pid_t workers[4], attackers[4 * PORTS_MAX];
     uint64_t memory[4];
     int begun = 0, attacked = 0;
     need_spaces(false);
-    start_nodes(nodes, ALONE, "quiet", "1200");
+    start_nodes(ALONE, "quiet", "1200");
     launched_expect_all(nodes, 2, 0);
-    start_nodes(nodes, ALONE, "attacked", "1200");
+    start_nodes(ALONE, "attacked", "1200");
     launched_until(&nodes[0], "\nstep ", 2);
     for (int rank = 0; rank < 4; rank++) { /* all at once, while the run lasts */
         workers[rank] = launched_child(&nodes[rank / 2], rank);
@@ -272,8 +255,7 @@ Test(netns, strangers_change_nothing)
 static void meet_over_pmix(const char *const hosts[2])
 {
     launched ranks[2];
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s/tests/launch/fake_pmix", launched_build_root());
+    const char *folder = launched_program("tests/launch/fake_pmix");
     if (access(folder, F_OK) != 0) {
         teardown();
         skip_test("this build has no PMIx");
@@ -283,9 +265,7 @@ static void meet_over_pmix(const char *const hosts[2])
     SET_VARIABLES("FAKE_PMIX_SIZE=2", "FAKE_PMIX_LOCAL_SIZE=1", "PMIX_NAMESPACE=fake",
                   "SLURM_JOB_ID=1");
     for (int i = 0; i < 2; i++) {
-        char name[32];
         tiny_arguments a = {0};
-        snprintf(name, sizeof name, "rank%d", i);
         setenv("PMIX_RANK", i == 0 ? "0" : "1", 1);
         setenv("SLURMD_NODENAME", hosts[i], 1);
         tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
@@ -294,7 +274,7 @@ static void meet_over_pmix(const char *const hosts[2])
                                       "--rdzv-timeout-seconds", "30", "--set", "log.level=debug",
                                       NULL});
         tiny_add(&a, tiny_flags(&dir, "ranks"));
-        launched_start(&ranks[i], &dir, name, a.list);
+        launched_start(&ranks[i], &dir, printed("rank%d", i), a.list);
     }
     launched_expect_all(ranks, 2, 0);
     assert_says(&ranks[0], "step 3/3", "rank 0 hosts the store at 10.99.0.1 port ");

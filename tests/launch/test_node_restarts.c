@@ -6,6 +6,7 @@
 #include "tests/launch/tiny_job.h"
 
 static tempdir dir;
+static launched nodes[3], back;
 static tiny_nodes job = {.nodes = 2,
                          .workers = 4,
                          .flags = (const char *[]){"--rdzv-timeout-seconds", "30", "--max-restarts",
@@ -20,19 +21,26 @@ static void setup(void)
 
 TEMPDIR_SUITE(node_restarts, setup, .timeout = 280);
 
-static void start_nodes(launched nodes[2], const char *plan, const char *rank)
+static void start_nodes(const char *plan, const char *rank)
 {
     setenv("ND_TEST_PLAN", plan, 1);
     setenv("ND_TEST_RANK", rank, 1);
     tiny_nodes_start_all(nodes, &job, NULL);
 }
 
+/* Nodes of which none fails by itself: node 1's launcher is killed in the first start. */
+static void lose_node_1(const char *plan)
+{
+    start_nodes(plan, "3");
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_end(&nodes[1], SIGKILL, 137);
+}
+
 Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
 {
     static const char *const ranks[] = {"1", "3"};
     for (int i = 0; i < 2; i++) {
-        launched nodes[2];
-        start_nodes(nodes, "B0T46D40K9;B40T44X0", ranks[i]);
+        start_nodes("B0T46D40K9;B40T44X0", ranks[i]);
         launched_expect_all(nodes, 2, 0);
         assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40; ",
                     "epoch 1 of rank 1, run nd-");
@@ -43,10 +51,8 @@ Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
 
 Test(node_restarts, what_failed_on_another_node_is_in_the_line)
 {
-    launched nodes[2];
-    start_nodes(nodes, "B0T46D40K9;B40T44", "3");
+    start_nodes("B0T46D40K9;B40T44", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 1);
-    launched_read(&nodes[0]);
     assert_says(&nodes[0], "rank 3 failed first", "ndlaunch: node 1 (host ",
                 ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
     launched_end_all(nodes, 2, SIGTERM, 75); /* these workers do not tell each other */
@@ -54,8 +60,7 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
 
 Test(node_restarts, a_node_whose_launcher_died_comes_back)
 {
-    launched nodes[2], back;
-    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
+    start_nodes("B0T46D40;B40T44X0", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     pid_t former = launched_worker(&nodes[1], 3);
     launched_end(&nodes[1], SIGKILL, 137);
@@ -73,26 +78,22 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
 
 Test(node_restarts, a_node_leaves_and_comes_back_twice)
 {
-    launched nodes[2], back[2];
-    start_nodes(nodes, "B0T46D40;B40T46D43;B43T46X0", "3");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_end(&nodes[1], SIGKILL, 137);
-    tiny_nodes_start(&back[0], &job, 1, 1, NULL);
-    launched_until(&back[0], "of epoch 1 waits", 2);
-    launched_until(&nodes[0], "of epoch 1 waits", 2);
-    launched_end(&back[0], SIGKILL, 137);
-    tiny_nodes_start(&back[1], &job, 1, 2, NULL);
-    launched_expect(&back[1], 0);
+    launched twice;
+    lose_node_1("B0T46D40;B40T46D43;B43T46X0");
+    tiny_nodes_start(&back, &job, 1, 1, NULL);
+    tiny_nodes_wait(&nodes[0], &back, 1);
+    launched_end(&back, SIGKILL, 137);
+    tiny_nodes_start(&twice, &job, 1, 2, NULL);
+    launched_expect(&twice, 0);
     assert_ends(&nodes[0], 0, "was lost; restart 1 of 3 follows ",
                 "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
-    assert_says(&back[1], "epoch 2 of rank 3, run nd-");
+    assert_says(&twice, "epoch 2 of rank 3, run nd-");
 }
 
 /* Its ndlaunch is started again before node 0 has ended its own workers. */
 Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
 {
-    launched nodes[2], back;
-    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
+    start_nodes("B0T46D40;B40T44X0", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     kill(nodes[1].pid, SIGKILL);
     tiny_nodes_start(&back, &job, 1, 1, NULL);
@@ -104,10 +105,8 @@ Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
 /* With other settings it is refused, and may come once more. */
 Test(node_restarts, a_node_that_comes_back_changed_is_refused)
 {
-    launched nodes[2], changed, back;
-    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_end(&nodes[1], SIGKILL, 137);
+    launched changed;
+    lose_node_1("B0T46D40;B40T44X0");
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
     assert_ends(&changed, 2, "optimizer.lr is '");
@@ -121,7 +120,6 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
 
 Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
 {
-    launched nodes[2];
     setenv("ND_TEST_PLAN", "B0T46D40", 1);
     tiny_nodes_start_all(nodes, &job, (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
@@ -131,10 +129,7 @@ Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
 
 Test(node_restarts, a_signal_ends_the_wait_for_a_node)
 {
-    launched nodes[2];
-    start_nodes(nodes, "B0T46D40", "3");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_end(&nodes[1], SIGKILL, 137);
+    lose_node_1("B0T46D40");
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     launched_end(&nodes[0], SIGTERM, 75);
 }
@@ -142,8 +137,7 @@ Test(node_restarts, a_signal_ends_the_wait_for_a_node)
 /* Node 1 has no worker then, and tells node 0. */
 Test(node_restarts, a_signal_to_another_node_ends_the_wait)
 {
-    launched nodes[2];
-    start_nodes(nodes, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "3");
+    start_nodes("B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "3");
     launched_until(&nodes[0], "follows in 2 s", 1);
     kill(nodes[1].pid, SIGTERM);
     launched_expect_all(nodes, 2, 75);
@@ -153,8 +147,7 @@ Test(node_restarts, a_signal_to_another_node_ends_the_wait)
 /* As on one node: node 1 tells that it was asked to end when its workers have ended. */
 Test(node_restarts, none_after_a_signal_to_another_node)
 {
-    launched nodes[2];
-    start_nodes(nodes, "B0T46D40", "3");
+    start_nodes("B0T46D40", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     pid_t stopped = launched_worker(&nodes[1], 3);
     kill(stopped, SIGSTOP);
@@ -169,8 +162,7 @@ Test(node_restarts, none_after_a_signal_to_another_node)
 /* Node 1 cannot tell why node 0 is gone, and ends its workers, also in a restart. */
 Test(node_restarts, the_loss_of_node_0_ends_the_job)
 {
-    launched nodes[2];
-    start_nodes(nodes, "B0T46D40K9;B40T41", "3");
+    start_nodes("B0T46D40K9;B40T41", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 1);
     pid_t other = launched_child(&nodes[1], 3);
     launched_end(&nodes[0], SIGKILL, 137);
@@ -182,8 +174,7 @@ Test(node_restarts, the_loss_of_node_0_ends_the_job)
  * up, while the one that took its place goes on. */
 Test(node_restarts, a_frozen_launcher_is_replaced)
 {
-    launched nodes[2], back;
-    start_nodes(nodes, "B0T46D40;B40T44", "3");
+    start_nodes("B0T46D40;B40T44", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     kill(nodes[1].pid, SIGSTOP);
     launched_until(&nodes[0], "no sign of life for 15 s", 1);
@@ -202,7 +193,6 @@ Test(node_restarts, a_frozen_launcher_is_replaced)
 Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
 {
     enum { NODES = 3, SILENCE_SECONDS = 15 };
-    launched nodes[NODES];
     job.nodes = NODES;
     job.workers = 2 * NODES;
     setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);

@@ -9,6 +9,7 @@
 #include "tests/support/port.h"
 
 static tempdir dir;
+static launched nodes[2];
 static tiny_nodes job = {
     .nodes = 2, .workers = 4, .flags = (const char *[]){"--rdzv-timeout-seconds", "20", NULL}};
 
@@ -20,12 +21,12 @@ static void setup(void)
 
 TEMPDIR_SUITE(nodes, setup, .timeout = 280);
 
-static void start_node(launched *l, int node, const char *const *further)
+static void start_node(int node, const char *const *further)
 {
-    tiny_nodes_start(l, &job, node, 0, further);
+    tiny_nodes_start(&nodes[node], &job, node, 0, further);
 }
 
-static void start_test_nodes(launched nodes[2], const char *what, const char *rank)
+static void start_test_nodes(const char *what, const char *rank)
 {
     launched_use_test_worker(what, rank);
     tiny_nodes_start_all(nodes, &job, NULL);
@@ -33,32 +34,28 @@ static void start_test_nodes(launched nodes[2], const char *what, const char *ra
 
 Test(nodes, two_of_two_workers_train_as_one_of_four)
 {
-    launched nodes[2], one;
+    launched one;
     const char *const steps[] = {"--num-steps", "4", NULL};
     tiny_ndlaunch(&one, &dir, "one", 4, steps);
     launched_expect(&one, 0);
-    start_node(&nodes[1], 1, steps); /* it waits for node 0 */
-    start_node(&nodes[0], 0, steps);
+    start_node(1, steps); /* it waits for node 0 */
+    start_node(0, steps);
     launched_expect_all(nodes, 2, 0);
     tiny_expect_same(&dir, "node0", "one", 4);
 }
 
 Test(nodes, workers_know_their_node_and_where_the_store_is)
 {
-    launched nodes[2];
-    char place[128];
-    start_test_nodes(nodes, "self", "0");
+    start_test_nodes("self", "0");
     launched_expect_all(nodes, 2, 0);
     assert_says(&nodes[0], "rank 1 of 4, local 1 of 2, node 0 of 2, run nd-");
-    assert_says(&nodes[1], "rank 3 of 4, local 1 of 2, node 1 of 2, run nd-");
-    snprintf(place, sizeof place, ", at %s", job.endpoint);
-    assert_says(&nodes[1], place);
+    assert_says(&nodes[1], "rank 3 of 4, local 1 of 2, node 1 of 2, run nd-",
+                printed(", at %s", job.endpoint));
 }
 
 Test(nodes, a_failure_elsewhere_is_shown_by_node_0_and_ends_all)
 {
-    launched nodes[2];
-    start_test_nodes(nodes, "fail", "3");
+    start_test_nodes("fail", "3");
     for (int i = 0; i < 2; i++) {
         assert_ends(&nodes[i], 65, "rank 3 failed first", "it said: the test file is damaged",
                     "collateral (ended with it): 2\n");
@@ -67,8 +64,7 @@ Test(nodes, a_failure_elsewhere_is_shown_by_node_0_and_ends_all)
 
 Test(nodes, a_worker_killed_on_node_0_ends_node_1)
 {
-    launched nodes[2];
-    start_test_nodes(nodes, "until signal", "3");
+    start_test_nodes("until signal", "3");
     pid_t victim = launched_worker(&nodes[0], 1), other = launched_worker(&nodes[1], 3);
     kill(victim, SIGKILL);
     launched_expect_all(nodes, 2, 137);
@@ -80,22 +76,17 @@ Test(nodes, a_worker_killed_on_node_0_ends_node_1)
 Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
 {
     for (int lost = 0; lost < 2; lost++) {
-        launched nodes[2];
-        char words[32];
-        start_test_nodes(nodes, "until signal", "3");
+        start_test_nodes("until signal", "3");
         launched_worker(&nodes[0], 0);
         launched_worker(&nodes[1], 2);
         launched_end(&nodes[lost], SIGKILL, 137);
-        launched_expect(&nodes[!lost], 74);
-        snprintf(words, sizeof words, "node %d (", lost);
-        assert_says(&nodes[!lost], words, "was lost");
+        assert_ends(&nodes[!lost], 74, printed("node %d (", lost), "was lost");
     }
 }
 
 /* The signal reaches the launcher of one node, as that of a batch system may. */
 Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 {
-    launched nodes[2];
     tiny_nodes_start_all(nodes, &job, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&nodes[0], "\nstep ", 2);
     kill(nodes[1].pid, SIGTERM);
@@ -108,10 +99,9 @@ Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 
 Test(nodes, different_settings_stop_all_with_key_and_both_values)
 {
-    launched nodes[2];
     launched_use_test_worker(NULL, NULL);
-    start_node(&nodes[0], 0, (const char *[]){"--learning-rate", "0.5", NULL});
-    start_node(&nodes[1], 1, (const char *[]){"--learning-rate", "0.25", NULL});
+    start_node(0, (const char *[]){"--learning-rate", "0.5", NULL});
+    start_node(1, (const char *[]){"--learning-rate", "0.25", NULL});
     for (int i = 0; i < 2; i++) {
         assert_ends(&nodes[i], 2, "optimizer.lr is '0.5' on node 0", "'0.25' on node 1");
     }
@@ -119,12 +109,9 @@ Test(nodes, different_settings_stop_all_with_key_and_both_values)
 
 Test(nodes, different_data_under_the_same_name_is_a_difference)
 {
-    launched nodes[2];
-    char other[256];
     tempdir_write(&dir, "other.txt", "another text entirely, of at least forty characters", 51);
-    snprintf(other, sizeof other, "data.path=%s/other.txt", dir.path);
-    start_node(&nodes[0], 0, NULL);
-    start_node(&nodes[1], 1, (const char *[]){"--set", other, NULL});
+    start_node(0, NULL);
+    start_node(1, (const char *[]){"--set", printed("data.path=%s", dir.name), NULL});
     for (int i = 0; i < 2; i++) {
         assert_ends(&nodes[i], 2, "data.path is '");
     }
@@ -132,15 +119,14 @@ Test(nodes, different_data_under_the_same_name_is_a_difference)
 
 Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
 {
-    launched nodes[2];
     char wrong[64 + 1];
     memset(wrong, 'a', 64);
     launched_use_test_worker(NULL, NULL);
     tempdir_write(&dir, "wrong", wrong, 64);
     cr_assert_eq(chmod(dir.name, 0600), 0);
     /* Node 1 must have come by then. */
-    start_node(&nodes[0], 0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
-    start_node(&nodes[1], 1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
+    start_node(0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
+    start_node(1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
     assert_ends(&nodes[1], 2,
                 "the job key differs; all members of a job need the key of its node 0");
     assert_ends(&nodes[0], 124, "node 1 of 2 nodes is missing after 8 s");
@@ -148,27 +134,23 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
 
 Test(nodes, node_0_missing_is_said_at_the_deadline)
 {
-    launched l;
     launched_use_test_worker(NULL, NULL);
-    start_node(&l, 1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
-    assert_ends(&l, 124, "was not reached within 1 s");
+    start_node(1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
+    assert_ends(&nodes[1], 124, "was not reached within 1 s");
 }
 
 /* A node with these flags fails its check, for this reason; the other one does not wait. */
 static void expect_bad_node(const char *const *flags, const char *reason)
 {
     for (int bad = 0; bad < 2; bad++) {
-        launched nodes[2];
-        char words[64];
         tiny_arguments a = {0};
         tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "300", NULL});
-        start_node(&nodes[!bad], !bad, a.list);
+        start_node(!bad, a.list);
         tiny_add(&a, flags);
-        start_node(&nodes[bad], bad, a.list);
+        start_node(bad, a.list);
         launched_expect_all(nodes, 2, 65);
         assert_says(&nodes[bad], reason);
-        snprintf(words, sizeof words, "node %d (", bad);
-        assert_says(&nodes[!bad], words, "failed its start-up check");
+        assert_says(&nodes[!bad], printed("node %d (", bad), "failed its start-up check");
     }
 }
 
@@ -192,7 +174,6 @@ Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
  * node 0 shows that. */
 Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 {
-    launched nodes[2];
     const char *const flags[] = {"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL};
     tiny_nodes_start_all(nodes, &job, flags);
     launched_until(&nodes[0], "\nstep ", 2);
@@ -210,14 +191,11 @@ Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 Test(nodes, a_frozen_launcher_is_named_after_its_silence)
 {
     for (int frozen = 1; frozen >= 0; frozen--) {
-        launched nodes[2];
-        char words[32];
-        start_test_nodes(nodes, "until signal", "3");
+        start_test_nodes("until signal", "3");
         launched_worker(&nodes[0], 0);
         launched_worker(&nodes[1], 2);
         kill(nodes[frozen].pid, SIGSTOP);
-        snprintf(words, sizeof words, "node %d (", frozen);
-        assert_ends(&nodes[!frozen], 74, words, "no sign of life for 15 s");
+        assert_ends(&nodes[!frozen], 74, printed("node %d (", frozen), "no sign of life for 15 s");
         kill(nodes[frozen].pid, SIGCONT); /* it finds the other gone, and ends its workers */
         launched_expect(&nodes[frozen], 74);
     }
@@ -238,11 +216,9 @@ Test(nodes, a_signal_before_any_worker_exists_is_75)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
     for (int i = 0; i < (int)(sizeof signals / sizeof *signals); i++) {
-        launched l;
         signal(signals[i], SIG_DFL);
-        tiny_nodes_start(&l, &job, 0, i, NULL);
+        tiny_nodes_start(&nodes[0], &job, 0, i, NULL);
         wait_for_node_0();
-        kill(l.pid, signals[i]);
-        launched_expect(&l, 75);
+        launched_end(&nodes[0], signals[i], 75);
     }
 }

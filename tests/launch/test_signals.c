@@ -9,6 +9,7 @@
 #include "tests/support/sentences.h"
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -19,7 +20,6 @@ TEMPDIR_SUITE(signals, setup, .timeout = 280);
 
 static void ends_at_a_step_boundary(int number)
 {
-    launched l;
     signal(number, SIG_DFL); /* these tests may themselves run under nohup */
     tiny_train(&l, &dir, "out", 2, NULL);
     launched_end(&l, number, 75);
@@ -43,12 +43,12 @@ TEST_STEP_BOUNDARY(hup, SIGHUP)
  * The job's last word: 75 is explained once, by one of two lines, and rank 0 names the step
  * boundary. A signal that does nothing is not mentioned.
  */
-static void assert_one_reason(launched *l, int expected)
+static void assert_one_reason(int expected)
 {
     static const char early[] = "ndlaunch: stopped by a signal before the first worker started\n",
                       boundary[] = "ndlaunch: the job was stopped at a step boundary\n",
                       rank_0[] = "error: stopped by a signal after step ";
-    const char *text = launched_read(l);
+    const char *text = launched_read(&l);
     int at_boundary = lines_that_begin(text, boundary);
     cr_assert_eq(lines_that_begin(text, early) + at_boundary, expected == 75, "%s", text);
     cr_assert_eq(lines_that_begin(text, rank_0), at_boundary, "%s", text);
@@ -68,14 +68,12 @@ static void sweep(int number, const char *steps, int expected, int step_ms)
     signal(number, SIG_DFL);
     sigprocmask(SIG_BLOCK, &one, NULL);
     for (int ms = 0; ms <= LAST_MS; ms += step_ms) {
-        launched l;
-        char name[32];
-        snprintf(name, sizeof name, "sweep-%d-%d", number, ms);
-        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", steps, NULL});
+        tiny_ndlaunch(&l, &dir, printed("sweep-%d-%d", number, ms), 2,
+                      (const char *[]){"--num-steps", steps, NULL});
         usleep((useconds_t)ms * 1000);
         kill(l.pid, number);
         launched_ends(&l, expected);
-        assert_one_reason(&l, expected);
+        assert_one_reason(expected);
     }
 }
 
@@ -98,10 +96,8 @@ Test(signals, usr2_during_the_start_does_nothing)
 Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
 {
     for (int ms = 0; ms <= 125; ms += 25) {
-        launched l;
-        char name[32];
-        snprintf(name, sizeof name, "kill-%d", ms);
-        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", "1000000", NULL});
+        tiny_ndlaunch(&l, &dir, printed("kill-%d", ms), 2,
+                      (const char *[]){"--num-steps", "1000000", NULL});
         pid_t child = launched_until_child(&l, 1);
         usleep((useconds_t)ms * 1000);
         kill(child, SIGKILL);
@@ -125,16 +121,21 @@ Test(signals, term_ends_the_trainer_whose_parent_had_blocked_it)
     ends_at_a_step_boundary(SIGTERM);
 }
 
-Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
+/* ndtrain without ndlaunch and without an end, once its second step is done. */
+static void train_alone(const char *interval)
 {
-    launched l;
     tiny_arguments a = {0};
-    block_all();
-    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--set", "log.interval=1",
-                                  "--num-steps", "1000000", NULL});
+    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--num-steps", "1000000",
+                                  "--set", interval, NULL});
     tiny_add(&a, tiny_flags(&dir, "out"));
     launched_start(&l, &dir, "out", a.list);
     launched_until(&l, "\nstep ", 2);
+}
+
+Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
+{
+    block_all();
+    train_alone("log.interval=1");
     launched_end(&l, SIGTERM, 75);
 }
 
@@ -142,35 +143,30 @@ Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
 Test(signals, term_to_one_replica_ends_the_validation_of_all)
 {
     enum { BYTES = 8 << 20 };
-    launched l;
-    char validation[PATH_MAX + 32], *text = malloc(BYTES);
-    cr_assert_not_null(text);
+    static char text[BYTES];
     memset(text, 'a', BYTES);
-    snprintf(validation, sizeof validation, "data.validation_path=%s",
-             tempdir_write(&dir, "long.txt", text, BYTES));
-    free(text);
+    const char *validation = tempdir_write(&dir, "long.txt", text, BYTES);
     tiny_ndlaunch(&l, &dir, "out", 2,
                   (const char *[]){"--dp-replicate-size", "2", "--num-steps", "1", "--set",
-                                   validation, NULL});
+                                   printed("data.validation_path=%s", validation), NULL});
     launched_until(&l, "\nstep ", 1);
     kill(launched_child(&l, 1), SIGTERM);
     launched_expect(&l, 75);
 }
 
 /* Steps go on after the signal; TERM ends the run. */
-static void goes_on(launched *l, int number)
+static void goes_on(int number)
 {
-    kill(l->pid, number);
-    int seen = launched_count(l, "\nstep ");
-    launched_until(l, "\nstep ", seen + 3);
-    launched_end(l, SIGTERM, 75);
+    kill(l.pid, number);
+    int seen = launched_count(&l, "\nstep ");
+    launched_until(&l, "\nstep ", seen + 3);
+    launched_end(&l, SIGTERM, 75);
 }
 
 static void is_passed_over(int number)
 {
-    launched l;
     tiny_train(&l, &dir, "out", 2, (const char *[]){"--set", "log.interval=20", NULL});
-    goes_on(&l, number);
+    goes_on(number);
 }
 
 Test(signals, usr2_is_passed_over)
@@ -187,20 +183,13 @@ Test(signals, hup_is_passed_over_under_nohup)
 /* A worker that ndlaunch starts has a session of its own. */
 Test(signals, hup_is_passed_over_by_ndtrain_alone_under_nohup)
 {
-    launched l;
-    tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--num-steps", "1000000",
-                                  "--set", "log.interval=20", NULL});
-    tiny_add(&a, tiny_flags(&dir, "out"));
     signal(SIGHUP, SIG_IGN);
-    launched_start(&l, &dir, "alone", a.list);
-    launched_until(&l, "\nstep ", 2);
-    goes_on(&l, SIGHUP);
+    train_alone("log.interval=20");
+    goes_on(SIGHUP);
 }
 
 Test(signals, quit_ends_the_trainer_at_once)
 {
-    launched l;
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     tiny_train(&l, &dir, "out", 2, NULL);
@@ -208,13 +197,18 @@ Test(signals, quit_ends_the_trainer_at_once)
     assert_ends(&l, 128 + SIGQUIT, "signal 3 (Quit)");
 }
 
+/* Two test workers, once both have begun; the pid of the first one. */
+static pid_t start_workers(const char *what, const char *grace_seconds)
+{
+    launched_use_test_worker(what, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", grace_seconds, NULL});
+    launched_worker(&l, 1);
+    return launched_worker(&l, 0);
+}
+
 Test(signals, each_worker_gets_the_signal)
 {
-    launched l;
-    launched_use_test_worker("until signal", NULL);
-    tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    const pid_t first = launched_worker(&l, 0);
-    launched_worker(&l, 1);
+    const pid_t first = start_workers("until signal", "600");
     cr_assert_eq(getsid(first), first, "it would get those of the terminal, too");
     kill(l.pid, SIGUSR1);
     assert_ends(&l, 0, "rank 0 ended by signal 10", "rank 1 ended by signal 10");
@@ -222,11 +216,7 @@ Test(signals, each_worker_gets_the_signal)
 
 Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
 {
-    launched l;
-    launched_use_test_worker("stubborn", NULL);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
-    pid_t first = launched_worker(&l, 0);
-    launched_worker(&l, 1);
+    const pid_t first = start_workers("stubborn", "0.3");
     const int64_t begin = nd_clock_ns();
     kill(l.pid, SIGTERM);
     launched_until(&l, "Terminated forwarded", 1);
@@ -243,7 +233,6 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
 /* All ranks agree on the step after which they end: the others have the grace time from there. */
 Test(signals, after_the_first_75_the_others_have_the_grace_time)
 {
-    launched l;
     launched_use_test_worker("plan", NULL);
     setenv("ND_TEST_PLAN", "E75", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
@@ -252,11 +241,7 @@ Test(signals, after_the_first_75_the_others_have_the_grace_time)
 
 Test(signals, a_second_interrupt_kills)
 {
-    launched l;
-    launched_use_test_worker("stubborn", NULL);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "600", NULL});
-    launched_worker(&l, 0);
-    launched_worker(&l, 1);
+    start_workers("stubborn", "600");
     kill(l.pid, SIGINT);
     launched_until(&l, "Interrupt forwarded", 1);
     kill(l.pid, SIGINT);

@@ -8,6 +8,7 @@
 enum { NODES = 3, WORKERS = 4, SILENCE_SECONDS = 15 };
 
 static tempdir dir;
+static launched nodes[NODES];
 static tiny_nodes job = {.nodes = NODES - 1,
                          .workers = WORKERS,
                          .flags =
@@ -23,24 +24,30 @@ static void setup(void)
 
 TEMPDIR_SUITE(spare_nodes, setup, .timeout = 280);
 
-/* `times`: how often this node was started before. */
-static void start_node(launched *l, int node, int times)
+static void start_node(int node)
 {
-    tiny_nodes_start(l, &job, node, times, NULL);
+    tiny_nodes_start(&nodes[node], &job, node, 0, NULL);
 }
 
-static void start_nodes(launched nodes[NODES], const char *plan)
+static void start_nodes(const char *plan)
 {
     setenv("ND_TEST_PLAN", plan, 1);
     for (int i = 0; i < NODES; i++) {
-        start_node(&nodes[i], i, 0);
+        start_node(i);
     }
+}
+
+/* Those whose third one is a spare when the workers of the others wait. */
+static void start_with_spare(const char *plan)
+{
+    start_nodes(plan);
+    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
+    launched_until(&nodes[2], "this node waits without workers", 1);
 }
 
 Test(spare_nodes, a_job_that_needs_no_spare_ends_it_with_0)
 {
-    launched nodes[NODES];
-    start_nodes(nodes, "B0T1D1X0");
+    start_nodes("B0T1D1X0");
     launched_expect_all(nodes, NODES, 0);
     assert_says(&nodes[0], "workers on nodes 0-1; spare nodes: 2\n");
     assert_says(&nodes[1], "epoch 0 of rank 3");
@@ -49,10 +56,7 @@ Test(spare_nodes, a_job_that_needs_no_spare_ends_it_with_0)
 
 Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
 {
-    launched nodes[NODES];
-    start_nodes(nodes, "B0T46D40;B40T44X0");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1);
+    start_with_spare("B0T46D40;B40T44X0");
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[2], 0);
     assert_ends(&nodes[0], 0, "node 2 (host ", " takes the place of node 1 (host ",
@@ -65,13 +69,12 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
  * lives longer than the time after which silence is a loss. */
 Test(spare_nodes, a_node_that_comes_late_is_the_spare)
 {
-    launched nodes[NODES];
     setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
-    start_node(&nodes[0], 0, 0);
-    start_node(&nodes[2], 2, 0);
+    start_node(0);
+    start_node(2);
     tiny_nodes_wait(&nodes[0], &nodes[2], 0);
     assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
-    start_node(&nodes[1], 1, 0);
+    start_node(1);
     launched_until(&nodes[0], ") joined and is a spare", 1);
     sleep(SILENCE_SECONDS + 5);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
@@ -82,30 +85,26 @@ Test(spare_nodes, a_node_that_comes_late_is_the_spare)
 
 Test(spare_nodes, without_a_spare_node_0_waits_for_any_other)
 {
-    launched nodes[NODES], back;
-    start_nodes(nodes, "B0T46D40;B40T54D50;B50T54X0");
+    launched back;
+    start_nodes("B0T46D40;B40T54D50;B50T54X0");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     tiny_nodes_wait(&nodes[0], &nodes[2], 1);
     launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
     launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing after", 1);
     assert_says(&nodes[0], "and the job needs 1 of them\n");
-    start_node(&back, 1, 1);
-    launched_expect(&back, 0);
+    tiny_nodes_start(&back, &job, 1, 1, NULL);
+    assert_ends(&back, 0, "epoch 2 of rank 3");
     launched_expect(&nodes[0], 0);
-    assert_says(&back, "epoch 2 of rank 3");
 }
 
 /* By a signal, and by silence; each time the job goes on. */
 Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
 {
-    launched nodes[NODES];
-    start_nodes(nodes, "B0T46D40");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1);
+    start_with_spare("B0T46D40");
     launched_end(&nodes[2], SIGTERM, 75);
     launched_until(&nodes[0], "spare node 2 (host ", 1);
-    start_node(&nodes[2], 2, 1);
+    tiny_nodes_start(&nodes[2], &job, 2, 1, NULL);
     launched_until(&nodes[2], "this node waits without workers", 1);
     kill(nodes[2].pid, SIGSTOP);
     launched_until(&nodes[0], ") gave no sign of life for 15 s", 1);
@@ -116,10 +115,7 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
 
 Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
 {
-    launched nodes[NODES];
-    start_nodes(nodes, "B0T46D40");
-    tiny_nodes_wait(&nodes[0], &nodes[1], 0);
-    launched_until(&nodes[2], "this node waits without workers", 1);
+    start_with_spare("B0T46D40");
     launched_end(&nodes[0], SIGKILL, 128 + SIGKILL);
     launched_expect(&nodes[1], 74);
     assert_ends(&nodes[2], 74, "was lost while this node waited");

@@ -14,6 +14,7 @@
 #include "tests/support/variables.h"
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -26,7 +27,6 @@ TEMPDIR_SUITE(start, setup, .timeout = 280);
 
 Test(start, workers_get_torchruns_names_and_ours)
 {
-    launched l;
     setenv("ND_TEST", "self", 1);
     setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
     tiny_ndlaunch(&l, &dir, "out", 3, NULL);
@@ -42,35 +42,25 @@ Test(start, closed_standard_streams_change_nothing)
 {
     static const char *const closed[] = {">&-", "2>&-", "<&-", "<&- >&- 2>&-",
                                          "2> >(:)"}; /* a reader that leaves */
-    char program[PATH_MAX];
+    static const char *const programs[][6] = {
+        {"ndlaunch", "--num-processes", "2", "--dp-shard-size", "-1"}, {"ndtrain", "train"}};
     unsetenv("ND_WORKER");
-    for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
-        launched ndlaunch, alone;
-        char name[32], line[256];
-        snprintf(name, sizeof name, "closed-%zu", i);
-        snprintf(line, sizeof line, "exec \"$@\" %s", closed[i]);
-        for (int direct = 0; direct < 2; direct++) {
-            launched *l = direct ? &alone : &ndlaunch;
-            tiny_arguments a = {0};
-            snprintf(program, sizeof program, "%s/%s", launched_build_root(),
-                     direct ? "ndtrain" : "ndlaunch");
-            snprintf(name, sizeof name, "closed-%zu-%d", i, direct);
-            tiny_add(&a, (const char *[]){"/bin/bash", "-c", line, "bash", program, NULL});
-            tiny_add(&a, direct ? (const char *[]){"train", NULL}
-                                : (const char *[]){"--num-processes", "2", "--dp-shard-size", "-1",
-                                                   NULL});
-            tiny_add(&a, tiny_flags(&dir, name));
-            tiny_add(&a, (const char *[]){"--num-steps", "2", NULL});
-            launched_start(l, &dir, name, a.list);
-            launched_ends(l, 0);
-        }
+    for (size_t i = 0; i < 2 * sizeof closed / sizeof *closed; i++) {
+        const char *name = printed("closed-%zu", i);
+        tiny_arguments a = {0};
+        tiny_add(&a, (const char *[]){"/bin/bash", "-c", printed("exec \"$@\" %s", closed[i / 2]),
+                                      "bash", launched_program(programs[i % 2][0]), NULL});
+        tiny_add(&a, programs[i % 2] + 1);
+        tiny_add(&a, tiny_flags(&dir, name));
+        tiny_add(&a, (const char *[]){"--num-steps", "2", NULL});
+        launched_start(&l, &dir, name, a.list);
+        launched_ends(&l, 0);
     }
 }
 
 Test(start, the_key_is_in_no_environment_and_no_argument)
 {
-    launched l;
-    char key[65], path[64], bytes[1 << 16];
+    char key[65], bytes[1 << 16];
     setenv("ND_TEST", "self", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     launched_expect(&l, 0);
@@ -86,8 +76,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     /* Workers that stay: their arguments and environment as other users of the host see them. */
     setenv("ND_TEST", "until signal", 1);
     tiny_ndlaunch(&l, &dir, "out2", 2, NULL);
-    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)launched_worker(&l, 1));
-    FILE *f = fopen(path, "rb");
+    FILE *f = fopen(printed("/proc/%d/cmdline", launched_worker(&l, 1)), "rb");
     cr_assert_not_null(f);
     size_t got = fread(bytes, 1, sizeof bytes - 1, f);
     fclose(f);
@@ -100,7 +89,6 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
 
 Test(start, the_check_sees_the_workers_environment)
 {
-    launched l;
     SET_VARIABLES("ND_TEST=check environment", "CUDA_VISIBLE_DEVICES=3",
                   "HUGGINGFACE_HUB_CACHE=/somewhere", "ND_CPU_ISA=avx512");
     setenv("RANK", "5", 1); /* of an outer launcher */
@@ -118,7 +106,6 @@ Test(start, the_check_sees_the_workers_environment)
 
 Test(start, more_workers_than_a_node_may_have)
 {
-    launched l;
     tiny_ndlaunch(&l, &dir, "out", 100000, NULL);
     assert_ends(&l, 2, "launch.workers is 100000");
     cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
@@ -126,7 +113,6 @@ Test(start, more_workers_than_a_node_may_have)
 
 Test(start, a_missing_worker_is_a_sentence)
 {
-    launched l;
     setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     assert_ends(&l, 2, "/nonexistent/ndtrain cannot be run");
@@ -134,30 +120,33 @@ Test(start, a_missing_worker_is_a_sentence)
 
 Test(start, a_port_in_use_is_code_74)
 {
-    launched l;
-    char endpoint[32];
     int fd, port = port_silent(&fd);
     cr_assert_eq(listen(fd, 1), 0);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
-    assert_ends(&l, 74, "is in use by another program", strchr(endpoint, ':') + 1);
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  (const char *[]){"--rdzv-endpoint", printed("127.0.0.1:%d", port), NULL});
+    assert_ends(&l, 74, "is in use by another program", printed("%d", port));
     close(fd);
 }
 
 Test(start, beyond_loopback_a_key_file_is_needed)
 {
-    launched l;
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
     assert_ends(&l, 2, "--rdzv-key-file", "--make-key");
 }
 
-/* What the command prints; it ends with 0. */
-static const char *shell_prints(const char *format, const char *folder)
+/* A job of two workers with this code, which keeps its logs in this folder of the test's. */
+static void log_to(const char *folder, int code)
+{
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  (const char *[]){"--log-dir", tempdir_file(&dir, folder), NULL});
+    launched_expect(&l, code);
+}
+
+/* What the command prints in this folder; it ends with 0. */
+static const char *shell_prints(const char *folder, const char *command)
 {
     static char text[1 << 14];
-    char command[512];
-    snprintf(command, sizeof command, format, folder);
-    FILE *f = popen(command, "r");
+    FILE *f = popen(printed("cd %s/%s && %s", dir.path, folder, command), "r");
     cr_assert_not_null(f);
     text[fread(text, 1, sizeof text - 1, f)] = '\0';
     cr_assert_eq(pclose(f), 0, "%s", command);
@@ -166,21 +155,17 @@ static const char *shell_prints(const char *format, const char *folder)
 
 Test(start, log_dir_keeps_each_workers_streams_of_each_start)
 {
-    launched l;
-    char logs[128];
-    snprintf(logs, sizeof logs, "%s/deep/logs", dir.path);
     setenv("ND_TEST", "exit 7", 1); /* rank 1, with a line on its standard error */
     for (int start = 1; start <= 2; start++) {
-        tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-        assert_ends(&l, 7, "output of the workers is kept in ", logs);
-        cr_assert_eq(atoi(shell_prints("ls -d %s/nd-???????? | wc -l", logs)), start);
+        log_to("deep/logs", 7);
+        assert_says(&l, "output of the workers is kept in ", tempdir_file(&dir, "deep/logs"));
+        cr_assert_eq(atoi(shell_prints("deep/logs", "ls -d nd-???????? | wc -l")), start);
     }
-    cr_assert_eq(atoi(shell_prints("ls %s/nd-*/* | wc -l", logs)), 8);
-    cr_assert_eq(atoi(shell_prints("grep -cx 'ready 0 pid [0-9]*' -h %s/nd-*/rank-0.stdout.log | "
-                                   "grep -cx 1",
-                                   logs)),
-                 2);
-    cr_assert_str_eq(shell_prints("cat %s/nd-*/rank-1.stderr.log", logs),
+    cr_assert_eq(atoi(shell_prints("deep/logs", "ls nd-*/* | wc -l")), 8);
+    cr_assert_str_eq(
+        shell_prints("deep/logs", "grep -cx 'ready 0 pid [0-9]*' -h nd-*/rank-0.stdout.log"),
+        "1\n1\n");
+    cr_assert_str_eq(shell_prints("deep/logs", "cat nd-*/rank-1.stderr.log"),
                      "both ends\nlast words\nboth ends\nlast words\n");
 }
 
@@ -195,27 +180,21 @@ Test(start, what_workers_print_is_shown_as_text)
                                  "head -c 9000 /dev/zero | tr '\\0' x\n"
                                  "for i in $(seq 25); do echo line $i >&2; done\n"
                                  "until test -e $0.done; do sleep 0.01; done; exit 7\n";
-    launched l;
-    char logs[128];
-    snprintf(logs, sizeof logs, "%s/logs", dir.path);
     setenv("ND_WORKER", tempdir_write(&dir, "worker", script, sizeof script - 1), 1);
     cr_assert_eq(chmod(dir.name, 0700), 0);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-    assert_ends(&l, 7, "\nout\033[31m\n", "\nerr\\x1b[31m\n", ":1: out\\x1b[31m\n",
+    log_to("logs", 7);
+    assert_says(&l, "\nout\033[31m\n", "\nerr\\x1b[31m\n", ":1: out\\x1b[31m\n",
                 ":1: err\\x1b[31m\n", "its last lines:\n    line 6\n    line 7\n",
                 "    line 25\n  collateral ");
     cr_expect_eq(launched_count(&l, "\033"), 1, "%s", l.text);
-    cr_expect_str_eq(shell_prints("awk '{print length($0)}' %s/nd-*/rank-1.stdout.log", logs),
+    cr_expect_str_eq(shell_prints("logs", "awk '{print length($0)}' nd-*/rank-1.stdout.log"),
                      "8\n8191\n809\n");
 }
 
 Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
 {
-    launched l;
-    char logs[128];
-    snprintf(logs, sizeof logs, "%s/text.txt/logs", dir.path); /* below a file */
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-    assert_ends(&l, 73, "launch.log_dir", logs);
+    log_to("text.txt/logs", 73); /* below a file */
+    assert_says(&l, "launch.log_dir", dir.name);
     cr_assert_null(strstr(l.text, "ready"));
 }
 
@@ -223,25 +202,22 @@ Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
  * /dev/null. */
 Test(start, log_files_that_cannot_grow_stop_nobody)
 {
-    launched l;
-    char command[1024];
+    tiny_arguments a = {0};
     setenv("ND_TEST", "chatter", 1);
-    snprintf(command, sizeof command,
-             "ulimit -f 64; exec %s/ndlaunch --device cpu --num-processes 2 --set "
-             "model.config=%s/model.json --set data.path=%s/text.txt --sequence-length 32 "
-             "--log-dir %s/logs >/dev/null",
-             launched_build_root(), dir.path, dir.path, dir.path);
-    launched_start(&l, &dir, "out", (const char *[]){"/bin/bash", "-c", command, NULL});
+    tiny_add(&a, (const char *[]){"/bin/bash", "-c", "ulimit -f 64; exec \"$@\" >/dev/null", "bash",
+                                  launched_program("ndlaunch"), "--num-processes", "2",
+                                  "--dp-shard-size", "-1", "--log-dir", tempdir_file(&dir, "logs"),
+                                  NULL});
+    tiny_add(&a, tiny_flags(&dir, "out"));
+    launched_start(&l, &dir, "out", a.list);
     launched_expect(&l, 0);
     cr_assert_eq(launched_count(&l, "File too large"), 1, "%s", l.text);
-    cr_assert_str_eq(shell_prints("stat -c %%s %s/logs/nd-*/rank-?.stdout.log", dir.path),
-                     "65536\n65536\n");
+    cr_assert_str_eq(shell_prints("logs", "stat -c %s nd-*/rank-?.stdout.log"), "65536\n65536\n");
 }
 
 /* Eight workers have 16 pipes and 8 connections at ndlaunch. */
 Test(start, a_low_soft_limit_of_open_files_is_raised)
 {
-    launched l;
     struct rlimit files;
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
     files.rlim_cur = 24;
@@ -269,7 +245,6 @@ Test(start, usage)
         {{"--version"}, 0, "ndlaunch " ND_VERSION "\n"}, /* libraries follow */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        launched l;
         tiny_arguments a = {.list = {launched_program("ndlaunch")}, .count = 1};
         tiny_add(&a, cases[i].flags);
         launched_start(&l, &dir, "usage", a.list);
@@ -281,11 +256,8 @@ Test(start, usage)
  * be taken for missing. */
 Test(start, ranks_meet_before_they_open_the_data)
 {
-    launched l;
-    char port[16];
-    snprintf(port, sizeof port, "%d", port_reserve());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", port, 1);
+    setenv("MASTER_PORT", printed("%d", port_reserve()), 1);
     SET_VARIABLES("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=0", "LOCAL_RANK=0");
     launched_start(&l, &dir, "rank0",
                    (const char *[]){launched_program("ndtrain"), "train", "--num-processes", "2",
@@ -300,20 +272,13 @@ Test(start, ranks_meet_before_they_open_the_data)
 Test(start, without_ndlaunch_rank_0_hosts_the_store)
 {
     launched ranks[3];
-    char program[PATH_MAX], port[16], number[16], name[32];
-    snprintf(port, sizeof port, "%d", port_reserve());
-    snprintf(program, sizeof program, "%s", getenv("ND_WORKER"));
-    setenv("ND_TEST", "done", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", port, 1);
-    setenv("WORLD_SIZE", "3", 1);
-    setenv("LOCAL_WORLD_SIZE", "3", 1);
+    SET_VARIABLES("ND_TEST=done", "MASTER_ADDR=127.0.0.1", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3");
+    setenv("MASTER_PORT", printed("%d", port_reserve()), 1);
     for (int rank = 2; rank >= 0; rank--) {
-        snprintf(number, sizeof number, "%d", rank);
-        snprintf(name, sizeof name, "rank%d", rank);
-        setenv("RANK", number, 1);
-        setenv("LOCAL_RANK", number, 1);
-        launched_start(&ranks[rank], &dir, name, (const char *[]){program, "train", NULL});
+        setenv("RANK", printed("%d", rank), 1);
+        setenv("LOCAL_RANK", getenv("RANK"), 1);
+        launched_start(&ranks[rank], &dir, printed("rank%d", rank),
+                       (const char *[]){getenv("ND_WORKER"), "train", NULL});
     }
     for (int rank = 0; rank < 3; rank++) {
         assert_ends(&ranks[rank], 0, "ready ");

@@ -9,6 +9,7 @@
 enum { PIPE_BYTES = 4096, TALKS = 450 /* lines of a rank of the test worker */ };
 
 static tempdir dir;
+static launched l;
 static char fifo[160];
 static int reader;
 
@@ -26,24 +27,21 @@ static void setup(void)
 TEMPDIR_SUITE(unread, setup, .timeout = 280);
 
 /* `streams`: what a shell sends into the pipe, whose name is $0. */
-static void start(launched *l, const char *streams, const char *const *further)
+static void start(const char *streams, const char *const *further)
 {
-    char line[80];
     tiny_arguments a = {0};
-    snprintf(line, sizeof line, "exec \"$@\" %s", streams);
-    tiny_add(&a, (const char *[]){"/bin/sh", "-c", line, fifo, launched_program("ndlaunch"),
-                                  "--num-processes", "2", "--dp-shard-size", "-1", "--set",
-                                  "log.interval=1", NULL});
+    tiny_add(&a, (const char *[]){"/bin/sh", "-c", printed("exec \"$@\" %s", streams), fifo,
+                                  launched_program("ndlaunch"), "--num-processes", "2",
+                                  "--dp-shard-size", "-1", "--set", "log.interval=1", NULL});
     tiny_add(&a, tiny_flags(&dir, "unread"));
     tiny_add(&a, further);
-    launched_start(l, &dir, "unread", a.list);
+    launched_start(&l, &dir, "unread", a.list);
 }
 
 /* More lines than the pipe holds. */
 Test(unread, a_run_ends_well)
 {
-    launched l;
-    start(&l, "2>$0", (const char *[]){"--num-steps", "150", NULL});
+    start("2>$0", (const char *[]){"--num-steps", "150", NULL});
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "unread", "unread", 150);
 }
@@ -51,13 +49,12 @@ Test(unread, a_run_ends_well)
 /* The failure screen has no reader, either; the exit code is the worker's. */
 Test(unread, a_run_that_fails_ends_with_its_code)
 {
-    launched l;
     char page[PIPE_BYTES] = "";
     int writer = open(fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     cr_assert_eq(write(writer, page, sizeof page), (ssize_t)sizeof page);
     close(writer);
     launched_use_test_worker("fail", "1");
-    start(&l, ">$0 2>&1", NULL);
+    start(">$0 2>&1", NULL);
     launched_expect(&l, 65);
 }
 
@@ -77,11 +74,10 @@ static bool is_whole(const char *line)
 /* Each line comes whole, or is among those that are said to be missing. */
 Test(unread, a_reader_that_pauses_is_told_what_it_lacks)
 {
-    launched l;
     char line[512];
     int whole = 0, missing = 0, others = 0, lost;
     launched_use_test_worker("talk", NULL);
-    start(&l, ">$0", NULL);
+    start(">$0", NULL);
     sleep(7);
     FILE *f = fdopen(reader, "r");
     cr_assert_not_null(f);

@@ -51,11 +51,10 @@ const char *const *tiny_flags(const tempdir *dir, const char *name)
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
                    const char *const *further)
 {
-    char count[16];
     tiny_arguments a = {0};
-    snprintf(count, sizeof count, "%d", workers);
-    tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--num-processes", count,
-                                  "--dp-shard-size", "-1", "--set", "log.interval=1", NULL});
+    tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--num-processes",
+                                  printed("%d", workers), "--dp-shard-size", "-1", "--set",
+                                  "log.interval=1", NULL});
     tiny_add(&a, tiny_flags(dir, name));
     tiny_add(&a, further);
     launched_start(l, dir, name, a.list);
@@ -86,13 +85,11 @@ void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir)
 void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
                       const char *const *further)
 {
-    char name[32], rank[16], count[16];
+    const char *name = times > 0 ? printed("node%d-%d", node, times) : printed("node%d", node);
     tiny_arguments a = {0};
-    snprintf(name, sizeof name, times > 0 ? "node%d-%d" : "node%d", node, times);
-    snprintf(rank, sizeof rank, "%d", node);
-    snprintf(count, sizeof count, "%d", job->nodes);
-    tiny_add(&a, (const char *[]){"--nnodes", count, "--node-rank", rank, "--rdzv-endpoint",
-                                  job->endpoint, "--rdzv-key-file", job->key_file, NULL});
+    tiny_add(&a, (const char *[]){"--nnodes", printed("%d", job->nodes), "--node-rank",
+                                  printed("%d", node), "--rdzv-endpoint", job->endpoint,
+                                  "--rdzv-key-file", job->key_file, NULL});
     tiny_add(&a, job->flags);
     tiny_add(&a, further);
     tiny_ndlaunch(l, job->dir, name, job->workers, a.list);
@@ -107,8 +104,7 @@ void tiny_nodes_start_all(launched *nodes, const tiny_nodes *job, const char *co
 
 void tiny_nodes_wait(launched *one, launched *other, int epoch)
 {
-    char words[32];
-    snprintf(words, sizeof words, "of epoch %d waits", epoch);
+    const char *words = printed("of epoch %d waits", epoch);
     launched_until(one, words, 2);
     launched_until(other, words, 2);
 }
@@ -118,8 +114,8 @@ enum { STEP_BYTES = 160 };
 /* The last record of each step: [steps + 1][STEP_BYTES], owned by the caller. */
 static char *read_steps(const tempdir *dir, const char *name, int steps)
 {
-    char path[256], line[8192], *out = calloc((size_t)steps + 1, STEP_BYTES);
-    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir->path, name);
+    char line[8192], *out = calloc((size_t)steps + 1, STEP_BYTES);
+    const char *path = printed("%s/run-%s/metrics.jsonl", dir->path, name);
     FILE *f = fopen(path, "r");
     cr_assert(f && out, "%s", path);
     while (fgets(line, sizeof line, f)) {
@@ -148,8 +144,7 @@ void tiny_expect_same(const tempdir *dir, const char *name, const char *other, i
 const char *tiny_record(const tempdir *dir, const char *name)
 {
     static char text[1 << 16];
-    char path[256];
-    snprintf(path, sizeof path, "%s/run-%s/run.json", dir->path, name);
+    const char *path = printed("%s/run-%s/run.json", dir->path, name);
     FILE *f = fopen(path, "r");
     cr_assert_not_null(f, "%s", path);
     size_t got = fread(text, 1, sizeof text - 1, f);

@@ -2,10 +2,10 @@
 #ifndef ND_TESTS_SUPPORT_SHELL_H
 #define ND_TESTS_SUPPORT_SHELL_H
 /* Shell commands inside a test's folder. */
-#include <stdarg.h>
 #include <string.h>
 #include <sys/wait.h>
 
+#include "tests/support/printed.h"
 #include "tests/support/skip.h"
 #include "tests/support/tempdir.h"
 
@@ -15,10 +15,7 @@ static char shell_output[32768];
 /* The exit code of the command, run in the folder; 128 + the signal that ended it. */
 static inline int shell_run(const tempdir *dir, const char *command)
 {
-    char line[4096];
-    int n = snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir->path, command);
-    cr_assert_lt(n, (int)sizeof line, "too long: %s", command);
-    FILE *f = popen(line, "r");
+    FILE *f = popen(printed("cd %s && { %s; } 2>&1", dir->path, command), "r");
     cr_assert_not_null(f);
     size_t size = fread(shell_output, 1, sizeof shell_output - 1, f);
     shell_output[size] = '\0';
@@ -33,17 +30,8 @@ static inline void shell(const tempdir *dir, const char *command)
     cr_assert_eq(code, 0, "%s\nended with %d:\n%s", command, code, shell_output);
 }
 
-/* A command with values in it, as printf puts them there; good until the next one. */
-__attribute__((format(printf, 1, 2))) static inline const char *shell_line(const char *format, ...)
-{
-    static char line[4096];
-    va_list values;
-    va_start(values, format);
-    int n = vsnprintf(line, sizeof line, format, values);
-    va_end(values);
-    cr_assert_lt(n, (int)sizeof line, "too long: %s", format);
-    return line;
-}
+/* A command with values in it. */
+#define shell_line printed
 
 /* The last command printed all of `facts`, texts ended by NULL. */
 static inline void shell_says(const char *const *facts)
@@ -70,9 +58,7 @@ static inline void shell_ends_saying(const tempdir *dir, int code, const char *c
 /* Makes a folder for a file system of the test's own, or skips the test where none is permitted. */
 static inline void shell_needs_disk(const tempdir *dir, const char *name)
 {
-    char line[256];
-    snprintf(line, sizeof line, "mkdir %s && unshare -rm true", name);
-    if (shell_run(dir, line) != 0) {
+    if (shell_run(dir, printed("mkdir %s && unshare -rm true", name)) != 0) {
         tempdir_remove(dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
