@@ -7,14 +7,14 @@
 #include <string.h>
 
 #include "runtime/config/config.h"
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 
 /* The source tree; tests run in it when the variable is missing. */
-static inline const char *source_path(const char *path, char buffer[1024])
+static inline const char *source_path(const char *path)
 {
     const char *root = getenv("ND_SOURCE_ROOT");
-    snprintf(buffer, 1024, "%s/%s", root ? root : ".", path);
-    return buffer;
+    return printed("%s/%s", root ? root : ".", path);
 }
 
 static inline nd_status read_text(nd_config *config, const char *text)
@@ -57,11 +57,9 @@ static inline nd_status flags_in(nd_config *config, const char *text)
 static inline nd_status file_and_flags(nd_config *config, const char *text, const char *flags)
 {
     tempdir dir;
-    char line[1024];
     tempdir_make(&dir);
     tempdir_write(&dir, "test.yaml", text, strlen(text));
-    snprintf(line, sizeof line, "%s --config-file %s/test.yaml", flags, dir.path);
-    nd_status status = flags_in(config, line);
+    nd_status status = flags_in(config, printed("%s --config-file %s", flags, dir.name));
     tempdir_remove(&dir);
     return status;
 }
@@ -128,6 +126,16 @@ static inline void expect_bad(nd_config *config, nd_status got, const char *need
     got = got == ND_OK ? nd_config_check_meeting(config) : got;
     expect_sentence(got, ND_ERR_CONFIG, needles);
     nd_config_fini(config);
+}
+
+/* Flags, or texts of YAML, each with the needles of its error. */
+static inline void expect_refusals(const char *const (*refused)[2], size_t count,
+                                   nd_status (*read)(nd_config *, const char *))
+{
+    nd_config config;
+    for (size_t i = 0; i < count; i++) {
+        expect_bad(&config, read(&config, refused[i][0]), refused[i][1]);
+    }
 }
 
 static inline void expect_bad_text(const char *text, const char *needles)

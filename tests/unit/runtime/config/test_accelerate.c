@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 static nd_status read_fixture(nd_config *c, const char *words)
 {
-    char line[512];
-    snprintf(line, sizeof line, "--config-file %s/tests/unit/runtime/config/fixtures/accelerate_%s",
-             source_path(".", (char[1024]){0}), words);
-    return flags_in(c, line);
+    return flags_in(c, printed("--config-file %s/accelerate_%s",
+                               source_path("tests/unit/runtime/config/fixtures"), words));
 }
 
 #define MESH(replicate, shard, cp, tp)                                                             \
@@ -43,23 +38,21 @@ Test(accelerate, fixtures_set_keys)
 Test(accelerate, keys_without_a_meaning_are_named)
 {
     nd_config c;
-    char said[4096], template[] = "/tmp/nd_config_XXXXXX";
-    int fd = mkstemp(template), old = dup(STDERR_FILENO);
-    cr_assert(fd >= 0 && old >= 0 && unlink(template) == 0);
-    dup2(fd, STDERR_FILENO);
-    nd_status status = read_fixture(&c, "tp_hsdp.yaml");
-    dup2(old, STDERR_FILENO);
-    assert_ok(status);
-    ssize_t n = pread(fd, said, sizeof said - 1, 0);
-    said[n < 0 ? 0 : n] = '\0';
+    tempdir dir;
+    char *said = NULL;
+    size_t size;
+    tempdir_make(&dir);
+    tempdir_catch_stderr(&dir);
+    assert_ok(read_fixture(&c, "tp_hsdp.yaml"));
+    assert_ok(nd_fs_read(dir.name, 4096, ND_ERR_DATA, &said, &size));
+    tempdir_remove(&dir);
     cr_expect_eq(strchr(said, '\n'), strrchr(said, '\n'), "%s", said);
     cr_expect(strstr(said, "tpu_env") && strstr(said, "downcast_bf16") &&
                   strstr(said, "fsdp_state_dict_type"),
               "%s", said);
     cr_expect_null(strstr(said, "mixed_precision"));
     cr_expect(c.from_accelerate);
-    close(fd);
-    close(old);
+    free(said);
     nd_config_fini(&c);
 }
 
@@ -173,7 +166,5 @@ static const char *const refused[][2] = {
 
 Test(accelerate, refusals)
 {
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        expect_bad_text(refused[i][0], refused[i][1]);
-    }
+    expect_refusals(refused, sizeof refused / sizeof *refused, read_text);
 }

@@ -39,85 +39,71 @@ Test(native, files_set_keys)
     nd_config_fini(&c);
 }
 
-Test(native, unknown_names_have_file_line_and_hint)
-{
-    expect_bad_text("train:\n  steps: 3\n  sequence_lenght: 9\n",
-                    "test.yaml:3|train.sequence_lenght|did you mean train.sequence_length?");
-    expect_bad_text("trian:\n  steps: 3\n", "test.yaml:1|'trian'|did you mean train?");
-    expect_bad_text("train:\n  lr: 3\n", "test.yaml:2|did you mean optimizer.lr?");
-    expect_bad_text("steps: 3\n", "test.yaml:1|belongs in a section: train.steps");
-    expect_bad_text("mesh:\n  zzzzzz: 3\n",
-                    "test.yaml:2|the keys of mesh are dp_replicate, dp_shard, cp, tp");
-    expect_bad_text("qqqq:\n  a: 3\n", "test.yaml:1|the sections are launch, mesh");
-    expect_bad_text("mesh:\n  pp: 2\n", "test.yaml:2|pipeline parallelism does not exist yet");
-    expect_bad_text("checkpoint:\n  frequency: 3\n",
-                    "test.yaml:2|checkpoint.frequency|keys of checkpoint are interval, keep_last");
-    expect_bad_text("train: {steps: 1}\ntrain: {steps: 2}\n", "test.yaml:2|'train' is given twice");
-    expect_bad_text("train:\n  steps: 1\n  steps: 2\n", "test.yaml:3|'steps' is given twice");
-    expect_bad_text("train: [1, 2\n", "test.yaml:|broken YAML");
-}
+static const char *const refused[][2] = {
+    /* Names that are not known have file, line and hint. */
+    {"train:\n  steps: 3\n  sequence_lenght: 9\n",
+     "test.yaml:3|train.sequence_lenght|did you mean train.sequence_length?"},
+    {"trian:\n  steps: 3\n", "test.yaml:1|'trian'|did you mean train?"},
+    {"train:\n  lr: 3\n", "test.yaml:2|did you mean optimizer.lr?"},
+    {"steps: 3\n", "test.yaml:1|belongs in a section: train.steps"},
+    {"mesh:\n  zzzzzz: 3\n", "test.yaml:2|the keys of mesh are dp_replicate, dp_shard, cp, tp"},
+    {"qqqq:\n  a: 3\n", "test.yaml:1|the sections are launch, mesh"},
+    {"mesh:\n  pp: 2\n", "test.yaml:2|pipeline parallelism does not exist yet"},
+    {"checkpoint:\n  frequency: 3\n",
+     "test.yaml:2|checkpoint.frequency|keys of checkpoint are interval, keep_last"},
+    {"train: {steps: 1}\ntrain: {steps: 2}\n", "test.yaml:2|'train' is given twice"},
+    {"train:\n  steps: 1\n  steps: 2\n", "test.yaml:3|'steps' is given twice"},
+    {"train: [1, 2\n", "test.yaml:|broken YAML"},
+    /* Wrong types: key, value, and what is wanted. */
+    {"train:\n  steps: many\n", "test.yaml:2|train.steps is 'many'|an integer"},
+    {"train:\n  steps: 1.5\n", "'1.5'|an integer"},
+    {"train:\n  steps: 0x10\n", "'0x10'|an integer"},
+    {"train:\n  steps: 99999999999999999999\n", "an integer"},
+    {"train:\n  steps: '7'\n", "'7' in quotes|an integer"},
+    {"train:\n  steps: [7]\n", "test.yaml:2|train.steps is a list"},
+    {"train:\n  steps: {a: 7}\n", "test.yaml:2|train.steps is a map"},
+    {"train:\n  steps:\n", "test.yaml:2|train.steps has no value"},
+    {"optimizer:\n  lr: fast\n", "optimizer.lr is 'fast'|a number"},
+    {"optimizer:\n  lr: nan\n", "a number"},
+    {"optimizer:\n  lr: 1e999\n", "a number"},
+    {"optimizer:\n  betas: 0.9\n", "optimizer.betas|two numbers"},
+    {"optimizer:\n  betas: [a, 0.9]\n", "'[a, 0.9]'|two numbers"},
+    {"optimizer:\n  betas: [0.9, 0.9, 0.9]\n", "two numbers"},
+    {"optimizer:\n  betas: [[0.9], 0.9]\n", "inside a list"},
+    {"parallel:\n  reshard_after_forward: 1\n", "true or false"},
+    {"parallel:\n  reshard_after_forward: maybe\n", "'maybe'|true or false"},
+    {"train: 5\n", "test.yaml:1|section train is a single value|a map of keys"},
+    {"- train\n", "test.yaml:1|the file is a list"},
+    {"model:\n  path: \"a\\tb\"\n", "test.yaml:2|model.path|control character"},
+    /* Values out of range: the range. */
+    {"train:\n  steps: -1\n", "test.yaml:2|train.steps is -1|0 to 1000000000"},
+    {"train:\n  sequence_length: -4\n", "train.sequence_length is -4|1 to"},
+    {"train:\n  precision: fp16\n", "train.precision is fp16|bf16, fp32 or fp8"},
+    {"mesh:\n  tp: 0\n", "mesh.tp is 0"},
+    {"mesh:\n  tp: -1\n", "mesh.tp"},
+    {"mesh:\n  dp_shard: 0\n", "mesh.dp_shard is 0|-1, or 1 to"},
+    {"mesh:\n  dp_shard: -2\n", "mesh.dp_shard is -2"},
+    {"optimizer:\n  betas: [1, 0.9]\n", "optimizer.betas is [1, 0.9]"},
+    {"log:\n  level: loud\n", "log.level is loud|error, warning, info or debug"},
+    {"data:\n  special_in_text: keep\n", "data.special_in_text is keep|text, parse or refuse"},
+    /* Lists of choices. */
+    {"log:\n  trackers: [wandb, comet]\n",
+     "test.yaml:2|log.trackers is [wandb, comet], with \"comet\""},
+    {"log:\n  trackers: [none, wandb]\n", "none goes with no other"},
+    {"log:\n  trackers: [[wandb]]\n", "holds a list inside a list"},
+    {"log:\n  trackers:\n", "log.trackers has no value"},
+    {"log:\n  trackers: {wandb: 1}\n", "log.trackers is a map"},
+    /* One model. */
+    {"model: {path: a, config: b}\n", "test.yaml|model.path is 'a'|model.config is 'b'"},
+    {"model: {config: ''}\n", "none of model.path"},
+    /* Forms are not mixed. */
+    {"distributed_type: FSDP\nmesh:\n  tp: 2\n", "section mesh (line 2)|distributed_type (line 1)"},
+};
 
-Test(native, wrong_types_name_key_value_and_want)
+Test(native, what_is_wrong_in_a_file_is_named)
 {
-    expect_bad_text("train:\n  steps: many\n", "test.yaml:2|train.steps is 'many'|an integer");
-    expect_bad_text("train:\n  steps: 1.5\n", "'1.5'|an integer");
-    expect_bad_text("train:\n  steps: 0x10\n", "'0x10'|an integer");
-    expect_bad_text("train:\n  steps: 99999999999999999999\n", "an integer");
-    expect_bad_text("train:\n  steps: '7'\n", "'7' in quotes|an integer");
-    expect_bad_text("train:\n  steps: [7]\n", "test.yaml:2|train.steps is a list");
-    expect_bad_text("train:\n  steps: {a: 7}\n", "test.yaml:2|train.steps is a map");
-    expect_bad_text("train:\n  steps:\n", "test.yaml:2|train.steps has no value");
-    expect_bad_text("optimizer:\n  lr: fast\n", "optimizer.lr is 'fast'|a number");
+    expect_refusals(refused, sizeof refused / sizeof *refused, read_text);
     expect_bad_flags("--learning-rate 1e-3,2e-3", "is '1e-3,2e-3'|scripts/sweep");
-    expect_bad_text("optimizer:\n  lr: nan\n", "a number");
-    expect_bad_text("optimizer:\n  lr: 1e999\n", "a number");
-    expect_bad_text("optimizer:\n  betas: 0.9\n", "optimizer.betas|two numbers");
-    expect_bad_text("optimizer:\n  betas: [a, 0.9]\n", "'[a, 0.9]'|two numbers");
-    expect_bad_text("optimizer:\n  betas: [0.9, 0.9, 0.9]\n", "two numbers");
-    expect_bad_text("optimizer:\n  betas: [[0.9], 0.9]\n", "inside a list");
-    expect_bad_text("parallel:\n  reshard_after_forward: 1\n", "true or false");
-    expect_bad_text("parallel:\n  reshard_after_forward: maybe\n", "'maybe'|true or false");
-    expect_bad_text("train: 5\n", "test.yaml:1|section train is a single value|a map of keys");
-    expect_bad_text("- train\n", "test.yaml:1|the file is a list");
-    expect_bad_text("model:\n  path: \"a\\tb\"\n", "test.yaml:2|model.path|control character");
-}
-
-Test(native, out_of_range_names_the_range)
-{
-    expect_bad_text("train:\n  steps: -1\n", "test.yaml:2|train.steps is -1|0 to 1000000000");
-    expect_bad_text("train:\n  sequence_length: -4\n", "train.sequence_length is -4|1 to");
-    expect_bad_text("train:\n  precision: fp16\n", "train.precision is fp16|bf16, fp32 or fp8");
-    expect_bad_text("mesh:\n  tp: 0\n", "mesh.tp is 0");
-    expect_bad_text("mesh:\n  tp: -1\n", "mesh.tp");
-    expect_bad_text("mesh:\n  dp_shard: 0\n", "mesh.dp_shard is 0|-1, or 1 to");
-    expect_bad_text("mesh:\n  dp_shard: -2\n", "mesh.dp_shard is -2");
-    expect_bad_text("optimizer:\n  betas: [1, 0.9]\n", "optimizer.betas is [1, 0.9]");
-    expect_bad_text("log:\n  level: loud\n", "log.level is loud|error, warning, info or debug");
-    expect_bad_text("data:\n  special_in_text: keep\n",
-                    "data.special_in_text is keep|text, parse or refuse");
-}
-
-Test(native, lists_of_choices)
-{
-    expect_bad_text("log:\n  trackers: [wandb, comet]\n",
-                    "test.yaml:2|log.trackers is [wandb, comet], with \"comet\"");
-    expect_bad_text("log:\n  trackers: [none, wandb]\n", "none goes with no other");
-    expect_bad_text("log:\n  trackers: [[wandb]]\n", "holds a list inside a list");
-    expect_bad_text("log:\n  trackers:\n", "log.trackers has no value");
-    expect_bad_text("log:\n  trackers: {wandb: 1}\n", "log.trackers is a map");
-}
-
-Test(native, one_model)
-{
-    expect_bad_text("model: {path: a, config: b}\n",
-                    "test.yaml|model.path is 'a'|model.config is 'b'");
-    expect_bad_text("model: {config: ''}\n", "none of model.path");
-}
-
-Test(native, forms_are_not_mixed)
-{
-    expect_bad_text("distributed_type: FSDP\nmesh:\n  tp: 2\n",
-                    "section mesh (line 2)|distributed_type (line 1)");
 }
 
 Test(native, file_errors)

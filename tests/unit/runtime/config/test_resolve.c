@@ -7,6 +7,8 @@
 #include "runtime/config/reader.h"
 #include "tests/support/tempdir.h"
 
+static nd_config c;
+
 #define MOST_TOKENS                                                                                \
     "--sequence-length 134217728 --micro-batch-size 65536 --gradient-accumulation-steps 512"
 static const keys_case derived[] = {
@@ -47,7 +49,6 @@ static const keys_case derived[] = {
 Test(resolve, what_follows_from_other_keys)
 {
     for (size_t i = 0; i < sizeof derived / sizeof *derived; i++) {
-        nd_config c;
         expect_cases(&derived[i], 1, flags_in);
         assert_ok(flags_in(&c, derived[i].input));
         assert_ok(nd_config_resolve(&c));
@@ -81,18 +82,11 @@ Test(resolve, ranks_that_exchange_heads)
                  {"--cp-size 4 --cp-comm ring --ulysses 2", 2},
                  {"--cp-size 4 --cp-comm allgather", 1},
                  {"--sp-size 2 --tp-size 2", 2}};
-    nd_config c;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         resolve_flags(&c, cases[i].flags);
         cr_expect_eq(c.resolved_mesh.ulysses, cases[i].ranks, "case %zu", i);
         nd_config_fini(&c);
     }
-    expect_bad_flags("--sp-size 2 --cp-comm ring", "--sp-size 2 asks for");
-    expect_bad_flags("--ulysses 2",
-                     "parallel.ulysses 2 does not divide mesh.cp 1|--cp-size a multiple");
-    expect_bad_flags("--cp-size 4 --ulysses 3", "parallel.ulysses 3 does not divide mesh.cp 4");
-    expect_bad_flags("--cp-size 4 --ulysses 2 --cp-comm ulysses",
-                     "all 4 ranks of mesh.cp|parallel.ulysses is 2");
 }
 
 Test(resolve, threads_of_the_environment)
@@ -112,42 +106,68 @@ Test(resolve, threads_of_the_environment)
     }
 }
 
-Test(resolve, nodes)
+static const char *const refused[][2] = {
+    /* Ranks that exchange heads. */
+    {"--sp-size 2 --cp-comm ring", "--sp-size 2 asks for"},
+    {"--ulysses 2", "parallel.ulysses 2 does not divide mesh.cp 1|--cp-size a multiple"},
+    {"--cp-size 4 --ulysses 3", "parallel.ulysses 3 does not divide mesh.cp 4"},
+    {"--cp-size 4 --ulysses 2 --cp-comm ulysses", "all 4 ranks of mesh.cp|parallel.ulysses is 2"},
+    /* Nodes. */
+    {"--num-processes 8 --nproc-per-node 3", "= 3|launch.workers is 8"},
+    {"--num-processes 9 --nnodes 2", "9|2|multiple"},
+    {"--node-rank 1", "node_rank is 1|1 nodes"},
+    {"--nnodes 2", "rdzv_endpoint|HOST:PORT"},
+    {"--nnodes 2 --rdzv-endpoint h:1", "rdzv_key_file|--make-key"},
+    {"--nnodes 2 --rdzv-endpoint h:0 --rdzv-key-file k", "'h:0'|fixed"},
+    {"--gpu-ids 0,,1", "'0,,1'|all"},
+    {"--gpu-ids 0,a", "'0,a'"},
+    {"--gpu-ids 12345", "'12345'"},
+    {"--gpu-ids 0-3", "'0-3'"},
+    {"--nnodes 4096 --nproc-per-node 65536", "more workers than|16777216"},
+    /* Model and data. */
+    {"--model-name llama", "'llama'|ORG/NAME"},
+    {"--model-name ./a/b", "'./a/b'|--model-path"},
+    {"--model-name a/b/c", "ORG/NAME"},
+    {"--model-name ./b", "'./b'|ORG/NAME"},
+    {"--model-name ~/b", "'~/b'|ORG/NAME"},
+    {"--model-name /b", "'/b'|ORG/NAME"},
+    {"--model-name a/", "'a/'|ORG/NAME"},
+    {"--data-format megatron --tokenizer bytes", "megatron|tokenizer: file"},
+    {"--data-format llmc --tokenizer bytes", "llmc|tokenizer: file"},
+    {"--data-format jsonl --tokenizer file", "jsonl|tokenizer: bytes"},
+    {"--data-format text --tokenizer file", "text|tokenizer: bytes"},
+    /* Training. */
+    {"--lr 1e-4 --min-lr 1e-3", "min_lr 0.001|lr 0.0001"},
+    {"--precision fp8 --fp8-recipe rowwise --fp8-all-gather",
+     "fp8.all_gather|tensorwise|--fp8-all-gather false"},
+    {"--precision bf16 --fp8-recipe rowwise --fp8-all-gather", "fp8.all_gather"},
+    {"--deterministic --autotune", "train.deterministic and kernels.autotune"},
+    {"--sequence-length 134217728 --micro-batch-size 65536 "
+     "--gradient-accumulation-steps 1000000",
+     "134217728|2^52"},
+    {MOST_TOKENS " --dp-shard-size 2", "9.01e+15 tokens|x 2 data-parallel ranks"},
+    {MOST_TOKENS " --dp-replicate-size 2", "9.01e+15 tokens"},
+    /* Settings of GPUs are not for CPUs. */
+    {"--cuda-graphs true --device cpu", "kernels.cuda_graphs is true|--cuda-graphs false"},
+    {"--comm-blocks 16 --device cpu", "kernels.comm_blocks is 16|--comm-blocks 0"},
+    {"--product-processors 116 --device cpu",
+     "kernels.product_processors is 116|--product-processors 0"},
+    {"--nccl-alone true --device cpu", "launch.nccl_alone is true|--nccl-alone false"},
+};
+
+Test(resolve, what_contradicts_itself_is_refused)
 {
-    expect_bad_flags("--num-processes 8 --nproc-per-node 3", "= 3|launch.workers is 8");
-    expect_bad_flags("--num-processes 9 --nnodes 2", "9|2|multiple");
-    expect_bad_flags("--node-rank 1", "node_rank is 1|1 nodes");
-    expect_bad_flags("--nnodes 2", "rdzv_endpoint|HOST:PORT");
-    expect_bad_flags("--nnodes 2 --rdzv-endpoint h:1", "rdzv_key_file|--make-key");
-    expect_bad_flags("--nnodes 2 --rdzv-endpoint h:0 --rdzv-key-file k", "'h:0'|fixed");
+    expect_refusals(refused, sizeof refused / sizeof *refused, flags_in);
+    expect_bad_value("--data-path", "", "data.path is empty");
+    expect_bad_value("--tokenizer", "", "data.tokenizer is empty");
+    expect_bad_text("launch: {device: cpu}\nkernels: {cuda_graphs: true}\n",
+                    "kernels.cuda_graphs is true");
     static const char *const bad[] = {"h", "h:", ":5", "h:65536", "h:x", "::1:5", "[::1:5", "h:-1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         expect_bad_value("--rdzv-endpoint", bad[i], bad[i]);
         cr_expect_not_null(strstr(nd_error_last()->message, "HOST:PORT"));
     }
-    expect_bad_flags("--gpu-ids 0,,1", "'0,,1'|all");
-    expect_bad_flags("--gpu-ids 0,a", "'0,a'");
-    expect_bad_flags("--gpu-ids 12345", "'12345'");
-    expect_bad_flags("--gpu-ids 0-3", "'0-3'");
-    expect_bad_flags("--nnodes 4096 --nproc-per-node 65536", "more workers than|16777216");
     expect_bad_value("--gpu-ids", "", "launch.gpu_ids");
-}
-
-Test(resolve, model_and_data)
-{
-    expect_bad_flags("--model-name llama", "'llama'|ORG/NAME");
-    expect_bad_flags("--model-name ./a/b", "'./a/b'|--model-path");
-    expect_bad_flags("--model-name a/b/c", "ORG/NAME");
-    expect_bad_flags("--model-name ./b", "'./b'|ORG/NAME");
-    expect_bad_flags("--model-name ~/b", "'~/b'|ORG/NAME");
-    expect_bad_flags("--model-name /b", "'/b'|ORG/NAME");
-    expect_bad_flags("--model-name a/", "'a/'|ORG/NAME");
-    expect_bad_value("--data-path", "", "data.path is empty");
-    expect_bad_value("--tokenizer", "", "data.tokenizer is empty");
-    expect_bad_flags("--data-format megatron --tokenizer bytes", "megatron|tokenizer: file");
-    expect_bad_flags("--data-format llmc --tokenizer bytes", "llmc|tokenizer: file");
-    expect_bad_flags("--data-format jsonl --tokenizer file", "jsonl|tokenizer: bytes");
-    expect_bad_flags("--data-format text --tokenizer file", "text|tokenizer: bytes");
 }
 
 /* The file names both data files, as the shipped ones do. */
@@ -162,7 +182,6 @@ Test(resolve, the_usual_validation_file_goes_with_the_usual_data)
     };
     static const char shipped[] = "data: {path: data/train.txt, validation_path: data/valid.txt}\n"
                                   "train: {validation_interval: 50}\n";
-    nd_config c;
     char *text = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_ok(file_and_flags(&c, shipped, cases[i][0]));
@@ -188,36 +207,8 @@ Test(resolve, a_validation_file_that_nobody_named_may_be_missing)
     expect_cases(cases, 2, flags_in);
 }
 
-Test(resolve, training)
-{
-    expect_bad_flags("--lr 1e-4 --min-lr 1e-3", "min_lr 0.001|lr 0.0001");
-    expect_bad_flags("--precision fp8 --fp8-recipe rowwise --fp8-all-gather",
-                     "fp8.all_gather|tensorwise|--fp8-all-gather false");
-    expect_bad_flags("--precision bf16 --fp8-recipe rowwise --fp8-all-gather", "fp8.all_gather");
-    expect_bad_flags("--deterministic --autotune", "train.deterministic and kernels.autotune");
-    expect_bad_flags("--sequence-length 134217728 --micro-batch-size 65536 "
-                     "--gradient-accumulation-steps 1000000",
-                     "134217728|2^52");
-    expect_bad_flags(MOST_TOKENS " --dp-shard-size 2", "9.01e+15 tokens|x 2 data-parallel ranks");
-    expect_bad_flags(MOST_TOKENS " --dp-replicate-size 2", "9.01e+15 tokens");
-}
-
-Test(resolve, settings_of_gpus_are_not_for_cpus)
-{
-    expect_bad_flags("--cuda-graphs true --device cpu",
-                     "kernels.cuda_graphs is true|--cuda-graphs false");
-    expect_bad_text("launch: {device: cpu}\nkernels: {cuda_graphs: true}\n",
-                    "kernels.cuda_graphs is true");
-    expect_bad_flags("--comm-blocks 16 --device cpu", "kernels.comm_blocks is 16|--comm-blocks 0");
-    expect_bad_flags("--product-processors 116 --device cpu",
-                     "kernels.product_processors is 116|--product-processors 0");
-    expect_bad_flags("--nccl-alone true --device cpu",
-                     "launch.nccl_alone is true|--nccl-alone false");
-}
-
 Test(resolve, checks_what_was_put_into_the_struct)
 {
-    nd_config c;
     assert_ok(nd_config_init(&c));
     c.train.steps = 0;
     expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "train.steps is 0");
@@ -258,7 +249,6 @@ Test(resolve, time_to_index_the_data)
     tempdir_write(&dir, "model/SHA256SUMS", "", 0);
     cr_assert_eq(symlink("blob", tempdir_file(&dir, "model/model.safetensors")), 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_config c;
         assert_ok(nd_config_init(&c));
         assert_ok(nd_text_replace(&c.data.path, tempdir_file(&dir, cases[i].path)));
         assert_ok(
@@ -275,7 +265,6 @@ Test(resolve, time_to_index_the_data)
 /* What is said about idle keys among these flags. */
 static void expect_idle(const char *flags, const char *wanted)
 {
-    nd_config c;
     char said[ND_IDLE_KEYS_MAX];
     assert_ok(flags_in(&c, flags));
     assert_ok(nd_config_idle_keys(&c, said));

@@ -27,14 +27,13 @@ Test(shipped, each_is_whole)
     for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
         nd_config c;
         nd_shape shape;
-        char path[1024];
-        assert_ok(FLAGS(&c, "--config-file", source_path(shipped[i].file, path)));
+        assert_ok(FLAGS(&c, "--config-file", source_path(shipped[i].file)));
         cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s: %s", shipped[i].file,
                      nd_error_last()->message);
         cr_expect_eq(c.launch.workers, shipped[i].workers);
         cr_expect_eq(memcmp(c.resolved_mesh.size + 1, shipped[i].mesh, sizeof shipped[i].mesh), 0,
                      "%s", shipped[i].file);
-        assert_ok(nd_shape_read(source_path(c.model.config, path), &shape));
+        assert_ok(nd_shape_read(source_path(c.model.config), &shape));
         cr_expect_eq(nd_shape_parameters(&shape), shipped[i].parameters, "%s", shipped[i].file);
         cr_expect_eq(nd_shape_check_mesh(&shape, &c.resolved_mesh, c.train.micro_batch_size,
                                          c.train.sequence_length),
@@ -46,13 +45,13 @@ Test(shipped, each_is_whole)
 
 Test(shipped, the_documentation_names_every_key_and_default)
 {
-    char path[1024], wanted[256], *text = NULL;
+    char *text = NULL;
     size_t size = 0;
-    assert_ok(nd_fs_read(source_path("docs/config.md", path), 1 << 20, ND_ERR_DATA, &text, &size));
+    assert_ok(nd_fs_read(source_path("docs/config.md"), 1 << 20, ND_ERR_DATA, &text, &size));
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
-        snprintf(wanted, sizeof wanted, "| `%s`%s | %s |", f->name, f->job ? "" : " *node*",
-                 *f->initial ? f->initial : "empty");
+        const char *wanted = printed("| `%s`%s | %s |", f->name, f->job ? "" : " *node*",
+                                     *f->initial ? f->initial : "empty");
         cr_expect(strstr(text, wanted), "docs/config.md has no line with %s", wanted);
     }
     free(text);
