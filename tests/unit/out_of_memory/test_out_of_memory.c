@@ -9,7 +9,6 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <hwloc.h>
 #include <jansson.h>
 #include <netdb.h>
@@ -45,90 +44,38 @@ static bool fails(void)
     return until_failure > 0 && --until_failure == 0;
 }
 
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *p, size_t size);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *p, size_t size);
-char *__wrap_strdup(const char *text);
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *p, size_t size)
-{
-    return fails() ? NULL : __real_realloc(p, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails() ? NULL : __real_strdup(text);
-}
-
-char *__real_strndup(const char *text, size_t bytes);
-char *__wrap_strndup(const char *text, size_t bytes);
-
-char *__wrap_strndup(const char *text, size_t bytes)
-{
-    return fails() ? NULL : __real_strndup(text, bytes);
-}
-
-hwloc_bitmap_t __real_hwloc_bitmap_alloc(void);
-hwloc_bitmap_t __wrap_hwloc_bitmap_alloc(void);
-int __real_hwloc_topology_init(hwloc_topology_t *topology);
-int __wrap_hwloc_topology_init(hwloc_topology_t *topology);
-
-hwloc_bitmap_t __wrap_hwloc_bitmap_alloc(void)
-{
-    return fails() ? NULL : __real_hwloc_bitmap_alloc();
-}
-
-int __wrap_hwloc_topology_init(hwloc_topology_t *topology)
-{
-    if (fails()) {
-        errno = ENOMEM;
-        return -1;
-    }
-    return __real_hwloc_topology_init(topology);
-}
-
-int __real_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
-                       struct addrinfo **out);
-int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
-                       struct addrinfo **out);
-
-int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
-                       struct addrinfo **out)
-{
-    return fails() ? EAI_MEMORY : __real_getaddrinfo(host, service, hints, out);
-}
-
-/* A function of OpenSSL that makes something, with its parameter. */
-#define WRAP_OPENSSL(type, name, parameter, argument)                                              \
-    type __real_##name(parameter);                                                                 \
-    type __wrap_##name(parameter);                                                                 \
-    type __wrap_##name(parameter)                                                                  \
+/* A function that fails with this result: its type, its name and its parameters, which calls have
+ * as these arguments. */
+#define WRAP(type, name, parameters, arguments, failure)                                           \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
     {                                                                                              \
-        if (fails()) {                                                                             \
-            ERR_raise(ERR_LIB_SSL, ERR_R_MALLOC_FAILURE);                                          \
-            ERR_raise(ERR_LIB_SSL, ERR_R_INTERNAL_ERROR); /* of its caller */                      \
-            return NULL;                                                                           \
-        }                                                                                          \
-        return __real_##name(argument);                                                            \
+        return fails() ? (failure) : __real_##name arguments;                                      \
     }
-WRAP_OPENSSL(EVP_MD_CTX *, EVP_MD_CTX_new, void, )
-WRAP_OPENSSL(SSL_CTX *, SSL_CTX_new, const SSL_METHOD *method, method)
-WRAP_OPENSSL(SSL *, SSL_new, SSL_CTX *context, context)
-WRAP_OPENSSL(BIO *, BIO_new, const BIO_METHOD *method, method)
+WRAP(void *, malloc, (size_t size), (size), NULL)
+WRAP(void *, calloc, (size_t count, size_t size), (count, size), NULL)
+WRAP(void *, realloc, (void *p, size_t size), (p, size), NULL)
+WRAP(char *, strdup, (const char *text), (text), NULL)
+WRAP(char *, strndup, (const char *text, size_t bytes), (text, bytes), NULL)
+WRAP(hwloc_bitmap_t, hwloc_bitmap_alloc, (void), (), NULL)
+WRAP(int, hwloc_topology_init, (hwloc_topology_t * topology), (topology), (errno = ENOMEM, -1))
+WRAP(int, getaddrinfo,
+     (const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out),
+     (host, service, hints, out), EAI_MEMORY)
+
+/* OpenSSL tells why in a queue of its own. */
+static void *openssl_fails(void)
+{
+    ERR_raise(ERR_LIB_SSL, ERR_R_MALLOC_FAILURE);
+    ERR_raise(ERR_LIB_SSL, ERR_R_INTERNAL_ERROR); /* of its caller */
+    return NULL;
+}
+
+WRAP(EVP_MD_CTX *, EVP_MD_CTX_new, (void), (), openssl_fails())
+WRAP(SSL_CTX *, SSL_CTX_new, (const SSL_METHOD *method), (method), openssl_fails())
+WRAP(SSL *, SSL_new, (SSL_CTX * context), (context), openssl_fails())
+WRAP(BIO *, BIO_new, (const BIO_METHOD *method), (method), openssl_fails())
 
 /* The status of `run` is ND_OK or ND_ERR_RESOURCE whichever of its allocations fails. */
 static void expect_resource(const char *name, nd_status (*run)(void))
@@ -195,12 +142,14 @@ static nd_status write_and_read(void)
 {
     char *path = NULL, *parent = NULL, *text = NULL, hex[65];
     size_t bytes;
-    nd_status status = nd_fs_format(&path, "%s/file", dir.path);
-    status = status == ND_OK ? nd_fs_write_atomic(path, "text", 4) : status;
-    status = status == ND_OK ? nd_fs_parent(path, &parent) : status;
-    status = status == ND_OK ? nd_fs_read(path, 100, ND_ERR_DATA, &text, &bytes) : status;
-    status = status == ND_OK ? nd_sha256_file(path, hex) : status;
-    status = status == ND_OK ? nd_sha256("text", 4, hex) : status;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/file", dir.path));
+    ND_TRY_OUT(nd_fs_write_atomic(path, "text", 4));
+    ND_TRY_OUT(nd_fs_parent(path, &parent));
+    ND_TRY_OUT(nd_fs_read(path, 100, ND_ERR_DATA, &text, &bytes));
+    ND_TRY_OUT(nd_sha256_file(path, hex));
+    ND_TRY_OUT(nd_sha256("text", 4, hex));
+out:
     free(path);
     free(parent);
     free(text);
@@ -236,20 +185,14 @@ static nd_status open_channel(void)
 Test(out_of_memory, failure_screen)
 {
     nd_node node = {.host = "left"};
-    char path[600], *text = NULL;
+    char *text = NULL;
     size_t bytes;
     tempdir_make(&dir);
-    snprintf(path, sizeof path, "%s/shown", dir.path);
-    int shown = open(path, O_WRONLY | O_CREAT, 0600), old = dup(STDERR_FILENO);
-    cr_assert(shown >= 0 && old >= 0);
-    dup2(shown, STDERR_FILENO);
+    tempdir_catch_stderr(&dir);
     until_failure = 1;
     nd_node_end(&node, 137, false, "rank 3 was killed\n", 18);
     until_failure = 0;
-    dup2(old, STDERR_FILENO);
-    close(shown);
-    close(old);
-    assert_ok(nd_fs_read(path, 1000, ND_ERR_DATA, &text, &bytes));
+    assert_ok(nd_fs_read(dir.name, 1000, ND_ERR_DATA, &text, &bytes));
     cr_expect(strstr(text, "out of host memory for the failure screen of host left"), "%s", text);
     cr_expect(strstr(text, "rank 3 was killed\n"), "%s", text);
     cr_expect_eq(node.code, 137);
@@ -261,13 +204,12 @@ Test(out_of_memory, failure_screen)
 static nd_status read_jsonl(void)
 {
     static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
-    char path[600];
     nd_dataset *dataset = NULL;
     int32_t inputs[8], labels[8];
     const nd_token_cache_request request = {
         .job = {.rules = &rules, .threads = 1}, .folder = dir.path, .vocab = 256};
-    snprintf(path, sizeof path, "%s/rows.jsonl", dir.path);
-    ND_TRY(nd_dataset_open_text(path, ND_DATA_AUTO, request, 8, &dataset));
+    ND_TRY(
+        nd_dataset_open_text(tempdir_file(&dir, "rows.jsonl"), ND_DATA_AUTO, request, 8, &dataset));
     nd_status status = nd_dataset_block(dataset, 0, &(nd_block){inputs, labels});
     nd_dataset_close(dataset);
     return status;
@@ -279,12 +221,12 @@ static nd_status write_and_read_tokens(void)
     int32_t ids[] = {1, 2, 3, 4, 5, 6}, ends[] = {3, 6}, spans[] = {0, 2, 3, 4};
     const nd_corpus_piece piece = {
         .ids = {ids, 6, 0}, .ends = {ends, 2, 0}, .spans = {spans, 4, 0}};
-    char prefix[600], hex[65];
+    const char *prefix = tempdir_file(&dir, "pair");
+    char hex[65];
     nd_token_files out = {0};
     nd_dataset *dataset = NULL;
     nd_status status = ND_OK;
     int64_t ignored = 0;
-    snprintf(prefix, sizeof prefix, "%s/pair", dir.path);
     ND_TRY_OUT(nd_token_files_open(prefix, 256, NULL, &out));
     ND_TRY_OUT(nd_token_files_write(&out, &piece));
     ND_TRY_OUT(nd_token_files_commit(&out));
@@ -328,9 +270,7 @@ static const nd_shape shape = {
 
 static nd_status write_shape(void)
 {
-    char path[600];
-    snprintf(path, sizeof path, "%s/config.json", dir.path);
-    return nd_shape_write(&shape, "float32", path);
+    return nd_shape_write(&shape, "float32", tempdir_file(&dir, "config.json"));
 }
 
 static nd_status choose_linears(void)
@@ -378,8 +318,7 @@ static nd_status write_run_record(void)
     nd_status status =
         nd_run_record_write(&run, json_pack("{s:{s:[i, i]}}", "autotune", "linears", 1, 2));
     if (status == ND_OK) {
-        char path[600];
-        snprintf(path, sizeof path, "%s/run.json", dir.path);
+        const char *path = tempdir_file(&dir, "run.json");
         int keys = keys_in_file(path);
         all = all ? all : keys;
         cr_assert_eq(keys, all);
