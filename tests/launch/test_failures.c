@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A worker that fails, is killed or stopped, and an ndlaunch that is killed. */
-#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ptrace.h>

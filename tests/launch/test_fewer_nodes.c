@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A job with launch.min_nodes, which goes on with fewer nodes on a smaller mesh. */
 #include <signal.h>
-#include <string.h>
 
 #include "tests/launch/tiny_job.h"
 

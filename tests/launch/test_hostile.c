@@ -6,7 +6,6 @@
  * documented code and a sentence. Jobs that wait for a deadline run at the same time.
  */
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a job's workers get, and what stops a job before its workers start. */
-#include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -10,7 +9,6 @@
 #include "runtime/base/version.h"
 #include "tests/launch/tiny_job.h"
 #include "tests/support/port.h"
-#include "tests/support/skip.h"
 #include "tests/support/variables.h"
 
 static tempdir dir;

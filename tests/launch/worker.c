@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/log.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/identity.h"

@@ -2,7 +2,6 @@
 /* One task of a step: says who it is, what Slurm gave it, and what would be chosen from that. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/device/gpu_choice.h"
 #include "runtime/rdzv/pmix.h"

@@ -2,12 +2,16 @@
 #include "tests/slurm/slurm_job.h"
 
 #include <dirent.h>
-#include <signal.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 
 enum { POLL_US = 100000 };
+
+const char *slurm_source(const char *path)
+{
+    return printed("%s/%s", getenv("ND_SOURCE_ROOT"), path);
+}
 
 void slurm_setup(tempdir *dir)
 {
@@ -34,32 +38,25 @@ const char *const *slurm_flags(const tempdir *dir, const char *name)
 
 static void start(launched *l, const tempdir *dir, const char *name, const tiny_arguments *a)
 {
-    char path[PATH_MAX];
     const char *argv[TINY_ARGUMENTS_MAX + 3] = {"/usr/bin/env"}; /* finds the program in PATH */
     memcpy(argv + 1, a->list, sizeof a->list);
-    snprintf(path, sizeof path, "%s", name);
-    launched_start(l, dir, path, argv);
+    launched_start(l, dir, name, argv);
 }
 
 int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
                  const char *script, const char *const *further)
 {
-    char output[200], path[PATH_MAX], said[64];
     tiny_arguments a = {0};
     launched submitted;
-    snprintf(output, sizeof output, "--output=%s/%s", dir->path, name);
-    if (script[0] == '/') {
-        snprintf(path, sizeof path, "%s", script);
-    } else {
-        snprintf(path, sizeof path, "%s/scripts/slurm/%s", getenv("ND_SOURCE_ROOT"), script);
-    }
-    tiny_add(&a, (const char *[]){"sbatch", "--parsable", output, NULL});
+    tiny_add(&a, (const char *[]){"sbatch", "--parsable",
+                                  printed("--output=%s/%s", dir->path, name), NULL});
     tiny_add(&a, options);
-    tiny_add(&a, (const char *[]){path, NULL});
+    tiny_add(&a, (const char *[]){
+                     script[0] == '/' ? script : slurm_source(printed("scripts/slurm/%s", script)),
+                     NULL});
     tiny_add(&a, slurm_flags(dir, name));
     tiny_add(&a, further);
-    snprintf(said, sizeof said, "%s.sbatch", name);
-    start(&submitted, dir, said, &a);
+    start(&submitted, dir, printed("%s.sbatch", name), &a);
     launched_expect(&submitted, 0);
     snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
     l->pid = 0;
@@ -71,9 +68,8 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
 /* The first number behind `key` in the job's record, and the one behind the next colon. */
 static bool job_field(int job, const char *key, char *out, size_t capacity)
 {
-    char command[128], text[8192];
-    snprintf(command, sizeof command, "scontrol show job --oneliner %d 2>/dev/null", job);
-    FILE *f = popen(command, "r");
+    char text[8192];
+    FILE *f = popen(printed("scontrol show job --oneliner %d 2>/dev/null", job), "r");
     cr_assert_not_null(f);
     size_t got = fread(text, 1, sizeof text - 1, f);
     pclose(f);
@@ -142,16 +138,10 @@ void slurm_expect(launched *l, int job, int expected)
 void slurm_run(launched *l, const tempdir *dir, const char *name, const char *const *options,
                const char *program, const char *const *further)
 {
-    char path[PATH_MAX];
     tiny_arguments a = {0};
-    if (program[0] == '/') {
-        snprintf(path, sizeof path, "%s", program);
-    } else {
-        snprintf(path, sizeof path, "%s/%s", launched_build_root(), program);
-    }
     tiny_add(&a, (const char *[]){"srun", NULL});
     tiny_add(&a, options);
-    tiny_add(&a, (const char *[]){path, NULL});
+    tiny_add(&a, (const char *[]){program[0] == '/' ? program : launched_program(program), NULL});
     tiny_add(&a, further);
     start(l, dir, name, &a);
 }
@@ -168,11 +158,10 @@ int slurm_current_job(void)
 
 pid_t slurm_worker(int job, int rank)
 {
-    char path[300], of_job[40], ranks[2][40], name[32];
+    char path[300], name[32];
+    const char *of_job = printed("SLURM_JOB_ID=%d", job);
+    const char *ranks[] = {printed("RANK=%d", rank), printed("PMIX_RANK=%d", rank)};
     pid_t found = 0;
-    snprintf(of_job, sizeof of_job, "SLURM_JOB_ID=%d", job);
-    snprintf(ranks[0], sizeof ranks[0], "RANK=%d", rank);
-    snprintf(ranks[1], sizeof ranks[1], "PMIX_RANK=%d", rank);
     DIR *proc = opendir("/proc");
     cr_assert_not_null(proc);
     for (struct dirent *e; (e = readdir(proc)) != NULL;) {

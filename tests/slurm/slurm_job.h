@@ -6,10 +6,11 @@
  * trains on text in the test's folder; waits are bounded and generous, since a loaded machine is no
  * fault.
  */
-#include <criterion/criterion.h>
-#include <stdbool.h>
 
 #include "tests/launch/tiny_job.h"
+
+/* A path in the source tree. */
+const char *slurm_source(const char *path);
 
 /* The tiny model and its text in the folder; ND_LAUNCH names the ndlaunch of this build. */
 void slurm_setup(tempdir *dir);

@@ -7,6 +7,7 @@
 #include "tests/slurm/slurm_job.h"
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -18,9 +19,8 @@ TEMPDIR_SUITE(batch, setup, .timeout = 600);
 /* An executable shell script in place of ndlaunch; $real is the true one. */
 static void replace_ndlaunch(const char *body)
 {
-    char text[1024];
-    int n = snprintf(text, sizeof text, "#!/bin/sh\nreal=%s\n%s\n", getenv("ND_LAUNCH"), body);
-    tempdir_write(&dir, "ndlaunch", text, (size_t)n);
+    const char *text = printed("#!/bin/sh\nreal=%s\n%s\n", getenv("ND_LAUNCH"), body);
+    tempdir_write(&dir, "ndlaunch", text, strlen(text));
     cr_assert_eq(chmod(dir.name, 0755), 0);
     setenv("ND_LAUNCH", dir.name, 1);
 }
@@ -29,9 +29,8 @@ static void replace_ndlaunch(const char *body)
 static void train_on_one_host(const char *config_file, const char *const *further)
 {
     launched one;
-    char config[PATH_MAX];
+    const char *config = slurm_source(printed("configs/%s", config_file));
     tiny_arguments a = {0};
-    snprintf(config, sizeof config, "%s/configs/%s", getenv("ND_SOURCE_ROOT"), config_file);
     tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, NULL});
     tiny_add(&a, slurm_flags(&dir, "one"));
     tiny_add(&a, further);
@@ -41,27 +40,21 @@ static void train_on_one_host(const char *config_file, const char *const *furthe
 
 Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 {
-    launched l;
-    char words[64];
     const char *const further[] = {"--num-steps", "5", NULL};
     train_on_one_host("tp_hsdp.yaml", further);
     int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
     slurm_expect(&l, job, 0);
     tiny_expect_same(&dir, "two", "one", 5);
     const char *record = tiny_record(&dir, "two");
-    snprintf(words, sizeof words, "\"slurm_job_id\": \"%d\"", job);
-    cr_assert_not_null(strstr(record, words), "%s", record);
+    cr_assert_not_null(strstr(record, printed("\"slurm_job_id\": \"%d\"", job)), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"nnodes\": 2"), "%s", record);
     const char *hosts = strstr(record, "\"hosts\": [");
-    cr_assert_not_null(hosts);
-    cr_assert_not_null(strstr(hosts, "\"node1\""));
-    cr_assert_not_null(strstr(hosts, "\"node2\""));
+    cr_assert(hosts && strstr(hosts, "\"node1\"") && strstr(hosts, "\"node2\""), "%s", record);
 }
 
 Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
-    launched l;
     const char *const further[] = {"--num-steps", "3", NULL};
     train_on_one_host("cp.yaml", further);
     int job = slurm_submit(&l, &dir, "cp", NULL, "cp.sbatch", further);
@@ -72,7 +65,6 @@ Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 /* The script's own precision; only its model and its data are replaced by small ones. */
 Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
-    launched l;
     const char *const further[] = {
         "--precision",      "fp8",   "--num-steps",          "5", "--set",
         "data.format=text", "--set", "data.tokenizer=bytes", NULL};
@@ -87,12 +79,9 @@ Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
 /* Two GPUs of each node are the job's. A script of the user's own, below salloc or sbatch. */
 Test(batch, workers_per_node_are_counted)
 {
-    launched l;
-    char text[PATH_MAX + 64];
-    int n = snprintf(text, sizeof text,
-                     "#!/bin/sh\n#SBATCH --nodes=2\n%s/scripts/slurm/launch_nodes \"$@\"\n",
-                     getenv("ND_SOURCE_ROOT"));
-    tempdir_write(&dir, "own.sh", text, (size_t)n);
+    const char *text = printed("#!/bin/sh\n#SBATCH --nodes=2\n%s \"$@\"\n",
+                               slurm_source("scripts/slurm/launch_nodes"));
+    tempdir_write(&dir, "own.sh", text, strlen(text));
     const char *const two[] = {"--gpus-per-node=2", NULL};
     const char *const further[] = {"--dp-shard-size",  "-1",   "--num-steps", "2",
                                    "--nproc-per-node", "auto", NULL};
@@ -104,7 +93,6 @@ Test(batch, workers_per_node_are_counted)
 /* Options before the script go before its own. */
 Test(batch, one_node_needs_no_other_script)
 {
-    launched l;
     int job = slurm_submit(&l, &dir, "single", (const char *[]){"--nodes=1", NULL}, "cp.sbatch",
                            (const char *[]){"--num-steps", "2", NULL});
     assert_job_ends(&l, job, 0, "step 2/2");
@@ -114,12 +102,10 @@ Test(batch, one_node_needs_no_other_script)
 /* As from a terminal: salloc runs a command within its allocation. */
 Test(batch, an_allocation_of_salloc_does_as_well)
 {
-    launched l;
-    char script[PATH_MAX];
     tiny_arguments a = {0};
-    snprintf(script, sizeof script, "%s/scripts/slurm/launch_nodes", getenv("ND_SOURCE_ROOT"));
     tiny_add(&a, (const char *[]){"/usr/bin/env", "salloc", "--nodes=2", "--ntasks-per-node=1",
-                                  script, "--dp-shard-size", "4", "--num-steps", "2", NULL});
+                                  slurm_source("scripts/slurm/launch_nodes"), "--dp-shard-size",
+                                  "4", "--num-steps", "2", NULL});
     tiny_add(&a, slurm_flags(&dir, "salloc"));
     launched_start(&l, &dir, "salloc", a.list);
     assert_ends(&l, 0, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
@@ -129,14 +115,11 @@ Test(batch, an_allocation_of_salloc_does_as_well)
  * installed. */
 Test(batch, a_machine_without_slurm_fails_in_ci_and_skips_elsewhere)
 {
-    launched l;
-    char script[PATH_MAX];
     static const char *const ci[] = {"CI=true", "CI="};
-    snprintf(script, sizeof script, "%s/tests/slurm/private_slurm", getenv("ND_SOURCE_ROOT"));
     for (int i = 0; i < 2; i++) {
-        launched_start(
-            &l, &dir, "without",
-            (const char *[]){"/usr/bin/env", "PATH=/usr/bin:/bin", ci[i], script, "true", NULL});
+        launched_start(&l, &dir, "without",
+                       (const char *[]){"/usr/bin/env", "PATH=/usr/bin:/bin", ci[i],
+                                        slurm_source("tests/slurm/private_slurm"), "true", NULL});
         int code = launched_wait(&l, LAUNCHED_SECONDS);
         cr_assert_eq(code, i == 0 ? 1 : 77, "%d: %s", code, launched_read(&l));
         assert_says(&l, "private_slurm: Slurm cannot run here: munged is not installed");
@@ -148,8 +131,6 @@ Test(batch, a_machine_without_slurm_fails_in_ci_and_skips_elsewhere)
  * data. The configuration is the project's own file, relative to it. */
 Test(batch, a_project_below_a_path_with_spaces)
 {
-    launched l;
-    char script[256], record[256];
     cr_assert_eq(
         launched_shell("mkdir -p '%s/a project  of mine/build' && cd '%s/a project  of mine' "
                        "&& cp -r '%s/scripts' '%s/configs' . && cp '%s/ndlaunch' "
@@ -158,19 +139,18 @@ Test(batch, a_project_below_a_path_with_spaces)
                        launched_build_root(), launched_build_root()),
         0);
     unsetenv("ND_LAUNCH");
-    snprintf(script, sizeof script, "%s/a project  of mine/scripts/slurm/tp_hsdp.sbatch", dir.path);
     int job =
-        slurm_submit(&l, &dir, "spaces", NULL, script,
+        slurm_submit(&l, &dir, "spaces", NULL,
+                     tempdir_file(&dir, "a project  of mine/scripts/slurm/tp_hsdp.sbatch"),
                      (const char *[]){"--num-steps", "2", "--set", "data.path=the text.txt",
                                       "--set", "output.dir=a run", "--log-dir", "some logs", NULL});
     assert_job_ends(&l, job, 0, "step 2/2");
-    snprintf(record, sizeof record, "%s/a project  of mine/a run/run.json", dir.path);
+    const char *record = tempdir_file(&dir, "a project  of mine/a run/run.json");
     cr_assert_eq(access(record, R_OK), 0, "%s", record);
 }
 
 Test(batch, a_bad_configuration_is_code_2)
 {
-    launched l;
     int job = slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--set", "optimizer.lrr=1", NULL});
     assert_job_ends(&l, job, 2, "optimizer.lrr");
@@ -178,7 +158,6 @@ Test(batch, a_bad_configuration_is_code_2)
 
 Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
 {
-    launched l;
     replace_ndlaunch(
         "[ \"$SLURM_NODEID\" = 1 ] && [ $# -gt 2 ] && set -- \"$@\" --learning-rate 0.25\n"
         "exec \"$real\" \"$@\"");
@@ -190,21 +169,18 @@ Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
 
 Test(batch, a_killed_worker_is_named_with_job_and_node)
 {
-    launched l;
-    char words[128];
     int job = slurm_submit(&l, &dir, "killed", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2);
     kill(slurm_worker(job, 5), SIGKILL);
     slurm_expect(&l, job, 137);
-    snprintf(words, sizeof words, "rank 5 failed first (host node2, Slurm job %d, pid ", job);
-    assert_says(&l, words, "signal 9 (Killed)");
+    assert_says(&l, printed("rank 5 failed first (host node2, Slurm job %d, pid ", job),
+                "signal 9 (Killed)");
 }
 
 /* Slurm may signal every process of the step, and ndlaunch passes the signal on: twice is once. */
 Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
 {
-    launched l;
     int job = slurm_submit(&l, &dir, "interrupt", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2);
@@ -215,7 +191,6 @@ Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
 /* ndlaunch by itself is right only once per node. */
 Test(batch, several_ndlaunch_on_a_node_are_refused)
 {
-    launched l;
     slurm_run(&l, &dir, "several",
               (const char *[]){"--nodes=2", "--ntasks=4", "--overcommit", NULL}, "ndlaunch",
               slurm_flags(&dir, "several"));
@@ -226,7 +201,6 @@ Test(batch, several_ndlaunch_on_a_node_are_refused)
  * keeps. */
 Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
 {
-    launched l;
     replace_ndlaunch("[ \"$1\" = --make-key ] || exec \"$real\" \"$@\"\n"
                      "\"$real\" \"$@\" && cp \"$2\" \"${0%/*}/copy\"");
     int job = slurm_submit(&l, &dir, "key", NULL, "tp_hsdp.sbatch",
@@ -249,12 +223,10 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
 /* A script without ndlaunch. */
 static void write_direct_script(void)
 {
-    char text[1024];
-    int n = snprintf(text, sizeof text,
-                     "#!/bin/sh\nexec srun --mpi=pmix --ntasks=8 --overcommit %s/ndtrain train "
-                     "--config-file %s/configs/tp_hsdp.yaml \"$@\"\n",
-                     launched_build_root(), getenv("ND_SOURCE_ROOT"));
-    tempdir_write(&dir, "direct.sh", text, (size_t)n);
+    const char *text = printed("#!/bin/sh\nexec srun --mpi=pmix --ntasks=8 --overcommit %s train "
+                               "--config-file %s \"$@\"\n",
+                               launched_program("ndtrain"), slurm_source("configs/tp_hsdp.yaml"));
+    tempdir_write(&dir, "direct.sh", text, strlen(text));
 }
 
 /* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the
@@ -281,7 +253,6 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
 /* Slurm's warning reaches the batch shell: the job saves, requeues itself, and goes on. */
 Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
 {
-    launched l;
     const char *const further[] = {
         "--num-steps", "500", "--checkpoint-frequency", "100000", "--resume-from-checkpoint",
         "auto",        NULL};
@@ -302,11 +273,8 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
  * library has ended is worth another start. The number may stand in the configuration. */
 Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
 {
-    launched l;
     static const char yaml[] = "launch:\n  max_restarts: 1  # after a lost node\n";
-    char file[1024];
-    tempdir_write(&dir, "restarts.yaml", yaml, sizeof yaml - 1);
-    snprintf(file, sizeof file, "%s/restarts.yaml", dir.path);
+    const char *file = printed("%s", tempdir_write(&dir, "restarts.yaml", yaml, sizeof yaml - 1));
     const char *const further[] = {"--config-file", file, "--resume-from-checkpoint", "auto", NULL};
     replace_ndlaunch("[ \"$1\" = --make-key ] && exec $real \"$@\"\n"
                      "echo start ${SLURM_RESTART_COUNT:-0}\n"

@@ -8,6 +8,7 @@
 #include "tests/slurm/slurm_job.h"
 
 static tempdir dir;
+static launched l;
 
 static void setup(void)
 {
@@ -16,47 +17,38 @@ static void setup(void)
 
 TEMPDIR_SUITE(placement, setup, .timeout = 600);
 
-static void probe(launched *l, const char *gpus)
+static void probe(const char *gpus)
 {
-    slurm_run(l, &dir, "probe",
+    slurm_run(&l, &dir, "probe",
               (const char *[]){"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", gpus, NULL},
               "tests/slurm/slurm_probe", NULL);
-    launched_expect(l, 0);
+    launched_expect(&l, 0);
 }
 
 Test(placement, a_gpu_per_task_is_ordinal_0)
 {
-    launched l;
-    char words[128];
-    probe(&l, "--gpus-per-task=1");
+    probe("--gpus-per-task=1");
     for (int rank = 0; rank < 8; rank++) { /* Slurm shows each task another GPU */
-        snprintf(words, sizeof words,
-                 "rank %d of 8, local %d of 4, node %d of 2 (node%d): GPUs %d, ordinal 0\n", rank,
-                 rank % 4, rank / 4, rank / 4 + 1, rank % 4);
-        assert_says(&l, words);
+        assert_says(
+            &l, printed("rank %d of 8, local %d of 4, node %d of 2 (node%d): GPUs %d, ordinal 0\n",
+                        rank, rank % 4, rank / 4, rank / 4 + 1, rank % 4));
     }
 }
 
 Test(placement, gpus_per_node_are_chosen_by_the_local_rank)
 {
-    launched l;
-    char words[128];
-    probe(&l, "--gpus-per-node=4");
+    probe("--gpus-per-node=4");
     for (int rank = 0; rank < 8; rank++) {
-        snprintf(words, sizeof words,
-                 "local %d of 4, node %d of 2 (node%d): GPUs 0,1,2,3, ordinal %d\n", rank % 4,
-                 rank / 4, rank / 4 + 1, rank % 4);
-        assert_says(&l, words);
+        assert_says(&l, printed("local %d of 4, node %d of 2 (node%d): GPUs 0,1,2,3, ordinal %d\n",
+                                rank % 4, rank / 4, rank / 4 + 1, rank % 4));
     }
 }
 
 /* No thread of the process may run on a CPU that is not in the mask. */
 static void assert_threads_within(pid_t pid, const cpu_set_t *mask)
 {
-    char path[64];
     int threads = 0;
-    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
-    DIR *tasks = opendir(path);
+    DIR *tasks = opendir(printed("/proc/%d/task", pid));
     cr_assert_not_null(tasks);
     for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
         cpu_set_t set, both;
@@ -99,15 +91,14 @@ static int make_masks(cpu_set_t masks[2], char *commands, size_t capacity)
 /* Masks of their own are not divided among the tasks of the node, and no thread leaves them. */
 Test(placement, a_mask_is_used_whole_and_never_left)
 {
-    launched l;
-    char commands[160], ndtrain[PATH_MAX];
+    char commands[160];
     cpu_set_t masks[2];
     const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
     tiny_arguments a = {0};
     int found = make_masks(masks, commands, sizeof commands);
-    snprintf(ndtrain, sizeof ndtrain, "%s/ndtrain", launched_build_root());
-    tiny_add(&a, (const char *[]){"-c", commands, "bash", ndtrain, "train", "--num-processes", "2",
-                                  "--dp-shard-size", "2", "--num-steps", "1000000", NULL});
+    tiny_add(&a, (const char *[]){"-c", commands, "bash", launched_program("ndtrain"), "train",
+                                  "--num-processes", "2", "--dp-shard-size", "2", "--num-steps",
+                                  "1000000", NULL});
     tiny_add(&a, slurm_flags(&dir, "bound"));
     tiny_add(&a, (const char *[]){"--threads-per-worker", "0", NULL});
     /* Slurm itself would bind the tasks to fewer. */

@@ -7,42 +7,48 @@
 #include "tests/slurm/slurm_job.h"
 
 static tempdir dir;
-static char config[PATH_MAX];
+static launched l;
 
 static void setup(void)
 {
     slurm_setup(&dir);
-    snprintf(config, sizeof config, "%s/configs/tp_hsdp.yaml", getenv("ND_SOURCE_ROOT"));
 }
 
 TEMPDIR_SUITE(pmix, setup, .timeout = 600);
 
 static const char *const two_nodes[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
                                         NULL};
-static const char *const many_steps[] = {"--num-steps", "1000000", NULL};
 
 /* Eight tasks on two nodes, or what the options say. */
-static void start(launched *l, const char *name, const char *const *options, const char *program,
+static void start(const char *name, const char *const *options, const char *program,
                   const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"train", "--config-file", config, NULL});
+    tiny_add(
+        &a, (const char *[]){"train", "--config-file", slurm_source("configs/tp_hsdp.yaml"), NULL});
     tiny_add(&a, slurm_flags(&dir, name));
     tiny_add(&a, further);
-    slurm_run(l, &dir, name, options, program, a.list);
+    slurm_run(&l, &dir, name, options, program, a.list);
+}
+
+/* A run without an end, once its second step is done. */
+static void train(const char *name, const char *const *options)
+{
+    start(name, options, "ndtrain", (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2);
 }
 
 Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
-    launched one, two;
+    launched one;
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
-                                  NULL});
+    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file",
+                                  slurm_source("configs/tp_hsdp.yaml"), "--num-steps", "5", NULL});
     tiny_add(&a, slurm_flags(&dir, "one"));
     launched_start(&one, &dir, "one", a.list);
     launched_expect(&one, 0);
-    start(&two, "two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
-    launched_expect(&two, 0);
+    start("two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
+    launched_expect(&l, 0);
     tiny_expect_same(&dir, "two", "one", 5);
     const char *record = tiny_record(&dir, "two");
     cr_assert_not_null(strstr(record, "\"started_by\": \"PMIx\""), "%s", record);
@@ -54,20 +60,18 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 /* Ranks that go round the nodes have no adjacent rank on theirs, and the same numbers. */
 Test(pmix, a_cyclic_distribution_gives_the_same)
 {
-    launched block, cyclic;
     const char *const options[] = {
         "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", "--distribution=cyclic", NULL};
-    start(&block, "block", two_nodes, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
-    launched_expect(&block, 0);
-    start(&cyclic, "cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
-    launched_expect(&cyclic, 0);
+    start("block", two_nodes, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    launched_expect(&l, 0);
+    start("cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    launched_expect(&l, 0);
     tiny_expect_same(&dir, "cyclic", "block", 3);
 }
 
 Test(pmix, a_bad_configuration_is_code_2_said_once)
 {
-    launched l;
-    start(&l, "bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
+    start("bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
     assert_ends(&l, 2, "did you mean optimizer.lr?");
     cr_assert_leq(launched_count(&l, "optimizer.lrr"), 4, "%s",
                   l.text); /* once, but for a very slow end */
@@ -75,55 +79,45 @@ Test(pmix, a_bad_configuration_is_code_2_said_once)
 
 Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
 {
-    launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=4", "--overcommit", "--mpi=pmix", NULL};
-    start(&l, "four", options, "ndtrain", NULL);
+    start("four", options, "ndtrain", NULL);
     assert_ends(&l, 2, "the configuration needs 8 workers, but this job has 4 (PMIx)");
 }
 
 /* launch.rdzv_endpoint says where rank 0 listens, which must be an address of its host. */
 Test(pmix, rank_0_listens_where_the_endpoint_says)
 {
-    launched l;
-    start(&l, "named", two_nodes, "ndtrain",
+    start("named", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "127.0.0.1:0", NULL});
     launched_expect(&l, 0);
-    start(&l, "foreign", two_nodes, "ndtrain",
+    start("foreign", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0", NULL});
     assert_ends(&l, 2, "192.0.2.77 is not an address of this host");
 }
 
 Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
 {
-    launched l;
-    char text[2048];
-    int n = snprintf(text, sizeof text,
-                     "#!/bin/sh\n[ \"$SLURM_NODEID\" = 1 ] && set -- \"$@\" --learning-rate 0.25\n"
-                     "exec %s/ndtrain \"$@\"\n",
-                     launched_build_root());
-    tempdir_write(&dir, "ndtrain", text, (size_t)n);
+    const char *text =
+        printed("#!/bin/sh\n[ \"$SLURM_NODEID\" = 1 ] && set -- \"$@\" --learning-rate 0.25\n"
+                "exec %s \"$@\"\n",
+                launched_program("ndtrain"));
+    tempdir_write(&dir, "ndtrain", text, strlen(text));
     cr_assert_eq(chmod(dir.name, 0755), 0);
-    start(&l, "differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
+    start("differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
     assert_ends(&l, 2, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
 }
 
 Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
 {
-    launched l;
     /* Rank 0 cannot write its folder; the others learn of it only by the end of the job. */
-    char out[200];
-    snprintf(out, sizeof out, "output.dir=%s/text.txt/below", dir.path);
-    start(&l, "cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
+    const char *out = printed("output.dir=%s/text.txt/below", dir.path);
+    start("cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
     assert_ends(&l, 73, "text.txt/below");
 }
 
 static void kill_rank(int rank, const char *words)
 {
-    launched l;
-    char name[32];
-    snprintf(name, sizeof name, "kill%d", rank);
-    start(&l, name, two_nodes, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2);
+    train(printed("kill%d", rank), two_nodes);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), rank), SIGKILL), 0);
     launched_expect(&l, 74); /* KillOnBadExit is 0 here: it is our end of the job */
     assert_says(&l, words);
@@ -144,8 +138,7 @@ Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
  * the step. */
 Test(pmix, a_frozen_rank_is_named_within_the_deadline)
 {
-    launched l;
-    start(&l, "frozen", two_nodes, "ndtrain",
+    start("frozen", two_nodes, "ndtrain",
           (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL});
     launched_until(&l, "\nstep ", 2);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
@@ -154,17 +147,14 @@ Test(pmix, a_frozen_rank_is_named_within_the_deadline)
 
 static void ends_at_a_step(const char *name, const char *const *options)
 {
-    launched l;
-    start(&l, name, options, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2);
+    train(name, options);
     cr_assert_eq(launched_shell("scancel --signal=TERM %d", slurm_current_job()), 0);
     launched_expect(&l, 75);
     const char *step = strstr(launched_read(&l), "stopped by a signal after step ");
     cr_assert_not_null(step, "%s", l.text);
-    char words[64];
-    snprintf(words, sizeof words, "%.*s", (int)strcspn(step, "0123456789") + 12, step);
-    words[strcspn(words, "0123456789") +
-          strspn(words + strcspn(words, "0123456789"), "0123456789")] = '\0';
+    const size_t number = strcspn(step, "0123456789");
+    const size_t end = number + strspn(step + number, "0123456789");
+    const char *words = printed("%.*s", (int)end, step);
     cr_assert_eq(launched_count(&l, words), 8, "\"%s\" in: %s", words, l.text);
 }
 
@@ -182,32 +172,28 @@ Test(pmix, term_is_code_75_also_where_slurm_kills_at_the_first_bad_exit)
 /* Signals to srun itself, as a batch script passes them on. */
 Test(pmix, usr1_to_srun_reaches_all_ranks)
 {
-    launched l;
-    start(&l, "usr1", two_nodes, "ndtrain", many_steps);
-    launched_until(&l, "\nstep ", 2);
+    train("usr1", two_nodes);
     launched_end(&l, SIGUSR1, 75);
     assert_says(&l, "stopped by a signal after step ");
 }
 
 Test(pmix, tasks_without_pmix_are_refused)
 {
-    launched l;
     const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
-    start(&l, "none", options, "ndtrain", NULL);
+    start("none", options, "ndtrain", NULL);
     assert_ends(&l, 2, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
 }
 
 /* A library that cannot be opened stands for one that is missing. */
 Test(pmix, a_missing_library_is_a_sentence_only_when_pmix_was_asked_for)
 {
-    launched l;
     tempdir_write(&dir, "libpmix.so.2", "none", 4);
     setenv("LD_LIBRARY_PATH", dir.path, 1);
-    start(&l, "library", two_nodes, "ndtrain", NULL);
+    start("library", two_nodes, "ndtrain", NULL);
     assert_ends(&l, 2, "the PMIx library cannot be opened");
     const char *const one[] = {"--nodes=1", "--ntasks=1", "--mpi=none", NULL};
     const char *const mesh[] = {"--num-steps=2",     "--num-processes=1", "--dp-replicate-size=1",
                                 "--dp-shard-size=1", "--tp-size=1",       NULL};
-    start(&l, "alone", one, "ndtrain", mesh);
+    start("alone", one, "ndtrain", mesh);
     launched_expect(&l, 0);
 }

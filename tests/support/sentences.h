@@ -6,7 +6,6 @@
  * "error: ", or the first line of ndlaunch's screen, which names what failed first. A user should
  * find exactly one.
  */
-#include <stdbool.h>
 #include <string.h>
 
 static inline int lines_that_begin(const char *text, const char *words)

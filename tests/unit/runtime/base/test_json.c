@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/base/json.h"
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
-#include <unistd.h>
 
 #include "runtime/config/commands.h"
 #include "runtime/config/reader.h"
-#include "tests/support/tempdir.h"
 
 static nd_config c;
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "runtime/config/reader.h"
-#include "tests/support/tempdir.h"
 
 static nd_config c;
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Where libraries of CUDA are found beside the loader's own folders. */
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/device/cuda_library.h"
 #include "tests/support/shell.h"
-#include "tests/support/tempdir.h"
 
 static tempdir dir;
 

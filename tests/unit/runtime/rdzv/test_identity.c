@@ -6,8 +6,11 @@
 #include <string.h>
 
 #include "runtime/rdzv/identity.h"
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/variables.h"
+
+static nd_identity id;
 
 /* Rank 5 of 8, the second of four on the second node. */
 static void set_torchrun(void)
@@ -18,7 +21,6 @@ static void set_torchrun(void)
 
 Test(identity, alone)
 {
-    nd_identity id;
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
     cr_assert(id.rank == 0 && id.world_size == 1 && id.local_rank == 0 && id.local_world_size == 1);
@@ -28,15 +30,11 @@ Test(identity, alone)
 
 Test(identity, of_ndlaunch)
 {
-    nd_identity id;
-    char fd[16];
     int file = open("/dev/null", O_RDONLY);
     set_torchrun();
-    setenv("ND_RUN_ID", "nd-1234", 1);
-    snprintf(fd, sizeof fd, "%d", file);
-    setenv("ND_CONFIG_FD", fd, 1);
-    SET_VARIABLES("ND_NODE_RANK=1", "ND_NNODES=2", "ND_TERMINAL=1");
-    setenv("GROUP_RANK", "9", 1); /* torchrun's, without a meaning here */
+    setenv("ND_CONFIG_FD", printed("%d", file), 1);
+    SET_VARIABLES("ND_RUN_ID=nd-1234", "ND_NODE_RANK=1", "ND_NNODES=2", "ND_TERMINAL=1",
+                  "GROUP_RANK=9"); /* torchrun's, without a meaning here */
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_NDLAUNCH);
     cr_assert(id.rank == 5 && id.world_size == 8 && id.local_rank == 1 && id.local_world_size == 4);
@@ -57,7 +55,6 @@ Test(identity, of_ndlaunch)
 
 Test(identity, of_a_restarted_job)
 {
-    nd_identity id;
     set_torchrun();
     setenv("ND_RUN_ID", "nd-1234.3", 1);
     assert_ok(nd_identity_read(&id));
@@ -80,7 +77,6 @@ Test(identity, of_a_restarted_job)
 
 Test(identity, of_torchrun)
 {
-    nd_identity id;
     set_torchrun();
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_ENVIRONMENT);
@@ -110,7 +106,7 @@ Test(identity, a_variable_that_is_missing)
     static const char *const needed[] = {"WORLD_SIZE",       "LOCAL_RANK",  "RANK",
                                          "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-        nd_identity id = {.rank = -7};
+        id = (nd_identity){.rank = -7};
         set_torchrun();
         unsetenv(needed[i]);
         assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, needed[i]);
@@ -134,13 +130,11 @@ Test(identity, variables_that_contradict_each_other)
         {"MASTER_PORT", "0", "outside of 1 to 65535"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        nd_identity id;
         set_torchrun();
         setenv(bad[i][0], bad[i][1], 1);
         assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, bad[i][2]);
     }
     char longer[400];
-    nd_identity id;
     memset(longer, 'a', sizeof longer);
     longer[sizeof longer - 1] = '\0';
     set_torchrun();
@@ -151,7 +145,6 @@ Test(identity, variables_that_contradict_each_other)
 /* torchrun's variables, PMIx, alone: in this order. */
 Test(identity, sources_in_order)
 {
-    nd_identity id;
     setenv("PMIX_NAMESPACE", "slurm.pmix.7.0", 1);
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
@@ -168,7 +161,6 @@ Test(identity, sources_in_order)
 
 Test(identity, several_tasks_of_srun_are_not_alone)
 {
-    nd_identity id;
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
     assert_ok(nd_identity_read(&id));
     assert_ok(nd_identity_join(&id)); /* it is in no step */

@@ -2,7 +2,6 @@
 /* Ranks whose store runs in rank 0, a process of its own. */
 #include <criterion/criterion.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -14,7 +14,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/rng.h"
 #include "runtime/base/call_limit.h"
-#include "runtime/rdzv/key.h"
 #include "runtime/rdzv/store.h"
 #include "tests/support/port.h"
 
