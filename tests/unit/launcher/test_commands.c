@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "launcher/launcher.h"
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/variables.h"
 
@@ -18,19 +19,20 @@ static size_t size;
 
 static FILE *open_text(void)
 {
+    free(written);
     FILE *out = open_memstream(&written, &size);
     cr_assert_not_null(out);
     return out;
 }
 
-/* Closes the stream and returns the text that was written, which the caller frees. */
-static char *close_text(FILE *out)
+/* Closes the stream and returns the text that was written, good until the next one. */
+static const char *close_text(FILE *out)
 {
     cr_assert_eq(fclose(out), 0);
     return written;
 }
 
-static char *report(void)
+static const char *report(void)
 {
     FILE *out = open_text();
     nd_host_report(out);
@@ -42,11 +44,10 @@ Test(commands, a_host_report_says_what_a_reader_asks_for)
     static const char *const names[] = {"system",    "kernel",      "C library",   "CPU",
                                         "memory",    "/dev/shm",    "open files",  "locked memory",
                                         "available", "NVIDIA GPUs", "environment:"};
-    char *text = report();
+    const char *text = report();
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         cr_expect_not_null(strstr(text, names[i]), "no %s in\n%s", names[i], text);
     }
-    free(text);
 }
 
 Test(commands, a_host_report_shows_variables_that_matter_and_no_secret)
@@ -59,13 +60,12 @@ Test(commands, a_host_report_shows_variables_that_matter_and_no_secret)
                   "ND_CREDS=verysecret", "HF_COOKIE=verysecret", "HF_PASS=verysecret",
                   "ND_api_Key=verysecret", "HF_ENDPOINT=https://me:verysecret@hub",
                   "SLURM_X=eyJhbGciOi.verysecret", "SOMETHING_ELSE=private");
-    char *text = report();
+    const char *text = report();
     cr_expect_not_null(strstr(text, "NCCL_DEBUG         IN\\x1b[31mFO\\n\n"), "%s", text);
     cr_expect_not_null(strstr(text, "HF_TOKEN           (set; not shown)\n"), "%s", text);
     cr_expect_not_null(strstr(text, "SLURM_JWT          (set; not shown)\n"), "%s", text);
     cr_expect_null(strstr(text, "verysecret"), "%s", text);
     cr_expect_null(strstr(text, "private"), "%s", text);
-    free(text);
 }
 
 Test(commands, a_host_report_has_all_kinds_of_variables_that_matter)
@@ -74,16 +74,15 @@ Test(commands, a_host_report_has_all_kinds_of_variables_that_matter)
                   "DNNL_X=mine", "PMIX_X=mine", "RANK=mine", "LOCAL_RANK=mine", "WORLD_X=mine",
                   "MASTER_X=mine", "XDG_X=mine", "LD_LIBRARY_X=mine", "MALLOC_X=mine",
                   "ACCELERATE_X=mine");
-    char *text = report(), *at = text;
+    const char *text = report(), *at = text;
     int count = 0;
     for (; (at = strstr(at, " mine\n")); at++) {
         count++;
     }
     cr_expect_eq(count, 15, "%s", text);
-    free(text);
 }
 
-static char *gpu_models(const char *driver)
+static const char *gpu_models(const char *driver)
 {
     FILE *out = open_text();
     nd_host_put_gpu_models(out, driver);
@@ -92,11 +91,9 @@ static char *gpu_models(const char *driver)
 
 static void put_gpu(const char *bus, const char *text)
 {
-    char name[64];
-    snprintf(name, sizeof name, "gpus/%.30s", bus);
-    assert_ok(nd_fs_make_folders(tempdir_file(&dir, name), "the folder", ""));
-    snprintf(name, sizeof name, "gpus/%.30s/information", bus);
-    tempdir_write(&dir, name, text, strlen(text));
+    const char *folder = tempdir_file(&dir, printed("gpus/%s", bus));
+    assert_ok(nd_fs_make_folders(folder, "the folder", ""));
+    tempdir_write(&dir, printed("gpus/%s/information", bus), text, strlen(text));
 }
 
 Test(commands, names_the_model_of_each_gpu)
@@ -104,21 +101,19 @@ Test(commands, names_the_model_of_each_gpu)
     put_gpu("0000:04:00.0",
             "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 5\nDevice Minor: \t 0\n");
     put_gpu("0000:8a:00.0", "Model: \t\t NVIDIA H200\nDevice Minor: \t 1\n");
-    char *text = gpu_models(dir.path);
+    const char *text = gpu_models(dir.path);
     cr_expect_str_eq(text, "  GPU 0              NVIDIA H100 80GB HBM3, bus 0000:04:00.0\n"
                            "  GPU 1              NVIDIA H200, bus 0000:8a:00.0\n");
-    free(text);
 }
 
 Test(commands, says_that_there_is_no_gpu)
 {
-    char *text = gpu_models("/nonexistent");
+    const char *text = gpu_models("/nonexistent");
     cr_expect_not_null(strstr(text, "none: the NVIDIA driver shows no GPU"), "%s", text);
-    free(text);
 }
 
-/* Returns what was said, which the caller frees. */
-static char *write_starter(const char *path, nd_status wanted)
+/* Returns what was said. */
+static const char *write_starter(const char *path, nd_status wanted)
 {
     FILE *out = open_text();
     char *argv[] = {"config", "--config-file", (char *)path};
@@ -140,7 +135,7 @@ Test(commands, a_first_configuration_is_a_run)
     char *argv[] = {"ndlaunch", "--config-file", (char *)path};
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
-    char *said = write_starter(path, ND_OK);
+    const char *said = write_starter(path, ND_OK);
     cr_expect_not_null(strstr(said, path));
     assert_ok(nd_config_init(&config));
     assert_ok(nd_config_parse(&config, &cli, 3, argv));
@@ -149,18 +144,17 @@ Test(commands, a_first_configuration_is_a_run)
     expect_text(&config, "data.tokenizer", "bytes");
     expect_text(&config, "optimizer.warmup_steps", "100");
     nd_config_fini(&config);
-    free(said);
 }
 
 Test(commands, a_first_configuration_replaces_nothing)
 {
     struct stat after;
     const char *path = tempdir_write(&dir, "run.yaml", "mine", 4);
-    free(write_starter(path, ND_ERR_CANTCREATE));
+    write_starter(path, ND_ERR_CANTCREATE);
     cr_expect_not_null(strstr(nd_error_last()->message, "exists already"), "%s",
                        nd_error_last()->message);
     cr_expect(stat(path, &after) == 0 && after.st_size == 4);
-    free(write_starter(tempdir_file(&dir, "nowhere/run.yaml"), ND_ERR_CANTCREATE));
+    write_starter(tempdir_file(&dir, "nowhere/run.yaml"), ND_ERR_CANTCREATE);
     cr_expect_not_null(strstr(nd_error_last()->message, "cannot be created"), "%s",
                        nd_error_last()->message);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "launcher/launcher.h"
+#include "runtime/config/reader.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/variables.h"
 
@@ -37,32 +38,20 @@ Test(environment, ours_stands_over_what_is_inherited)
 /* A worker's identity must not come from a launcher around ours, also where we set nothing. */
 Test(environment, an_outer_launchers_identity_is_left_out)
 {
-    static const char *const names[] = {"WORLD_SIZE",
-                                        "LOCAL_RANK",
-                                        "MASTER_ADDR",
-                                        "ND_RESTART_EPOCH",
-                                        "ND_KEY_FD",
-                                        "ND_RUN_ID",
-                                        "ND_CONFIG_FD",
-                                        "LOCAL_WORLD_SIZE",
-                                        "MASTER_PORT",
-                                        "ND_PROGRESS_FD",
-                                        "ND_NNODES",
-                                        "ND_CONFIG_NAME",
-                                        "ND_LAUNCHER_PID",
-                                        "ND_RUN_FOLDER",
-                                        "ND_TERMINAL",
-                                        "ND_NODE_RANK",
-                                        "RANK"};
+    static const char names[] =
+        "WORLD_SIZE LOCAL_RANK MASTER_ADDR ND_RESTART_EPOCH ND_KEY_FD ND_RUN_ID ND_CONFIG_FD "
+        "LOCAL_WORLD_SIZE MASTER_PORT ND_PROGRESS_FD ND_NNODES ND_CONFIG_NAME ND_LAUNCHER_PID "
+        "ND_RUN_FOLDER ND_TERMINAL ND_NODE_RANK RANK";
+    char name[32];
     char **env;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        setenv(names[i], "9", 1);
+    for (int i = 0; nd_list_word(names, ' ', i, name, sizeof name); i++) {
+        setenv(name, "9", 1);
     }
     setenv("ND_CPU_ISA", "avx2", 1);
     setenv("CUDA_VISIBLE_DEVICES", "1,2", 1);
     assert_ok(nd_environment_make(NULL, 0, &env));
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        cr_assert_null(value_of(env, names[i]), "%s", names[i]);
+    for (int i = 0; nd_list_word(names, ' ', i, name, sizeof name); i++) {
+        cr_assert_null(value_of(env, name), "%s", name);
     }
     cr_assert_str_eq(value_of(env, "ND_CPU_ISA"), "avx2");
     cr_assert_str_eq(value_of(env, "CUDA_VISIBLE_DEVICES"), "1,2");

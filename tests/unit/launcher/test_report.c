@@ -6,6 +6,7 @@
 
 #include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
+#include "tests/support/printed.h"
 
 static const nd_config config = {.resolved_mesh = {{1, 1, 3, 1, 1}}};
 
@@ -34,15 +35,17 @@ static job *make_job(void)
     return j;
 }
 
+static char *text; /* of the last report */
+
 /* Frees the job. */
-static char *report_of(job *j, int expected)
+static void report(job *j, int expected)
 {
     nd_nodes_end end = {0};
-    char *text = nd_attempt_report(&j->attempt, &end);
+    free(text);
+    text = nd_attempt_report(&j->attempt, &end);
     free(j);
     cr_assert_not_null(text);
     cr_expect_eq(end.code, expected, "%d, not %d: %s", end.code, expected, text);
-    return text;
 }
 
 static void record(job *j, int rank, nd_status status, nd_failure_cause cause, int64_t time_ns)
@@ -129,7 +132,6 @@ Test(report, the_rank_that_failed_first)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job *j = make_job();
-        char words[32];
         j->attempt.stop_ns = cases[i].stopped;
         for (int rank = 0; rank < 3; rank++) {
             const rank_end *e = &cases[i].ranks[rank];
@@ -139,18 +141,17 @@ Test(report, the_rank_that_failed_first)
             j->children[rank].signal = e->signal;
             j->children[rank].ended_ns = e->ended;
         }
-        char *text = report_of(j, cases[i].code);
-        snprintf(words, sizeof words, "rank %d failed first", cases[i].first);
-        cr_expect_not_null(strstr(text, words), "%s: %s", cases[i].what, text);
-        snprintf(words, sizeof words, "it said: reason of rank %d", cases[i].first);
-        cr_expect(strstr(text, words) || cases[i].code > 128, "%s: %s", cases[i].what, text);
+        report(j, cases[i].code);
+        cr_expect(strstr(text, printed("rank %d failed first", cases[i].first)), "%s: %s",
+                  cases[i].what, text);
+        const char *own = printed("it said: reason of rank %d", cases[i].first);
+        cr_expect(strstr(text, own) || cases[i].code > 128, "%s: %s", cases[i].what, text);
         const char *said = strstr(text, " said: reason of rank");
         said = said && said[-1] == 't' ? strstr(said + 1, " said: reason of rank") : said;
         cr_expect(cases[i].other ? said && strstr(text, cases[i].other) : !said, "%s: %s",
                   cases[i].what, text);
-        snprintf(words, sizeof words, ", device device%d): ", cases[i].first);
-        cr_expect_not_null(strstr(text, words), "%s: %s", cases[i].what, text);
-        free(text);
+        cr_expect(strstr(text, printed(", device device%d): ", cases[i].first)), "%s: %s",
+                  cases[i].what, text);
     }
 }
 
@@ -181,57 +182,49 @@ Test(report, control_characters_of_a_worker_are_escaped)
     j->children[1].tail_count = 1;
     j->attempt.options.slurm_job = "77";
     snprintf(j->children[1].tail[0], ND_TAIL_BYTES, "before\x1b[2Jafter");
-    char *text = report_of(j, 7);
+    report(j, 7);
     cr_expect(strstr(text, "    before\\x1b[2Jafter\n"), "%s", text);
     cr_expect(strstr(text, "rank 1 failed first (host host, Slurm job 77, pid"), "%s", text);
-    free(text);
 }
 
-/* Rank 1 was killed at `place`; what is said of it. */
-static char *screen_of(const nd_mesh *mesh, const nd_progress_slot *place)
+/* Rank 1 was killed at `place`, of which these words are said. */
+static void expect_place(nd_mesh mesh, nd_progress_slot place, const char *words)
 {
-    const nd_config own = {.resolved_mesh = *mesh};
+    const nd_config own = {.resolved_mesh = mesh};
     job *j = make_job();
     j->attempt.options.config = &own;
     j->children[0].stopped = j->children[2].stopped = true;
     j->children[1].signal = 9;
-    j->slots[1] = *place;
-    char *text = report_of(j, 128 + 9);
+    j->slots[1] = place;
+    report(j, 128 + 9);
     cr_assert_not_null(strstr(text, "rank 1 failed first"), "%s", text);
-    return text;
-}
-
-static void expect_place(nd_progress_slot place, const char *words)
-{
-    char *text = screen_of(&config.resolved_mesh, &place);
     cr_expect(strstr(text, words), "no \"%s\" in:\n%s", words, text);
-    free(text);
 }
 
 Test(report, the_operation_that_a_rank_was_in)
 {
-    expect_place((nd_progress_slot){.group = ND_GROUP_TP,
-                                    .op = ND_COMM_ALL_GATHER,
-                                    .step = 3,
-                                    .sequence = 17,
-                                    .since_ns = 5},
-                 "step 3; inside all_gather of group tp, sequence 17\n");
-    expect_place((nd_progress_slot){.group = ND_GROUP_TP, .op = ND_COMM_ALL_GATHER, .sequence = 17},
-                 "step 0; after all_gather of group tp, sequence 17\n");
-    /* A set-up has no sequence, and a rank that entered nothing no operation. */
-    expect_place((nd_progress_slot){.group = ND_GROUP_TP, .op = ND_COMM_SETUP, .since_ns = 5},
-                 "step 0; inside the communicator of group tp\n");
-    expect_place((nd_progress_slot){0}, "step 0\n");
+    static const struct {
+        nd_progress_slot place;
+        const char *words;
+    } cases[] = {
+        {{.op = ND_COMM_ALL_GATHER, .step = 3, .sequence = 17, .since_ns = 5},
+         "step 3; inside all_gather of group tp, sequence 17\n"},
+        {{.op = ND_COMM_ALL_GATHER, .sequence = 17},
+         "step 0; after all_gather of group tp, sequence 17\n"},
+        /* A set-up has no sequence, and a rank that entered nothing no operation. */
+        {{.op = ND_COMM_SETUP, .since_ns = 5}, "step 0; inside the communicator of group tp\n"},
+        {{0}, "step 0\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_progress_slot place = cases[i].place;
+        place.group = ND_GROUP_TP;
+        expect_place(config.resolved_mesh, place, cases[i].words);
+    }
 }
 
 Test(report, a_rank_has_its_coordinates_in_the_mesh)
 {
-    static const nd_mesh hybrid = {{1, 2, 1, 1, 2}}, one = {{1, 1, 1, 1, 1}};
     const nd_progress_slot place = {0};
-    char *text = screen_of(&hybrid, &place);
-    cr_expect(strstr(text, "\n  mesh r0 t1, phase start, step 0\n"), "%s", text);
-    free(text);
-    text = screen_of(&one, &place);
-    cr_expect(strstr(text, "\n  phase start, step 0\n"), "%s", text);
-    free(text);
+    expect_place((nd_mesh){{1, 2, 1, 1, 2}}, place, "\n  mesh r0 t1, phase start, step 0\n");
+    expect_place((nd_mesh){{1, 1, 1, 1, 1}}, place, "\n  phase start, step 0\n");
 }

@@ -308,20 +308,13 @@ Test(fs, sha256_known_answer)
 
 Test(fs, make_folders_makes_all_and_names_what_fails)
 {
-    char path[256];
-    snprintf(path, sizeof path, "%s/a/b/c", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", "Choose another one."));
-    cr_assert(tempdir_has_path(path));
-    assert_ok(nd_fs_make_folders(path, "the folder", "Choose another one.")); /* it may be there */
-    for (int i = 0; i < 3; i++) {
-        cr_assert_eq(rmdir(path), 0);
-        *strrchr(path, '/') = '\0';
-    }
+    make_folder("a/b/c");
+    cr_assert(tempdir_has_path(dir.name));
+    make_folder("a/b/c"); /* it may be there */
     tempdir_write(&dir, "file", "", 0);
-    snprintf(path, sizeof path, "%s/file/b", dir.path);
-    assert_fails(nd_fs_make_folders(path, "the folder", "Choose another one."), ND_ERR_CANTCREATE,
-                 "/file/b");
-    cr_assert_not_null(strstr(nd_error_last()->message, "Choose another one."));
+    assert_fails(nd_fs_make_folders(tempdir_file(&dir, "file/b"), "the folder", "Choose another"),
+                 ND_ERR_CANTCREATE, "/file/b");
+    cr_assert_not_null(strstr(nd_error_last()->message, "Choose another"));
 }
 
 Test(fs, a_rename_overwrites_nothing)

@@ -5,6 +5,48 @@
 
 #include "runtime/base/printable.h"
 
+/* Bytes, and what is shown of them; NULL: the same. */
+static const char *const cases[][2] = {
+    /* Text passes. */
+    {"step 1\tloss 2.5\r\n", NULL},
+    {"\xc3\xa9 \xe2\x82\xac \xc2\xb5", NULL},
+    {"\xf0\x9f\x99\x82", NULL},
+    /* Bytes that are no characters become text: a lone byte of a longer one can be a control
+     * character of a terminal with 8 bits. */
+    {"\x9b"
+     "31m",
+     "\\x9b31m"},
+    {"\xc2", "\\xc2"},
+    {"\xe2\x82", "\\xe2\\x82"},
+    {"\xf0\x9f\x99 a", "\\xf0\\x9f\\x99 a"},
+    {"\xc0\xaf\xff", "\\xc0\\xaf\\xff"},
+    {"\xed\xa0\x80", "\\xed\\xa0\\x80"},
+    {"\xe2\033[K", "\\xe2\033[K"},
+    /* Line ends and directions of Unicode become text. */
+    {"a\xe2\x80\xa8"
+     "b\xe2\x80\xae"
+     "c",
+     "a\\u2028b\\u202ec"},
+    {"\xef\xbb\xbf", "\\ufeff"},
+    /* The progress bar passes. */
+    {"step 1 [###]\033[K\r", NULL},
+    {"\033[K\033[K", NULL},
+    /* Control characters become text. */
+    {"a\x07"
+     "b\x08\x7f",
+     "a\\x07b\\x08\\x7f"},
+    {"\033[31mred\033[0m", "\\x1b[31mred\\x1b[0m"},
+    {"\033]0;title\x07", "\\x1b]0;title\\x07"},
+    {"\033", "\\x1b"},
+    {"\033[", "\\x1b["},
+    {"\033\033[K", "\\x1b\033[K"},
+    {"\033[\033[K", "\\x1b[\033[K"},
+    {"\xc2\x9b"
+     "31m",
+     "\\u009b31m"},
+    {"\xc2\xc2\x9b", "\\xc2\\u009b"},
+};
+
 static void shown_as(const char *bytes, const char *expected)
 {
     size_t count = strlen(bytes);
@@ -22,57 +64,11 @@ static void shown_as(const char *bytes, const char *expected)
     }
 }
 
-Test(shown, text_passes)
+Test(shown, characters_pass_and_what_moves_a_cursor_becomes_text)
 {
-    shown_as("step 1\tloss 2.5\r\n", "step 1\tloss 2.5\r\n");
-    shown_as("\xc3\xa9 \xe2\x82\xac \xc2\xb5", "\xc3\xa9 \xe2\x82\xac \xc2\xb5");
-    shown_as("\xf0\x9f\x99\x82", "\xf0\x9f\x99\x82");
-}
-
-/* A lone byte of a longer character can be a control character of a terminal with 8 bits. */
-Test(shown, bytes_that_are_no_characters_become_text)
-{
-    shown_as("\x9b"
-             "31m",
-             "\\x9b31m");
-    shown_as("\xc2", "\\xc2");
-    shown_as("\xe2\x82", "\\xe2\\x82");
-    shown_as("\xf0\x9f\x99 a", "\\xf0\\x9f\\x99 a");
-    shown_as("\xc0\xaf\xff", "\\xc0\\xaf\\xff");
-    shown_as("\xed\xa0\x80", "\\xed\\xa0\\x80");
-    shown_as("\xe2\033[K", "\\xe2\033[K");
-}
-
-Test(shown, line_ends_and_directions_of_unicode_become_text)
-{
-    shown_as("a\xe2\x80\xa8"
-             "b\xe2\x80\xae"
-             "c",
-             "a\\u2028b\\u202ec");
-    shown_as("\xef\xbb\xbf", "\\ufeff");
-}
-
-Test(shown, the_progress_bar_passes)
-{
-    shown_as("step 1 [###]\033[K\r", "step 1 [###]\033[K\r");
-    shown_as("\033[K\033[K", "\033[K\033[K");
-}
-
-Test(shown, control_characters_become_text)
-{
-    shown_as("a\x07"
-             "b\x08\x7f",
-             "a\\x07b\\x08\\x7f");
-    shown_as("\033[31mred\033[0m", "\\x1b[31mred\\x1b[0m");
-    shown_as("\033]0;title\x07", "\\x1b]0;title\\x07");
-    shown_as("\033", "\\x1b");
-    shown_as("\033[", "\\x1b[");
-    shown_as("\033\033[K", "\\x1b\033[K");
-    shown_as("\033[\033[K", "\\x1b[\033[K");
-    shown_as("\xc2\x9b"
-             "31m",
-             "\\u009b31m");
-    shown_as("\xc2\xc2\x9b", "\\xc2\\u009b");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        shown_as(cases[i][0], cases[i][1] ? cases[i][1] : cases[i][0]);
+    }
 }
 
 /* What a model writes moves no cursor, not even to the beginning of the line. */

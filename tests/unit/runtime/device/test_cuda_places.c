@@ -15,14 +15,10 @@ static void touch(const char *name)
     shell(&dir, shell_line("mkdir -p \"$(dirname '%s')\" && : >'%s'", name, name));
 }
 
-/* A path in the test's folder; each call has storage of its own. */
+/* A path in the test's folder. */
 static const char *at(const char *name)
 {
-    static char paths[8][PATH_MAX];
-    static int next;
-    char *path = paths[next++ % 8];
-    snprintf(path, PATH_MAX, "%s/%s", dir.path, name);
-    return path;
+    return printed("%s/%s", dir.path, name);
 }
 
 /* What is found are these files, in this order, and no more. */
@@ -61,15 +57,15 @@ Test(cuda_places, a_program_within_packages_finds_those_beside_it)
     touch(names[0]);
     touch(names[1]);
     touch("other/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.2");
-    char found[PATH_MAX];
     nd_cuda_places places = {.program = at("e/lib/python3.12/site-packages/ndtrain/bin/ndtrain"),
                              .toolkit = ""};
-    cr_assert(nd_cuda_places_find(&places, "libx.so.2", 0, found));
-    cr_expect_str_eq(found, at(names[0]));
-    cr_assert(nd_cuda_places_find(&places, "libx.so.2", 1, found));
-    cr_expect_str_eq(found, at(names[1]));
+    char found[PATH_MAX];
+    for (int i = 0; names[i]; i++) {
+        cr_assert(nd_cuda_places_find(&places, "libx.so.2", i, found));
+        cr_expect_str_eq(found, at(names[i]));
+    }
     places.program = at("elsewhere/bin/ndtrain");
-    cr_expect_not(nd_cuda_places_find(&places, "libx.so.2", 0, found), "%s", found);
+    expect_found(&places, names + 2);
 }
 
 /* Characters that mean something in a pattern stand for themselves in a folder's name. */
@@ -83,11 +79,9 @@ Test(cuda_places, names_of_folders_are_no_patterns)
 
 Test(cuda_places, none_and_empty_names_find_nothing)
 {
-    char found[PATH_MAX];
     touch("libx.so.2");
-    cr_expect_not(nd_cuda_places_find(
-        &(nd_cuda_places){.home = "", .path = NULL, .program = "", .toolkit = ""}, "libx.so.2", 0,
-        found));
+    expect_found(&(nd_cuda_places){.home = "", .path = NULL, .program = "", .toolkit = ""},
+                 (const char *const[]){NULL});
 }
 
 /* A damaged file is passed over; the library behind it is opened. */

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/device/host_memory.h"
 #include "tests/support/tempdir.h"
@@ -12,11 +10,10 @@ static tempdir dir;
 /* A file below the folder that stands for "/", with its folders. */
 static void put(const char *path, const char *text)
 {
-    char part[256];
-    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
-        snprintf(part, sizeof part, "%s/%.*s", dir.path, (int)(slash - path), path);
-        mkdir(part, 0700);
-    }
+    char *parent = NULL;
+    assert_ok(nd_fs_parent(tempdir_file(&dir, path), &parent));
+    assert_ok(nd_fs_make_folders(parent, "the folder", ""));
+    free(parent);
     tempdir_write(&dir, path, text, strlen(text));
 }
 
@@ -29,7 +26,6 @@ static void expect(uint64_t physical, uint64_t available)
 
 Test(host_memory, the_least_of_machine_and_groups)
 {
-    char command[300];
     tempdir_make(&dir);
     expect(0, 0);
     put("proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n");
@@ -46,8 +42,7 @@ Test(host_memory, the_least_of_machine_and_groups)
     put("proc/self/cgroup", "0::/\n"); /* a container's own name for its group */
     put("sys/fs/cgroup/memory.max", "800000\n");
     expect(800000, 600 * 1024);
-    snprintf(command, sizeof command, "rm -r '%s'", dir.path);
-    cr_assert_eq(system(command), 0);
+    tempdir_remove(&dir);
 }
 
 Test(host_memory, of_this_machine)

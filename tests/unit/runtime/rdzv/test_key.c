@@ -11,6 +11,7 @@
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
+static uint8_t key[ND_KEY_BYTES];
 
 TEMPDIR_SUITE(key, tempdir_leave_empty);
 
@@ -37,7 +38,7 @@ Test(key, a_made_file_is_private_new_and_random)
 
 Test(key, raw_bytes_and_both_cases_of_hexadecimal_are_read)
 {
-    uint8_t raw[ND_KEY_BYTES], key[ND_KEY_BYTES];
+    uint8_t raw[ND_KEY_BYTES];
     char hex[2 * ND_KEY_BYTES + 2];
     for (int i = 0; i < ND_KEY_BYTES; i++) {
         raw[i] = (uint8_t)(i * 37 + 11);
@@ -57,7 +58,7 @@ Test(key, raw_bytes_and_both_cases_of_hexadecimal_are_read)
 
 Test(key, other_sizes_modes_and_kinds_are_refused)
 {
-    uint8_t bytes[80] = {0}, key[ND_KEY_BYTES];
+    uint8_t bytes[80] = {0};
     static const size_t sizes[] = {0, 31, 33, 63, 66, 80};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         assert_fails(nd_key_read_file(write_private("size", bytes, sizes[i]), key), ND_ERR_CONFIG,
@@ -98,7 +99,7 @@ static struct {
 
 static nd_status connect_ends(uint8_t client_first, uint8_t server_first)
 {
-    uint8_t key[ND_KEY_BYTES] = {client_first, 2, 3};
+    key[0] = client_first;
     assert_ok(nd_tls_context_create(false, key, &e.contexts[0]));
     key[0] = server_first;
     assert_ok(nd_tls_context_create(true, key, &e.contexts[1]));
@@ -205,7 +206,6 @@ Test(tls_key, a_changed_byte_ends_the_channel)
 
 Test(key, junk_is_not_the_protocol)
 {
-    uint8_t key[ND_KEY_BYTES] = {1};
     nd_tls_context *context;
     nd_tls *tls;
     assert_ok(nd_tls_context_create(true, key, &context));
@@ -229,23 +229,21 @@ static void give_stdin(const char *bytes, size_t count)
 
 Test(key, standard_input_gives_the_key_as_a_file_does)
 {
-    uint8_t from_file[ND_KEY_BYTES], from_stdin[ND_KEY_BYTES];
-    char text[80];
+    uint8_t from_file[ND_KEY_BYTES];
+    char *text;
+    size_t count;
     const char *path = tempdir_file(&dir, "key");
     assert_ok(nd_key_make_file(path));
     assert_ok(nd_key_read_file(path, from_file));
-    FILE *f = fopen(path, "r");
-    cr_assert_not_null(f);
-    size_t count = fread(text, 1, sizeof text, f);
-    fclose(f);
+    assert_ok(nd_fs_read(path, 80, ND_ERR_DATA, &text, &count));
     give_stdin(text, count);
-    assert_ok(nd_key_read("-", from_stdin));
-    cr_assert_arr_eq(from_file, from_stdin, ND_KEY_BYTES);
+    free(text);
+    assert_ok(nd_key_read("-", key));
+    cr_assert_arr_eq(from_file, key, ND_KEY_BYTES);
 }
 
 Test(key, standard_input_without_a_key_is_refused)
 {
-    uint8_t key[ND_KEY_BYTES];
     char many[200];
     memset(many, 'a', sizeof many);
     give_stdin("", 0);
@@ -258,7 +256,6 @@ Test(key, standard_input_without_a_key_is_refused)
 
 Test(key, a_readable_file_on_standard_input_is_refused)
 {
-    uint8_t key[ND_KEY_BYTES];
     const char *path = tempdir_file(&dir, "key");
     assert_ok(nd_key_make_file(path));
     cr_assert_eq(chmod(path, 0644), 0);
