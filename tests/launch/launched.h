@@ -66,9 +66,10 @@ pid_t launched_until_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
 
-#define assert_says(l, ...) launched_says(l, (const char *const[]){__VA_ARGS__, NULL})
+/* Texts, to NULL. */
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-#define assert_ends(l, code, ...)                                                                  \
-    launched_expect_facts(l, code, (const char *const[]){__VA_ARGS__, NULL})
+#define assert_says(l, ...)       launched_says(l, WORDS(__VA_ARGS__))
+#define assert_ends(l, code, ...) launched_expect_facts(l, code, WORDS(__VA_ARGS__))
 
 #endif

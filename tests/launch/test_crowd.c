@@ -117,12 +117,11 @@ static void start_node(launched *l, int node, const char *endpoint, int files)
 {
     const char *name = printed("node%d", node);
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){
-                     "/bin/sh", "-c",
-                     printed("ulimit -n %d; exec %s \"$@\"", files, launched_program("ndlaunch")),
-                     "sh", "--num-processes", "4", "--dp-shard-size", "-1", "--nnodes", "2",
-                     "--node-rank", printed("%d", node), "--rdzv-endpoint", endpoint,
-                     "--rdzv-key-file", job.key_file, "--rdzv-timeout-seconds", "100", NULL});
+    tiny_add(&a, WORDS("/bin/sh", "-c",
+                       printed("ulimit -n %d; exec %s \"$@\"", files, launched_program("ndlaunch")),
+                       "sh", "--num-processes", "4", "--dp-shard-size", "-1", "--nnodes", "2",
+                       "--node-rank", printed("%d", node), "--rdzv-endpoint", endpoint,
+                       "--rdzv-key-file", job.key_file, "--rdzv-timeout-seconds", "100"));
     tiny_add(&a, tiny_flags(&dir, name));
     launched_start(l, &dir, name, a.list);
 }

@@ -28,15 +28,15 @@ TEMPDIR_SUITE(environment, setup, .timeout = 280);
 static void start(const char *steps, int different, const char *flag)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--dp-shard-size", "-1",
-                                  "--set", "log.interval=1", "--num-steps", steps, NULL});
+    tiny_add(&a, WORDS(launched_program("ndtrain"), "train", "--dp-shard-size", "-1", "--set",
+                       "log.interval=1", "--num-steps", steps));
     tiny_add(&a, tiny_flags(&dir, "ranks"));
     for (int rank = RANKS - 1; rank >= 0; rank--) {
         const char *number = printed("%d", rank);
         setenv("RANK", number, 1);
         setenv("LOCAL_RANK", number, 1);
         tiny_arguments one = a;
-        tiny_add(&one, (const char *[]){rank == different ? flag : NULL, NULL});
+        tiny_add(&one, WORDS(rank == different ? flag : NULL));
         launched_start(&ranks[rank], &dir, printed("rank%d", rank), one.list);
     }
 }
@@ -46,7 +46,7 @@ Test(environment, ranks_train_as_under_ndlaunch)
     launched one;
     start("4", -1, NULL); /* the axis that is -1 takes WORLD_SIZE */
     launched_expect_all(ranks, RANKS, 0);
-    tiny_ndlaunch(&one, &dir, "one", RANKS, (const char *[]){"--num-steps", "4", NULL});
+    tiny_ndlaunch(&one, &dir, "one", RANKS, WORDS("--num-steps", "4"));
     launched_expect(&one, 0);
     tiny_expect_same(&dir, "ranks", "one", 4);
 }

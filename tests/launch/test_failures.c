@@ -87,8 +87,7 @@ Test(failures, workers_that_ignore_the_end_are_killed)
 Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
 {
     launched_use_test_worker("stubborn", "1");
-    tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--max-restarts", "1", "--save-steps", "1", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--max-restarts", "1", "--save-steps", "1"));
     pid_t traced = launched_worker(&l, 0), killed = launched_worker(&l, 1);
     if (ptrace(PTRACE_SEIZE, traced, NULL, NULL) != 0) {
         kill(l.pid, SIGKILL);
@@ -135,7 +134,7 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 /* The real trainer: rank 1 is stopped in the middle of its run. */
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {
-    tiny_train(&l, &dir, "out", 2, (const char *[]){"--comm-timeout-seconds", "6", NULL});
+    tiny_train(&l, &dir, "out", 2, WORDS("--comm-timeout-seconds", "6"));
     pid_t stopped = launched_child(&l, 1);
     kill(stopped, SIGSTOP);
     assert_ends(&l, 124, "rank 0 failed first");
@@ -177,7 +176,7 @@ Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
     }
     launched_end(&l, SIGKILL, 128 + SIGKILL);
     expect_gone(workers, 2);
-    tiny_ndlaunch(&l, &dir, "next", 2, (const char *[]){"--num-steps", "2", NULL});
+    tiny_ndlaunch(&l, &dir, "next", 2, WORDS("--num-steps", "2"));
     launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {
         cr_expect_neq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* 2>/dev/null", workers[i]), 0);

@@ -8,9 +8,9 @@ enum { NODES = 3 };
 
 static tempdir dir;
 static launched nodes[NODES];
-static tiny_nodes job = {.flags = (const char *[]){"--min-nodes", "1", "--rdzv-timeout-seconds",
-                                                   "10", "--max-restarts", "9", "--save-steps", "1",
-                                                   "--gradient-accumulation-steps", "1", NULL}};
+static tiny_nodes job = {.flags = WORDS("--min-nodes", "1", "--rdzv-timeout-seconds", "10",
+                                        "--max-restarts", "9", "--save-steps", "1",
+                                        "--gradient-accumulation-steps", "1")};
 
 static void setup(void)
 {
@@ -78,8 +78,8 @@ static void until_further_checkpoint(launched *node)
 /* Real training: the samples of each step stay the same, and the checkpoint fits the new mesh. */
 Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
 {
-    start_nodes(2, (const char *[]){"--num-steps", "1000000", "--lr-scheduler", "constant", "--set",
-                                    printed("output.dir=%s/run", dir.path), NULL});
+    start_nodes(2, WORDS("--num-steps", "1000000", "--lr-scheduler", "constant", "--set",
+                         printed("output.dir=%s/run", dir.path)));
     until_further_checkpoint(&nodes[0]);
     launched_end(&nodes[1], SIGKILL, 128 + SIGKILL);
     launched_until(&nodes[0], "the job goes on with 1 of 2 nodes: mesh ", 1);
@@ -96,8 +96,7 @@ Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
 Test(fewer_nodes, need_an_axis_that_can_shrink)
 {
     job.nodes = job.workers = 2;
-    tiny_nodes_start(
-        &nodes[0], &job, 0, 0,
-        (const char *[]){"--rdzv-timeout-seconds", "60", "--dp-shard-size", "2", NULL});
+    tiny_nodes_start(&nodes[0], &job, 0, 0,
+                     WORDS("--rdzv-timeout-seconds", "60", "--dp-shard-size", "2"));
     assert_ends(&nodes[0], 2, "every axis of the mesh has a fixed size");
 }

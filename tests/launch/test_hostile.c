@@ -44,8 +44,7 @@ static void start_node(launched *l, int node, int at, const char *seconds)
 {
     static int starts;
     snprintf(job.endpoint, sizeof job.endpoint, "127.0.0.1:%d", at);
-    tiny_nodes_start(l, &job, node, starts++,
-                     (const char *[]){"--rdzv-timeout-seconds", seconds, NULL});
+    tiny_nodes_start(l, &job, node, starts++, WORDS("--rdzv-timeout-seconds", seconds));
 }
 
 static int dial(void)

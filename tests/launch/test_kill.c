@@ -25,7 +25,7 @@ TEMPDIR_SUITE(kill, setup, .timeout = 500);
 static void start(const char *name, const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--num-steps", printed("%d", STEPS), "--save-steps", "10", NULL});
+    tiny_add(&a, WORDS("--num-steps", printed("%d", STEPS), "--save-steps", "10"));
     tiny_add(&a, further);
     tiny_ndlaunch(&l, &dir, name, WORKERS, a.list);
 }
@@ -54,7 +54,7 @@ Test(kill, each_rank_at_some_step)
     for (int i = 0; i < (runs ? atoi(runs) : few); i++) {
         int at = i < few ? chosen[i] : 3 + i * 37 % 77;
         const char *name = printed("killed-%d", i);
-        start(name, (const char *[]){"--max-restarts", "1", NULL});
+        start(name, WORDS("--max-restarts", "1"));
         launched_until(&l, "\nstep ", at);
         kill(launched_child(&l, i % WORKERS), SIGKILL);
         assert_ends(&l, 0, "restart 1 of 1 follows at once, from ");
@@ -68,7 +68,7 @@ Test(kill, each_rank_at_some_step)
 Test(kill, several_times_in_one_job)
 {
     train_undisturbed();
-    start("killed", (const char *[]){"--max-restarts", "3", NULL});
+    start("killed", WORDS("--max-restarts", "3"));
     for (int i = 0; i < 3; i++) {
         launched_until(&l, printed("checkpoint of step %d ", 20 + 30 * i), 1);
         kill(launched_child(&l, 3 - i), SIGKILL);
@@ -81,7 +81,7 @@ Test(kill, several_times_in_one_job)
 Test(kill, a_stopped_rank_is_a_reason_too)
 {
     train_undisturbed();
-    start("stopped", (const char *[]){"--max-restarts", "1", "--comm-timeout-seconds", "5", NULL});
+    start("stopped", WORDS("--max-restarts", "1", "--comm-timeout-seconds", "5"));
     launched_until(&l, "\nstep ", 25);
     kill(launched_child(&l, 2), SIGSTOP);
     assert_ends(&l, 0, "failed (exit code 124, ");
@@ -101,7 +101,7 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
     for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
         cr_assert(launched_gone(workers[rank]));
     }
-    start("resumed", (const char *[]){"--resume-from-checkpoint", "latest", NULL});
+    start("resumed", WORDS("--resume-from-checkpoint", "latest"));
     expect_undisturbed("resumed");
 }
 
@@ -110,9 +110,9 @@ static tiny_nodes job = {.nodes = 2, .workers = WORKERS};
 static void start_node(int node, int times, const char *spares)
 {
     tiny_nodes_start(&nodes[node], &job, node, times,
-                     (const char *[]){"--save-dir", printed("%s/run-nodes", dir.path),
-                                      "--num-steps", printed("%d", STEPS), "--save-steps", "10",
-                                      "--max-restarts", "3", "--spare-nodes", spares, NULL});
+                     WORDS("--save-dir", printed("%s/run-nodes", dir.path), "--num-steps",
+                           printed("%d", STEPS), "--save-steps", "10", "--max-restarts", "3",
+                           "--spare-nodes", spares));
 }
 
 /* A worker of node 1 first, then node 1's launcher with all of its workers, which comes back. */

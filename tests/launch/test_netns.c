@@ -87,17 +87,17 @@ static void start_nodes(bool ipc, const char *run, const char *steps)
 {
     for (int i = 0; i < 2; i++) {
         tiny_arguments a = {0};
-        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
-                                      "netns", "exec", spaces[i], NULL});
+        tiny_add(&a, WORDS("/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip", "netns",
+                           "exec", spaces[i]));
         if (ipc == ALONE) {
-            tiny_add(&a, (const char *[]){"unshare", "--ipc", NULL});
+            tiny_add(&a, WORDS("unshare", "--ipc"));
         }
-        tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--nnodes", "2", "--node-rank",
-                                      printed("%d", i), "--rdzv-endpoint", "10.99.0.1:29500",
-                                      "--rdzv-key-file", job.key_file, NULL});
-        tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "30", "--num-processes", "4",
-                                      "--dp-shard-size", "4", "--num-steps", steps, "--set",
-                                      "log.interval=1", NULL});
+        tiny_add(&a, WORDS(launched_program("ndlaunch"), "--nnodes", "2", "--node-rank",
+                           printed("%d", i), "--rdzv-endpoint", "10.99.0.1:29500",
+                           "--rdzv-key-file", job.key_file));
+        tiny_add(&a,
+                 WORDS("--rdzv-timeout-seconds", "30", "--num-processes", "4", "--dp-shard-size",
+                       "4", "--num-steps", steps, "--set", "log.interval=1"));
         tiny_add(&a, tiny_flags(&dir, run));
         launched_start(&nodes[i], &dir, printed("%s%d", run, i), a.list);
     }
@@ -268,11 +268,10 @@ static void meet_over_pmix(const char *const hosts[2])
         tiny_arguments a = {0};
         setenv("PMIX_RANK", i == 0 ? "0" : "1", 1);
         setenv("SLURMD_NODENAME", hosts[i], 1);
-        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
-                                      "netns", "exec", spaces[i], launched_program("ndtrain"),
-                                      "train", "--dp-shard-size", "2", "--num-steps", "3",
-                                      "--rdzv-timeout-seconds", "30", "--set", "log.level=debug",
-                                      NULL});
+        tiny_add(&a, WORDS("/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip", "netns",
+                           "exec", spaces[i], launched_program("ndtrain"), "train",
+                           "--dp-shard-size", "2", "--num-steps", "3", "--rdzv-timeout-seconds",
+                           "30", "--set", "log.level=debug"));
         tiny_add(&a, tiny_flags(&dir, "ranks"));
         launched_start(&ranks[i], &dir, printed("rank%d", i), a.list);
     }

@@ -7,10 +7,10 @@
 
 static tempdir dir;
 static launched nodes[3], back;
-static tiny_nodes job = {.nodes = 2,
-                         .workers = 4,
-                         .flags = (const char *[]){"--rdzv-timeout-seconds", "30", "--max-restarts",
-                                                   "3", "--save-steps", "1", NULL}};
+static tiny_nodes job = {
+    .nodes = 2,
+    .workers = 4,
+    .flags = WORDS("--rdzv-timeout-seconds", "30", "--max-restarts", "3", "--save-steps", "1")};
 
 static void setup(void)
 {
@@ -108,10 +108,9 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
     launched changed;
     lose_node_1("B0T46D40;B40T44X0");
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
-    tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
+    tiny_nodes_start(&changed, &job, 1, 1, WORDS("--learning-rate", "0.25"));
     assert_ends(&changed, 2, "optimizer.lr is '");
-    tiny_nodes_start(&changed, &job, 1, 2,
-                     (const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL});
+    tiny_nodes_start(&changed, &job, 1, 2, WORDS("--set", "data.path=/nonexistent/text.txt"));
     launched_expect(&changed, 65);
     tiny_nodes_start(&back, &job, 1, 3, NULL);
     launched_expect(&back, 0);
@@ -121,7 +120,7 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
 Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
 {
     setenv("ND_TEST_PLAN", "B0T46D40", 1);
-    tiny_nodes_start_all(nodes, &job, (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
+    tiny_nodes_start_all(nodes, &job, WORDS("--rdzv-timeout-seconds", "6"));
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
     assert_ends(&nodes[0], 74, "node 1 of 2 nodes is missing after 6 s");

@@ -10,8 +10,7 @@
 
 static tempdir dir;
 static launched nodes[2];
-static tiny_nodes job = {
-    .nodes = 2, .workers = 4, .flags = (const char *[]){"--rdzv-timeout-seconds", "20", NULL}};
+static tiny_nodes job = {.nodes = 2, .workers = 4, .flags = WORDS("--rdzv-timeout-seconds", "20")};
 
 static void setup(void)
 {
@@ -87,7 +86,7 @@ Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
 /* The signal reaches the launcher of one node, as that of a batch system may. */
 Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 {
-    tiny_nodes_start_all(nodes, &job, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_nodes_start_all(nodes, &job, WORDS("--num-steps", "1000000"));
     launched_until(&nodes[0], "\nstep ", 2);
     kill(nodes[1].pid, SIGTERM);
     for (int i = 0; i < 2; i++) {
@@ -100,8 +99,8 @@ Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
 Test(nodes, different_settings_stop_all_with_key_and_both_values)
 {
     launched_use_test_worker(NULL, NULL);
-    start_node(0, (const char *[]){"--learning-rate", "0.5", NULL});
-    start_node(1, (const char *[]){"--learning-rate", "0.25", NULL});
+    start_node(0, WORDS("--learning-rate", "0.5"));
+    start_node(1, WORDS("--learning-rate", "0.25"));
     for (int i = 0; i < 2; i++) {
         assert_ends(&nodes[i], 2, "optimizer.lr is '0.5' on node 0", "'0.25' on node 1");
     }
@@ -111,7 +110,7 @@ Test(nodes, different_data_under_the_same_name_is_a_difference)
 {
     tempdir_write(&dir, "other.txt", "another text entirely, of at least forty characters", 51);
     start_node(0, NULL);
-    start_node(1, (const char *[]){"--set", printed("data.path=%s", dir.name), NULL});
+    start_node(1, WORDS("--set", printed("data.path=%s", dir.name)));
     for (int i = 0; i < 2; i++) {
         assert_ends(&nodes[i], 2, "data.path is '");
     }
@@ -125,8 +124,8 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     tempdir_write(&dir, "wrong", wrong, 64);
     cr_assert_eq(chmod(dir.name, 0600), 0);
     /* Node 1 must have come by then. */
-    start_node(0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
-    start_node(1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
+    start_node(0, WORDS("--rdzv-timeout-seconds", "8"));
+    start_node(1, WORDS("--rdzv-key-file", dir.name));
     assert_ends(&nodes[1], 2,
                 "the job key differs; all members of a job need the key of its node 0");
     assert_ends(&nodes[0], 124, "node 1 of 2 nodes is missing after 8 s");
@@ -135,7 +134,7 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
 Test(nodes, node_0_missing_is_said_at_the_deadline)
 {
     launched_use_test_worker(NULL, NULL);
-    start_node(1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
+    start_node(1, WORDS("--rdzv-timeout-seconds", "1"));
     assert_ends(&nodes[1], 124, "was not reached within 1 s");
 }
 
@@ -144,7 +143,7 @@ static void expect_bad_node(const char *const *flags, const char *reason)
 {
     for (int bad = 0; bad < 2; bad++) {
         tiny_arguments a = {0};
-        tiny_add(&a, (const char *[]){"--rdzv-timeout-seconds", "300", NULL});
+        tiny_add(&a, WORDS("--rdzv-timeout-seconds", "300"));
         start_node(!bad, a.list);
         tiny_add(&a, flags);
         start_node(bad, a.list);
@@ -156,18 +155,16 @@ static void expect_bad_node(const char *const *flags, const char *reason)
 
 Test(nodes, a_node_that_cannot_start_ends_all_at_once)
 {
-    expect_bad_node((const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL},
-                    "/nonexistent/text.txt");
+    expect_bad_node(WORDS("--set", "data.path=/nonexistent/text.txt"), "/nonexistent/text.txt");
 }
 
 /* The check is a program of its own there, which prints its reason. */
 Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
 {
     unsetenv("ND_WORKER");
-    expect_bad_node((const char *[]){"--model-config",
-                                     tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19),
-                                     NULL},
-                    "bad.json");
+    expect_bad_node(
+        WORDS("--model-config", tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19)),
+        "bad.json");
 }
 
 /* launch.comm_timeout_seconds is the bound: a rank that waits for the frozen one names it, and

@@ -26,8 +26,8 @@ static void start_with(int count, int per_host, const char *const *further, int 
                        const char *const *flags)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--dp-shard-size", "-1",
-                                  "--set", "log.interval=1", "--num-steps", "4", NULL});
+    tiny_add(&a, WORDS(launched_program("ndtrain"), "train", "--dp-shard-size", "-1", "--set",
+                       "log.interval=1", "--num-steps", "4"));
     tiny_add(&a, tiny_flags(&dir, "ranks"));
     tiny_add(&a, further);
     tiny_arguments of_odd = a;
@@ -64,7 +64,7 @@ Test(fake_pmix, ranks_train_as_under_ndlaunch)
     launched one;
     start(4, NULL);
     launched_expect_all(ranks, 4, 0);
-    tiny_ndlaunch(&one, &dir, "one", 4, (const char *[]){"--num-steps", "4", NULL});
+    tiny_ndlaunch(&one, &dir, "one", 4, WORDS("--num-steps", "4"));
     launched_expect(&one, 0);
     tiny_expect_same(&dir, "ranks", "one", 4);
 }
@@ -101,7 +101,7 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_end_does_not_change_the_code)
 Test(fake_pmix, a_meeting_without_an_end_is_code_124)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Fence", 1);
-    start(2, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
+    start(2, WORDS("--rdzv-timeout-seconds", "1"));
     launched_expect_all(ranks, 2, 124);
     assert_says(&ranks[0], "PMIx_Fence at 'place of the store' did not return within 4 s: other "
                            "ranks are missing there");

@@ -20,8 +20,7 @@ TEMPDIR_SUITE(restarts, setup, .timeout = 280);
 static void start(const char *plan, const char *max_restarts)
 {
     setenv("ND_TEST_PLAN", plan, 1);
-    tiny_ndlaunch(&l, &dir, "out", 3,
-                  (const char *[]){"--max-restarts", max_restarts, "--save-steps", "1", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 3, WORDS("--max-restarts", max_restarts, "--save-steps", "1"));
 }
 
 static void expect_starts(int starts)
@@ -194,9 +193,8 @@ Test(restarts, each_start_has_logs_of_its_own)
 {
     const char *logs = printed("%s/logs", dir.path);
     setenv("ND_TEST_PLAN", "B0T8D5K9;B5T6X0", 1);
-    tiny_ndlaunch(
-        &l, &dir, "out", 2,
-        (const char *[]){"--max-restarts", "1", "--save-steps", "1", "--log-dir", logs, NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  WORDS("--max-restarts", "1", "--save-steps", "1", "--log-dir", logs));
     launched_expect(&l, 0);
     cr_expect_eq(launched_shell("grep -q 'epoch 0 ' %s/nd-*/rank-0.stdout.log", logs), 0);
     cr_expect_eq(launched_shell("grep -q 'epoch 1 ' %s/nd-*.1/rank-0.stdout.log", logs), 0);

@@ -68,8 +68,7 @@ static void sweep(int number, const char *steps, int expected, int step_ms)
     signal(number, SIG_DFL);
     sigprocmask(SIG_BLOCK, &one, NULL);
     for (int ms = 0; ms <= LAST_MS; ms += step_ms) {
-        tiny_ndlaunch(&l, &dir, printed("sweep-%d-%d", number, ms), 2,
-                      (const char *[]){"--num-steps", steps, NULL});
+        tiny_ndlaunch(&l, &dir, printed("sweep-%d-%d", number, ms), 2, WORDS("--num-steps", steps));
         usleep((useconds_t)ms * 1000);
         kill(l.pid, number);
         launched_ends(&l, expected);
@@ -96,8 +95,7 @@ Test(signals, usr2_during_the_start_does_nothing)
 Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
 {
     for (int ms = 0; ms <= 125; ms += 25) {
-        tiny_ndlaunch(&l, &dir, printed("kill-%d", ms), 2,
-                      (const char *[]){"--num-steps", "1000000", NULL});
+        tiny_ndlaunch(&l, &dir, printed("kill-%d", ms), 2, WORDS("--num-steps", "1000000"));
         pid_t child = launched_until_child(&l, 1);
         usleep((useconds_t)ms * 1000);
         kill(child, SIGKILL);
@@ -125,8 +123,8 @@ Test(signals, term_ends_the_trainer_whose_parent_had_blocked_it)
 static void train_alone(const char *interval)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){launched_program("ndtrain"), "train", "--num-steps", "1000000",
-                                  "--set", interval, NULL});
+    tiny_add(&a, WORDS(launched_program("ndtrain"), "train", "--num-steps", "1000000", "--set",
+                       interval));
     tiny_add(&a, tiny_flags(&dir, "out"));
     launched_start(&l, &dir, "out", a.list);
     launched_until(&l, "\nstep ", 2);
@@ -147,8 +145,8 @@ Test(signals, term_to_one_replica_ends_the_validation_of_all)
     memset(text, 'a', BYTES);
     const char *validation = tempdir_write(&dir, "long.txt", text, BYTES);
     tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--dp-replicate-size", "2", "--num-steps", "1", "--set",
-                                   printed("data.validation_path=%s", validation), NULL});
+                  WORDS("--dp-replicate-size", "2", "--num-steps", "1", "--set",
+                        printed("data.validation_path=%s", validation)));
     launched_until(&l, "\nstep ", 1);
     kill(launched_child(&l, 1), SIGTERM);
     launched_expect(&l, 75);
@@ -165,7 +163,7 @@ static void goes_on(int number)
 
 static void is_passed_over(int number)
 {
-    tiny_train(&l, &dir, "out", 2, (const char *[]){"--set", "log.interval=20", NULL});
+    tiny_train(&l, &dir, "out", 2, WORDS("--set", "log.interval=20"));
     goes_on(number);
 }
 
@@ -201,7 +199,7 @@ Test(signals, quit_ends_the_trainer_at_once)
 static pid_t start_workers(const char *what, const char *grace_seconds)
 {
     launched_use_test_worker(what, NULL);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", grace_seconds, NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--grace-seconds", grace_seconds));
     launched_worker(&l, 1);
     return launched_worker(&l, 0);
 }
@@ -235,7 +233,7 @@ Test(signals, after_the_first_75_the_others_have_the_grace_time)
 {
     launched_use_test_worker("plan", NULL);
     setenv("ND_TEST_PLAN", "E75", 1);
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--grace-seconds", "0.3"));
     assert_ends(&l, 128 + SIGKILL, "launch.grace_seconds (0.3) were over");
 }
 

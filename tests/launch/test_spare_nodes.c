@@ -11,9 +11,8 @@ static tempdir dir;
 static launched nodes[NODES];
 static tiny_nodes job = {.nodes = NODES - 1,
                          .workers = WORKERS,
-                         .flags =
-                             (const char *[]){"--spare-nodes", "1", "--rdzv-timeout-seconds", "30",
-                                              "--max-restarts", "3", "--save-steps", "1", NULL}};
+                         .flags = WORDS("--spare-nodes", "1", "--rdzv-timeout-seconds", "30",
+                                        "--max-restarts", "3", "--save-steps", "1")};
 
 static void setup(void)
 {

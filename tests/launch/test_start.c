@@ -46,11 +46,11 @@ Test(start, closed_standard_streams_change_nothing)
     for (size_t i = 0; i < 2 * sizeof closed / sizeof *closed; i++) {
         const char *name = printed("closed-%zu", i);
         tiny_arguments a = {0};
-        tiny_add(&a, (const char *[]){"/bin/bash", "-c", printed("exec \"$@\" %s", closed[i / 2]),
-                                      "bash", launched_program(programs[i % 2][0]), NULL});
+        tiny_add(&a, WORDS("/bin/bash", "-c", printed("exec \"$@\" %s", closed[i / 2]), "bash",
+                           launched_program(programs[i % 2][0])));
         tiny_add(&a, programs[i % 2] + 1);
         tiny_add(&a, tiny_flags(&dir, name));
-        tiny_add(&a, (const char *[]){"--num-steps", "2", NULL});
+        tiny_add(&a, WORDS("--num-steps", "2"));
         launched_start(&l, &dir, name, a.list);
         launched_ends(&l, 0);
     }
@@ -120,23 +120,21 @@ Test(start, a_port_in_use_is_code_74)
 {
     int fd, port = port_silent(&fd);
     cr_assert_eq(listen(fd, 1), 0);
-    tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--rdzv-endpoint", printed("127.0.0.1:%d", port), NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--rdzv-endpoint", printed("127.0.0.1:%d", port)));
     assert_ends(&l, 74, "is in use by another program", printed("%d", port));
     close(fd);
 }
 
 Test(start, beyond_loopback_a_key_file_is_needed)
 {
-    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--rdzv-endpoint", "0.0.0.0:0"));
     assert_ends(&l, 2, "--rdzv-key-file", "--make-key");
 }
 
 /* A job of two workers with this code, which keeps its logs in this folder of the test's. */
 static void log_to(const char *folder, int code)
 {
-    tiny_ndlaunch(&l, &dir, "out", 2,
-                  (const char *[]){"--log-dir", tempdir_file(&dir, folder), NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--log-dir", tempdir_file(&dir, folder)));
     launched_expect(&l, code);
 }
 
@@ -202,10 +200,9 @@ Test(start, log_files_that_cannot_grow_stop_nobody)
 {
     tiny_arguments a = {0};
     setenv("ND_TEST", "chatter", 1);
-    tiny_add(&a, (const char *[]){"/bin/bash", "-c", "ulimit -f 64; exec \"$@\" >/dev/null", "bash",
-                                  launched_program("ndlaunch"), "--num-processes", "2",
-                                  "--dp-shard-size", "-1", "--log-dir", tempdir_file(&dir, "logs"),
-                                  NULL});
+    tiny_add(&a, WORDS("/bin/bash", "-c", "ulimit -f 64; exec \"$@\" >/dev/null", "bash",
+                       launched_program("ndlaunch"), "--num-processes", "2", "--dp-shard-size",
+                       "-1", "--log-dir", tempdir_file(&dir, "logs")));
     tiny_add(&a, tiny_flags(&dir, "out"));
     launched_start(&l, &dir, "out", a.list);
     launched_expect(&l, 0);
@@ -258,9 +255,8 @@ Test(start, ranks_meet_before_they_open_the_data)
     setenv("MASTER_PORT", printed("%d", port_reserve()), 1);
     SET_VARIABLES("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=0", "LOCAL_RANK=0");
     launched_start(&l, &dir, "rank0",
-                   (const char *[]){launched_program("ndtrain"), "train", "--num-processes", "2",
-                                    "--device", "cpu", "--data-path", "/nonexistent.txt",
-                                    "--rdzv-timeout-seconds", "2", NULL});
+                   WORDS(launched_program("ndtrain"), "train", "--num-processes", "2", "--device",
+                         "cpu", "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds", "2"));
     assert_ends(&l, 124, "missing of 2 ranks: 1");
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
 }
@@ -276,7 +272,7 @@ Test(start, without_ndlaunch_rank_0_hosts_the_store)
         setenv("RANK", printed("%d", rank), 1);
         setenv("LOCAL_RANK", getenv("RANK"), 1);
         launched_start(&ranks[rank], &dir, printed("rank%d", rank),
-                       (const char *[]){getenv("ND_WORKER"), "train", NULL});
+                       WORDS(getenv("ND_WORKER"), "train"));
     }
     for (int rank = 0; rank < 3; rank++) {
         assert_ends(&ranks[rank], 0, "ready ");

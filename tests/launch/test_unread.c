@@ -30,9 +30,9 @@ TEMPDIR_SUITE(unread, setup, .timeout = 280);
 static void start(const char *streams, const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"/bin/sh", "-c", printed("exec \"$@\" %s", streams), fifo,
-                                  launched_program("ndlaunch"), "--num-processes", "2",
-                                  "--dp-shard-size", "-1", "--set", "log.interval=1", NULL});
+    tiny_add(&a, WORDS("/bin/sh", "-c", printed("exec \"$@\" %s", streams), fifo,
+                       launched_program("ndlaunch"), "--num-processes", "2", "--dp-shard-size",
+                       "-1", "--set", "log.interval=1"));
     tiny_add(&a, tiny_flags(&dir, "unread"));
     tiny_add(&a, further);
     launched_start(&l, &dir, "unread", a.list);
@@ -41,7 +41,7 @@ static void start(const char *streams, const char *const *further)
 /* More lines than the pipe holds. */
 Test(unread, a_run_ends_well)
 {
-    start("2>$0", (const char *[]){"--num-steps", "150", NULL});
+    start("2>$0", WORDS("--num-steps", "150"));
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "unread", "unread", 150);
 }

@@ -42,7 +42,7 @@ const char *const *tiny_flags(const tempdir *dir, const char *name)
              "--set train.validation_interval=0 --set output.save_model=false",
              dir->path, dir->path, dir->path, name);
     for (char *word; (word = strsep(&rest, " "));) {
-        tiny_add(&a, (const char *[]){word, NULL});
+        tiny_add(&a, WORDS(word));
     }
     a.list[a.count] = NULL;
     return a.list;
@@ -52,9 +52,8 @@ void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int worker
                    const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){launched_program("ndlaunch"), "--num-processes",
-                                  printed("%d", workers), "--dp-shard-size", "-1", "--set",
-                                  "log.interval=1", NULL});
+    tiny_add(&a, WORDS(launched_program("ndlaunch"), "--num-processes", printed("%d", workers),
+                       "--dp-shard-size", "-1", "--set", "log.interval=1"));
     tiny_add(&a, tiny_flags(dir, name));
     tiny_add(&a, further);
     launched_start(l, dir, name, a.list);
@@ -64,7 +63,7 @@ void tiny_train(launched *l, const tempdir *dir, const char *name, int workers,
                 const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_add(&a, WORDS("--num-steps", "1000000"));
     tiny_add(&a, further);
     tiny_ndlaunch(l, dir, name, workers, a.list);
     launched_until(l, "\nstep ", 2);
@@ -76,9 +75,8 @@ void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir)
     job->dir = dir;
     snprintf(job->endpoint, sizeof job->endpoint, "127.0.0.1:%d", port_reserve());
     snprintf(job->key_file, sizeof job->key_file, "%s/key", dir->path);
-    launched_start(
-        &l, dir, "make-key",
-        (const char *[]){launched_program("ndlaunch"), "--make-key", job->key_file, NULL});
+    launched_start(&l, dir, "make-key",
+                   WORDS(launched_program("ndlaunch"), "--make-key", job->key_file));
     launched_expect(&l, 0);
 }
 
@@ -87,9 +85,8 @@ void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
 {
     const char *name = times > 0 ? printed("node%d-%d", node, times) : printed("node%d", node);
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--nnodes", printed("%d", job->nodes), "--node-rank",
-                                  printed("%d", node), "--rdzv-endpoint", job->endpoint,
-                                  "--rdzv-key-file", job->key_file, NULL});
+    tiny_add(&a, WORDS("--nnodes", printed("%d", job->nodes), "--node-rank", printed("%d", node),
+                       "--rdzv-endpoint", job->endpoint, "--rdzv-key-file", job->key_file));
     tiny_add(&a, job->flags);
     tiny_add(&a, further);
     tiny_ndlaunch(l, job->dir, name, job->workers, a.list);

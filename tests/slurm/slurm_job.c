@@ -30,8 +30,8 @@ const char *const *slurm_flags(const tempdir *dir, const char *name)
     static tiny_arguments a;
     a.count = 0;
     tiny_add(&a, tiny_flags(dir, name));
-    tiny_add(&a, (const char *[]){"--set", "log.interval=20", "--checkpoint-frequency=0",
-                                  "--resume-from-checkpoint=none", NULL});
+    tiny_add(&a, WORDS("--set", "log.interval=20", "--checkpoint-frequency=0",
+                       "--resume-from-checkpoint=none"));
     a.list[a.count] = NULL;
     return a.list;
 }
@@ -48,12 +48,10 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
 {
     tiny_arguments a = {0};
     launched submitted;
-    tiny_add(&a, (const char *[]){"sbatch", "--parsable",
-                                  printed("--output=%s/%s", dir->path, name), NULL});
+    tiny_add(&a, WORDS("sbatch", "--parsable", printed("--output=%s/%s", dir->path, name)));
     tiny_add(&a, options);
-    tiny_add(&a, (const char *[]){
-                     script[0] == '/' ? script : slurm_source(printed("scripts/slurm/%s", script)),
-                     NULL});
+    tiny_add(&a,
+             WORDS(script[0] == '/' ? script : slurm_source(printed("scripts/slurm/%s", script))));
     tiny_add(&a, slurm_flags(dir, name));
     tiny_add(&a, further);
     start(&submitted, dir, printed("%s.sbatch", name), &a);
@@ -139,9 +137,9 @@ void slurm_run(launched *l, const tempdir *dir, const char *name, const char *co
                const char *program, const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"srun", NULL});
+    tiny_add(&a, WORDS("srun"));
     tiny_add(&a, options);
-    tiny_add(&a, (const char *[]){program[0] == '/' ? program : launched_program(program), NULL});
+    tiny_add(&a, WORDS(program[0] == '/' ? program : launched_program(program)));
     tiny_add(&a, further);
     start(l, dir, name, &a);
 }

@@ -31,7 +31,7 @@ static void train_on_one_host(const char *config_file, const char *const *furthe
     launched one;
     const char *config = slurm_source(printed("configs/%s", config_file));
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, NULL});
+    tiny_add(&a, WORDS(getenv("ND_LAUNCH"), "--config-file", config));
     tiny_add(&a, slurm_flags(&dir, "one"));
     tiny_add(&a, further);
     launched_start(&one, &dir, "one", a.list);
@@ -93,8 +93,8 @@ Test(batch, workers_per_node_are_counted)
 /* Options before the script go before its own. */
 Test(batch, one_node_needs_no_other_script)
 {
-    int job = slurm_submit(&l, &dir, "single", (const char *[]){"--nodes=1", NULL}, "cp.sbatch",
-                           (const char *[]){"--num-steps", "2", NULL});
+    int job = slurm_submit(&l, &dir, "single", WORDS("--nodes=1"), "cp.sbatch",
+                           WORDS("--num-steps", "2"));
     assert_job_ends(&l, job, 0, "step 2/2");
     cr_assert_null(strstr(l.text, "nnodes"), "%s", l.text);
 }
@@ -103,9 +103,9 @@ Test(batch, one_node_needs_no_other_script)
 Test(batch, an_allocation_of_salloc_does_as_well)
 {
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"/usr/bin/env", "salloc", "--nodes=2", "--ntasks-per-node=1",
-                                  slurm_source("scripts/slurm/launch_nodes"), "--dp-shard-size",
-                                  "4", "--num-steps", "2", NULL});
+    tiny_add(&a, WORDS("/usr/bin/env", "salloc", "--nodes=2", "--ntasks-per-node=1",
+                       slurm_source("scripts/slurm/launch_nodes"), "--dp-shard-size", "4",
+                       "--num-steps", "2"));
     tiny_add(&a, slurm_flags(&dir, "salloc"));
     launched_start(&l, &dir, "salloc", a.list);
     assert_ends(&l, 0, "ndlaunch: 4 workers", "nnodes 2, nproc_per_node 2,", "step 2/2");
@@ -118,8 +118,8 @@ Test(batch, a_machine_without_slurm_fails_in_ci_and_skips_elsewhere)
     static const char *const ci[] = {"CI=true", "CI="};
     for (int i = 0; i < 2; i++) {
         launched_start(&l, &dir, "without",
-                       (const char *[]){"/usr/bin/env", "PATH=/usr/bin:/bin", ci[i],
-                                        slurm_source("tests/slurm/private_slurm"), "true", NULL});
+                       WORDS("/usr/bin/env", "PATH=/usr/bin:/bin", ci[i],
+                             slurm_source("tests/slurm/private_slurm"), "true"));
         int code = launched_wait(&l, LAUNCHED_SECONDS);
         cr_assert_eq(code, i == 0 ? 1 : 77, "%d: %s", code, launched_read(&l));
         assert_says(&l, "private_slurm: Slurm cannot run here: munged is not installed");
@@ -139,11 +139,10 @@ Test(batch, a_project_below_a_path_with_spaces)
                        launched_build_root(), launched_build_root()),
         0);
     unsetenv("ND_LAUNCH");
-    int job =
-        slurm_submit(&l, &dir, "spaces", NULL,
-                     tempdir_file(&dir, "a project  of mine/scripts/slurm/tp_hsdp.sbatch"),
-                     (const char *[]){"--num-steps", "2", "--set", "data.path=the text.txt",
-                                      "--set", "output.dir=a run", "--log-dir", "some logs", NULL});
+    int job = slurm_submit(&l, &dir, "spaces", NULL,
+                           tempdir_file(&dir, "a project  of mine/scripts/slurm/tp_hsdp.sbatch"),
+                           WORDS("--num-steps", "2", "--set", "data.path=the text.txt", "--set",
+                                 "output.dir=a run", "--log-dir", "some logs"));
     assert_job_ends(&l, job, 0, "step 2/2");
     const char *record = tempdir_file(&dir, "a project  of mine/a run/run.json");
     cr_assert_eq(access(record, R_OK), 0, "%s", record);
@@ -151,8 +150,8 @@ Test(batch, a_project_below_a_path_with_spaces)
 
 Test(batch, a_bad_configuration_is_code_2)
 {
-    int job = slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--set", "optimizer.lrr=1", NULL});
+    int job =
+        slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch", WORDS("--set", "optimizer.lrr=1"));
     assert_job_ends(&l, job, 2, "optimizer.lrr");
 }
 
@@ -161,16 +160,16 @@ Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
     replace_ndlaunch(
         "[ \"$SLURM_NODEID\" = 1 ] && [ $# -gt 2 ] && set -- \"$@\" --learning-rate 0.25\n"
         "exec \"$real\" \"$@\"");
-    int job = slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--learning-rate", "0.5", NULL});
+    int job =
+        slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch", WORDS("--learning-rate", "0.5"));
     assert_job_ends(&l, job, 2, "optimizer.lr is '0.5' on node 0 (node1)",
                     "'0.25' on node 1 (node2)");
 }
 
 Test(batch, a_killed_worker_is_named_with_job_and_node)
 {
-    int job = slurm_submit(&l, &dir, "killed", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--num-steps", "1000000", NULL});
+    int job =
+        slurm_submit(&l, &dir, "killed", NULL, "tp_hsdp.sbatch", WORDS("--num-steps", "1000000"));
     launched_until(&l, "\nstep ", 2);
     kill(slurm_worker(job, 5), SIGKILL);
     slurm_expect(&l, job, 137);
@@ -182,7 +181,7 @@ Test(batch, a_killed_worker_is_named_with_job_and_node)
 Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
 {
     int job = slurm_submit(&l, &dir, "interrupt", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--num-steps", "1000000", NULL});
+                           WORDS("--num-steps", "1000000"));
     launched_until(&l, "\nstep ", 2);
     cr_assert_eq(launched_shell("scancel --signal=INT %d", job), 0);
     slurm_expect(&l, job, 75);
@@ -191,8 +190,7 @@ Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
 /* ndlaunch by itself is right only once per node. */
 Test(batch, several_ndlaunch_on_a_node_are_refused)
 {
-    slurm_run(&l, &dir, "several",
-              (const char *[]){"--nodes=2", "--ntasks=4", "--overcommit", NULL}, "ndlaunch",
+    slurm_run(&l, &dir, "several", WORDS("--nodes=2", "--ntasks=4", "--overcommit"), "ndlaunch",
               slurm_flags(&dir, "several"));
     assert_ends(&l, 2, "srun started 4 ndlaunch on 2 nodes");
 }
@@ -203,8 +201,8 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
 {
     replace_ndlaunch("[ \"$1\" = --make-key ] || exec \"$real\" \"$@\"\n"
                      "\"$real\" \"$@\" && cp \"$2\" \"${0%/*}/copy\"");
-    int job = slurm_submit(&l, &dir, "key", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--num-steps", "1000000", NULL});
+    int job =
+        slurm_submit(&l, &dir, "key", NULL, "tp_hsdp.sbatch", WORDS("--num-steps", "1000000"));
     launched_until(&l, "\nstep ", 2);
     struct stat st;
     cr_assert_eq(stat(tempdir_file(&dir, "copy"), &st), 0);

@@ -20,7 +20,7 @@ TEMPDIR_SUITE(placement, setup, .timeout = 600);
 static void probe(const char *gpus)
 {
     slurm_run(&l, &dir, "probe",
-              (const char *[]){"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", gpus, NULL},
+              WORDS("--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", gpus),
               "tests/slurm/slurm_probe", NULL);
     launched_expect(&l, 0);
 }
@@ -96,11 +96,10 @@ Test(placement, a_mask_is_used_whole_and_never_left)
     const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
     tiny_arguments a = {0};
     int found = make_masks(masks, commands, sizeof commands);
-    tiny_add(&a, (const char *[]){"-c", commands, "bash", launched_program("ndtrain"), "train",
-                                  "--num-processes", "2", "--dp-shard-size", "2", "--num-steps",
-                                  "1000000", NULL});
+    tiny_add(&a, WORDS("-c", commands, "bash", launched_program("ndtrain"), "train",
+                       "--num-processes", "2", "--dp-shard-size", "2", "--num-steps", "1000000"));
     tiny_add(&a, slurm_flags(&dir, "bound"));
-    tiny_add(&a, (const char *[]){"--threads-per-worker", "0", NULL});
+    tiny_add(&a, WORDS("--threads-per-worker", "0"));
     /* Slurm itself would bind the tasks to fewer. */
     setenv("SLURM_CPU_BIND", "none", 1);
     slurm_run(&l, &dir, "bound", options, "/bin/bash", a.list);

@@ -24,8 +24,7 @@ static void start(const char *name, const char *const *options, const char *prog
                   const char *const *further)
 {
     tiny_arguments a = {0};
-    tiny_add(
-        &a, (const char *[]){"train", "--config-file", slurm_source("configs/tp_hsdp.yaml"), NULL});
+    tiny_add(&a, WORDS("train", "--config-file", slurm_source("configs/tp_hsdp.yaml")));
     tiny_add(&a, slurm_flags(&dir, name));
     tiny_add(&a, further);
     slurm_run(&l, &dir, name, options, program, a.list);
@@ -34,7 +33,7 @@ static void start(const char *name, const char *const *options, const char *prog
 /* A run without an end, once its second step is done. */
 static void train(const char *name, const char *const *options)
 {
-    start(name, options, "ndtrain", (const char *[]){"--num-steps", "1000000", NULL});
+    start(name, options, "ndtrain", WORDS("--num-steps", "1000000"));
     launched_until(&l, "\nstep ", 2);
 }
 
@@ -42,12 +41,12 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
     launched one;
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file",
-                                  slurm_source("configs/tp_hsdp.yaml"), "--num-steps", "5", NULL});
+    tiny_add(&a, WORDS(getenv("ND_LAUNCH"), "--config-file", slurm_source("configs/tp_hsdp.yaml"),
+                       "--num-steps", "5"));
     tiny_add(&a, slurm_flags(&dir, "one"));
     launched_start(&one, &dir, "one", a.list);
     launched_expect(&one, 0);
-    start("two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
+    start("two", two_nodes, "ndtrain", WORDS("--num-steps", "5"));
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "two", "one", 5);
     const char *record = tiny_record(&dir, "two");
@@ -62,16 +61,16 @@ Test(pmix, a_cyclic_distribution_gives_the_same)
 {
     const char *const options[] = {
         "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", "--distribution=cyclic", NULL};
-    start("block", two_nodes, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    start("block", two_nodes, "ndtrain", WORDS("--num-steps", "3"));
     launched_expect(&l, 0);
-    start("cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    start("cyclic", options, "ndtrain", WORDS("--num-steps", "3"));
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "cyclic", "block", 3);
 }
 
 Test(pmix, a_bad_configuration_is_code_2_said_once)
 {
-    start("bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
+    start("bad", two_nodes, "ndtrain", WORDS("--set", "optimizer.lrr=1"));
     assert_ends(&l, 2, "did you mean optimizer.lr?");
     cr_assert_leq(launched_count(&l, "optimizer.lrr"), 4, "%s",
                   l.text); /* once, but for a very slow end */
@@ -88,10 +87,10 @@ Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
 Test(pmix, rank_0_listens_where_the_endpoint_says)
 {
     start("named", two_nodes, "ndtrain",
-          (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "127.0.0.1:0", NULL});
+          WORDS("--num-steps", "2", "--rdzv-endpoint", "127.0.0.1:0"));
     launched_expect(&l, 0);
     start("foreign", two_nodes, "ndtrain",
-          (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0", NULL});
+          WORDS("--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0"));
     assert_ends(&l, 2, "192.0.2.77 is not an address of this host");
 }
 
@@ -103,7 +102,7 @@ Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
                 launched_program("ndtrain"));
     tempdir_write(&dir, "ndtrain", text, strlen(text));
     cr_assert_eq(chmod(dir.name, 0755), 0);
-    start("differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
+    start("differs", two_nodes, dir.name, WORDS("--learning-rate", "0.5"));
     assert_ends(&l, 2, "optimizer.lr is '0.5' on rank 0 (node1)", "'0.25' on rank 4 (node2)");
 }
 
@@ -111,7 +110,7 @@ Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
 {
     /* Rank 0 cannot write its folder; the others learn of it only by the end of the job. */
     const char *out = printed("output.dir=%s/text.txt/below", dir.path);
-    start("cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
+    start("cannot", two_nodes, "ndtrain", WORDS("--set", out));
     assert_ends(&l, 73, "text.txt/below");
 }
 
@@ -139,7 +138,7 @@ Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
 Test(pmix, a_frozen_rank_is_named_within_the_deadline)
 {
     start("frozen", two_nodes, "ndtrain",
-          (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL});
+          WORDS("--num-steps", "1000000", "--comm-timeout-seconds", "10"));
     launched_until(&l, "\nstep ", 2);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
     assert_ends(&l, 124, "; rank 5 has not answered"); /* of a rank that waits for it */
@@ -165,8 +164,8 @@ Test(pmix, term_ends_all_ranks_at_the_same_step)
 
 Test(pmix, term_is_code_75_also_where_slurm_kills_at_the_first_bad_exit)
 {
-    ends_at_a_step("bad-exit", (const char *[]){"--nodes=2", "--ntasks=8", "--overcommit",
-                                                "--mpi=pmix", "--kill-on-bad-exit=1", NULL});
+    ends_at_a_step("bad-exit", WORDS("--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
+                                     "--kill-on-bad-exit=1"));
 }
 
 /* Signals to srun itself, as a batch script passes them on. */

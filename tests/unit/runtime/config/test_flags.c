@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
-
 #include "runtime/config/commands.h"
 #include "runtime/config/reader.h"
 
