@@ -46,6 +46,14 @@ void corpus_free(corpus_result *result)
     *result = (corpus_result){0};
 }
 
+void corpus_piece_free(nd_corpus_piece *piece)
+{
+    free(piece->ids.data);
+    free(piece->ends.data);
+    free(piece->spans.data);
+    *piece = (nd_corpus_piece){0};
+}
+
 static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
 
 nd_token_cache_request corpus_request(const tempdir *folder, const char *tokenizer, int64_t vocab)
@@ -65,6 +73,16 @@ nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
     job.context = out;
     job.write = add_piece;
     return nd_corpus_encode(&job, &out->counts);
+}
+
+nd_status corpus_encode_path(const char *path, nd_corpus_job job, corpus_result *out)
+{
+    nd_corpus_files files = {0};
+    assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
+    job.files = &files;
+    const nd_status status = corpus_encode(job, out);
+    nd_corpus_files_fini(&files);
+    return status;
 }
 
 nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count)

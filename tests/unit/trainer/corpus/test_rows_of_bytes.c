@@ -30,17 +30,9 @@ static nd_status encode(const char *text, size_t size, bool refuse_invalid, int6
 {
     const nd_corpus_rules rules = {
         .json_key = "text", .pairs = true, .refuse_invalid = refuse_invalid};
-    nd_corpus_files files = {0};
-    assert_ok(
-        nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", text, size), ND_DATA_AUTO));
-    nd_status status = corpus_encode((nd_corpus_job){.files = &files,
-                                                     .tokenizer = bytes,
-                                                     .rules = &rules,
-                                                     .skip_bad = skip_bad,
-                                                     .threads = 2},
-                                     &result);
-    nd_corpus_files_fini(&files);
-    return status;
+    const nd_corpus_job job = {
+        .tokenizer = bytes, .rules = &rules, .skip_bad = skip_bad, .threads = 2};
+    return corpus_encode_path(tempdir_write(&dir, "a.jsonl", text, size), job, &result);
 }
 
 typedef struct good_rows {

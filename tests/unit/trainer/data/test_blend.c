@@ -5,8 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/base/rng.h"
-#include "tests/support/tempdir.h"
-#include "trainer/data/dataset.h"
+#include "tests/unit/trainer/data/data_cases.h"
 
 /* Source j is a text of the letter 'a' + j alone, of BLOCKS[j] whole blocks. */
 enum { S = 7, SOURCES = 3 };
@@ -25,6 +24,8 @@ static nd_dataset_part part(int j, double weight, double epochs)
     tempdir_remove(&dir);
     return out;
 }
+
+TestSuite(blend, .fini = close_dataset);
 
 static nd_dataset *blend_of(double a, double b, double c, const double *epochs)
 {
@@ -46,81 +47,73 @@ static char letter(const nd_dataset *blend, int64_t block)
     return (char)x[0];
 }
 
-static nd_step_batch batch; /* the last one that a test has read */
-
-static nd_loader *open_loader(const nd_dataset *dataset, const nd_loader_options *options)
+static void use_blend(double a, double b, double c, const double *epochs)
 {
-    nd_loader *loader;
-    assert_ok(nd_loader_open(dataset, options, &loader));
-    return loader;
+    use_dataset(blend_of(a, b, c, epochs));
 }
 
 Test(blend, blocks_are_those_of_the_sources_in_a_row)
 {
-    nd_dataset *blend = blend_of(1, 1, 1, NULL);
-    cr_assert_eq(nd_dataset_blocks(blend), 21);
-    cr_assert_eq(nd_dataset_tokens(blend), 21 * (S + 1));
-    cr_assert_eq(nd_dataset_sources(blend), 3);
-    cr_assert_str_eq(nd_dataset_source_name(blend, 1), "y");
-    cr_assert_eq(nd_dataset_blocks(nd_dataset_source(blend, 1)), 11);
+    use_blend(1, 1, 1, NULL);
+    cr_assert_eq(nd_dataset_blocks(dataset), 21);
+    cr_assert_eq(nd_dataset_tokens(dataset), 21 * (S + 1));
+    cr_assert_eq(nd_dataset_sources(dataset), 3);
+    cr_assert_str_eq(nd_dataset_source_name(dataset, 1), "y");
+    cr_assert_eq(nd_dataset_blocks(nd_dataset_source(dataset, 1)), 11);
     for (int64_t b = 0; b < 21; b++) {
         int j = b < 5 ? 0 : b < 16 ? 1 : 2;
-        cr_assert_eq(nd_blend_part_of(blend->blend, b), j);
-        cr_assert_eq(letter(blend, b), 'a' + j);
+        cr_assert_eq(nd_blend_part_of(dataset->blend, b), j);
+        cr_assert_eq(letter(dataset, b), 'a' + j);
     }
-    nd_dataset_close(blend);
 }
 
 /* As those of the files of a folder. */
 Test(blend, parts_without_names_are_one_source)
 {
     nd_dataset_part parts[] = {part(0, 0, 0), part(1, 0, 0)};
-    nd_dataset *blend;
     int64_t counts[1];
     parts[0].name = parts[1].name = "";
-    assert_ok(nd_dataset_blend(parts, 2, &blend));
-    cr_assert_eq(nd_dataset_sources(blend), 1);
-    cr_assert_str_eq(nd_dataset_source_name(blend, 0), "");
-    cr_assert_eq(nd_dataset_source(blend, 0), blend);
-    nd_dataset_count_samples(blend, 9, counts);
+    assert_ok(nd_dataset_blend(parts, 2, &dataset));
+    cr_assert_eq(nd_dataset_sources(dataset), 1);
+    cr_assert_str_eq(nd_dataset_source_name(dataset, 0), "");
+    cr_assert_eq(nd_dataset_source(dataset, 0), dataset);
+    nd_dataset_count_samples(dataset, 9, counts);
     cr_assert_eq(counts[0], 9);
-    cr_assert_eq(letter(blend, 15), 'b');
-    cr_assert_eq(nd_dataset_facts_of(blend).documents, -1);
-    nd_dataset_close(blend);
+    cr_assert_eq(letter(dataset, 15), 'b');
+    cr_assert_eq(nd_dataset_facts_of(dataset).documents, -1);
 }
 
 Test(blend, without_weights_an_epoch_reads_every_block_once)
 {
-    nd_dataset *blend = blend_of(0, 0, 0, NULL);
-    cr_assert_eq(nd_dataset_facts_of(blend).epoch, 21);
-    cr_assert_eq(nd_dataset_facts_of(blend).samples, INT64_MAX);
+    use_blend(0, 0, 0, NULL);
+    cr_assert_eq(nd_dataset_facts_of(dataset).epoch, 21);
+    cr_assert_eq(nd_dataset_facts_of(dataset).samples, INT64_MAX);
     for (int64_t epoch = 0; epoch < 2; epoch++) {
         bool read[21] = {false};
         for (int64_t i = 0; i < 21; i++) {
-            int64_t block = nd_dataset_sample(blend, 9, epoch * 21 + i);
+            int64_t block = nd_dataset_sample(dataset, 9, epoch * 21 + i);
             cr_assert(!read[block]);
             read[block] = true;
         }
     }
     int64_t counts[SOURCES];
     for (int64_t samples = 0; samples <= 50; samples++) {
-        const bool exact = nd_dataset_count_samples(blend, samples, counts);
+        const bool exact = nd_dataset_count_samples(dataset, samples, counts);
         cr_expect_eq(exact, samples % 21 == 0);
         cr_expect_eq(counts[0] + counts[1] + counts[2], samples, "%ld samples", (long)samples);
     }
-    cr_expect(nd_dataset_count_samples(blend, 42, counts));
+    cr_expect(nd_dataset_count_samples(dataset, 42, counts));
     cr_expect(counts[0] == 10 && counts[1] == 22 && counts[2] == 10, "each block twice");
-    nd_dataset_close(blend);
 }
 
 /* Each source is read in an order of its own, each block once in its epoch. */
 Test(blend, weights_choose_the_source_and_a_permutation_its_block)
 {
-    nd_dataset *blend = blend_of(2, 1, 1, NULL);
+    use_blend(2, 1, 1, NULL);
     int64_t had[SOURCES] = {0}, order[SOURCES][64];
     for (int64_t i = 0; i < 60; i++) {
-        int64_t block = nd_dataset_sample(blend, 9, i);
-        int j = nd_blend_part_of(blend->blend, block);
+        int64_t block = nd_dataset_sample(dataset, 9, i);
+        int j = nd_blend_part_of(dataset->blend, block);
         order[j][had[j]++] = block - (j == 0 ? 0 : j == 1 ? 5 : 16);
     }
     cr_assert_eq(had[0], 30);
@@ -135,80 +128,71 @@ Test(blend, weights_choose_the_source_and_a_permutation_its_block)
         }
     }
     cr_assert(memcmp(order[0], order[2], 15 * sizeof *order[0]) != 0);
-    nd_dataset_close(blend);
 }
 
 Test(blend, limited_sources_end_and_the_rest_has_no_labels)
 {
-    nd_dataset *blend = blend_of(0, 0, 0, (double[]){1, 0.5, 2});
-    cr_assert_eq(nd_dataset_facts_of(blend).samples, 5 + 6 + 10);
-    cr_assert_eq(nd_dataset_facts_of(blend).epoch, 21);
-    cr_assert_eq(nd_dataset_sample(blend, 9, 21), 21);
+    use_blend(0, 0, 0, (double[]){1, 0.5, 2});
+    cr_assert_eq(nd_dataset_facts_of(dataset).samples, 5 + 6 + 10);
+    cr_assert_eq(nd_dataset_facts_of(dataset).epoch, 21);
+    cr_assert_eq(nd_dataset_sample(dataset, 9, 21), 21);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 4, .accumulation = 3, .dp_size = 1, .first_step = 1};
-    nd_loader *loader = open_loader(blend, &o);
-    assert_ok(nd_loader_next(loader, &batch));
+    use_loader(dataset, &o);
+    next_batch();
     cr_assert_eq(batch.valid, 9 * S); /* of 24 samples 21 are there */
-    assert_ok(nd_loader_next(loader, &batch));
+    next_batch();
     cr_assert_eq(batch.valid, 0);
-    cr_assert(nd_loader_close(loader));
-    nd_dataset_close(blend);
-    blend = blend_of(0, 0, 0, (double[]){1, 0.5, 3}); /* an epoch is what all give together */
-    cr_expect_eq(nd_dataset_facts_of(blend).epoch, 5 + 6 + 15);
-    nd_dataset_close(blend);
+    use_blend(0, 0, 0, (double[]){1, 0.5, 3}); /* an epoch is what all give together */
+    cr_expect_eq(nd_dataset_facts_of(dataset).epoch, 5 + 6 + 15);
 }
 
 /* A validation of several sets has one loader, which reads each set from its beginning. */
 Test(blend, a_validation_reads_its_sets_one_by_one)
 {
-    nd_dataset *blend = blend_of(0, 0, 0, NULL);
+    use_blend(0, 0, 0, NULL);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 1, .dp_size = 1, .validation = true};
-    nd_loader *loader = open_loader(nd_dataset_source(blend, 0), &o);
+    use_loader(nd_dataset_source(dataset, 0), &o);
     for (int turn = 0; turn < 6; turn++) {
-        const nd_dataset *set = nd_dataset_source(blend, turn % SOURCES);
+        const nd_dataset *set = nd_dataset_source(dataset, turn % SOURCES);
         int64_t valid = 0, steps = nd_loader_validation_steps(set, &o);
         nd_loader_rewind(loader, set);
         cr_assert_eq(steps, (BLOCKS[turn % SOURCES] + 1) / 2);
         for (int64_t i = 0; i < steps; i++) {
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             cr_assert_eq(batch.inputs[0], 'a' + turn % SOURCES);
             valid += batch.valid;
         }
         cr_assert_eq(valid, BLOCKS[turn % SOURCES] * S);
     }
-    cr_assert(nd_loader_close(loader));
-    nd_dataset_close(blend);
 }
 
 /* What the model tells losses of sources apart by. */
 Test(blend, a_step_says_where_its_samples_come_from)
 {
-    nd_dataset *blend = blend_of(2, 1, 1, NULL);
+    use_blend(2, 1, 1, NULL);
     nd_loader_options o = {
         .deal = {S, 1, 1}, .micro_batch = 2, .accumulation = 4, .dp_size = 1, .seed = 3};
-    nd_loader *loader = open_loader(blend, &o);
+    use_loader(dataset, &o);
     for (int step = 0; step < 3; step++) {
         int64_t valid[SOURCES] = {0};
-        assert_ok(nd_loader_next(loader, &batch));
+        next_batch();
         for (int row = 0; row < 8; row++) {
             cr_assert_eq(batch.inputs[row * S], 'a' + batch.sources[row]);
             valid[batch.sources[row]] += S;
         }
         cr_assert_eq(memcmp(valid, batch.source_valid, sizeof valid), 0);
     }
-    cr_assert(nd_loader_close(loader));
-    assert_ok(nd_loader_open(nd_dataset_source(blend, 0), &o, &loader));
-    assert_ok(nd_loader_next(loader, &batch));
+    use_loader(nd_dataset_source(dataset, 0), &o);
+    next_batch();
     cr_assert(!batch.sources && !batch.source_valid);
-    cr_assert(nd_loader_close(loader));
-    nd_dataset_close(blend);
 }
 
 /* The samples of a step are the same ones, whatever the number of data ranks. */
 Test(blend, order_does_not_depend_on_the_mesh)
 {
-    nd_dataset *blend = blend_of(0.5, 0.3, 0.2, NULL);
+    use_blend(0.5, 0.3, 0.2, NULL);
     int64_t letters[3][256] = {{0}};
     for (int kind = 0; kind < 3; kind++) {
         const int dp = 1 << kind;
@@ -219,19 +203,17 @@ Test(blend, order_does_not_depend_on_the_mesh)
                                    .dp_size = dp,
                                    .dp_index = r,
                                    .seed = 3};
-            nd_loader *loader = open_loader(blend, &o);
+            use_loader(dataset, &o);
             for (int step = 0; step < 4; step++) {
-                assert_ok(nd_loader_next(loader, &batch));
+                next_batch();
                 for (int micro = 0; micro < 8 / dp; micro++) {
                     letters[kind][step * 8 + micro * dp + r] = batch.inputs[micro * S];
                 }
             }
-            cr_assert(nd_loader_close(loader));
         }
     }
     cr_assert_eq(memcmp(letters[0], letters[1], sizeof letters[0]), 0);
     cr_assert_eq(memcmp(letters[0], letters[2], sizeof letters[0]), 0);
-    nd_dataset_close(blend);
 }
 
 /* FILES sparse files of this size, of which the last but one has an 'x' at `changed`, as sources of
@@ -293,29 +275,22 @@ Test(blend, content_is_shared_by_the_files)
 
 Test(blend, digest_covers_every_source_and_its_weight)
 {
-    char hex[5][65];
-    nd_dataset *blends[] = {blend_of(1, 1, 1, NULL), blend_of(1, 1, 1, NULL),
-                            blend_of(1, 2, 1, NULL), blend_of(0, 0, 0, NULL),
-                            blend_of(1, 1, 1, (double[]){0, 0, 3})};
-    for (int i = 0; i < 5; i++) {
-        assert_ok(nd_dataset_digest(blends[i], hex[i]));
-        nd_dataset_close(blends[i]);
-    }
-    cr_assert_str_eq(hex[0], hex[1]);
-    for (int i = 2; i < 5; i++) {
-        cr_assert_str_neq(hex[0], hex[i]);
-    }
-    char first[33], second[33];
-    nd_dataset *a = blend_of(1, 1, 1, NULL), *b = blend_of(1, 2, 1, NULL);
-    assert_ok(nd_dataset_content(a, first));
-    assert_ok(nd_dataset_content(b, second));
-    cr_assert(strlen(first) == 32 && strcmp(first, second) != 0);
-    nd_dataset_close(a);
-    nd_dataset_close(b);
     nd_dataset_part parts[] = {part(0, 1, 0), part(1, 1, 0)};
     nd_dataset *two;
     assert_ok(nd_dataset_blend(parts, 2, &two));
-    assert_ok(nd_dataset_digest(two, hex[1]));
-    cr_assert_str_neq(hex[0], hex[1]);
-    nd_dataset_close(two);
+    nd_dataset *const blends[] = {blend_of(1, 1, 1, NULL),
+                                  blend_of(1, 1, 1, NULL),
+                                  blend_of(1, 2, 1, NULL),
+                                  blend_of(0, 0, 0, NULL),
+                                  blend_of(1, 1, 1, (double[]){0, 0, 3}),
+                                  two};
+    char hex[6][65], contents[6][33];
+    for (int i = 0; i < 6; i++) {
+        assert_ok(nd_dataset_digest(blends[i], hex[i]));
+        assert_ok(nd_dataset_content(blends[i], contents[i]));
+        cr_assert_eq(strlen(contents[i]), 32);
+        cr_assert_eq(strcmp(hex[i], hex[0]) == 0, i < 2, "blend %d", i);
+        nd_dataset_close(blends[i]);
+    }
+    cr_assert_str_neq(contents[0], contents[2]);
 }

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
-#include "trainer/data/dataset.h"
+#include "tests/unit/trainer/data/data_cases.h"
 
 enum { IGNORED = ND_LABEL_IGNORED };
 
@@ -13,18 +13,15 @@ static tempdir dir;
 
 TEMPDIR_SUITE(dataset, tempdir_leave_empty);
 
-static nd_dataset *opened; /* the last one; the next one closes it */
-
 static nd_status try_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence)
 {
     bool ids, rows = false;
-    nd_dataset_close(opened);
-    opened = NULL;
+    close_dataset();
     assert_ok(nd_data_holds(path, format, &ids, &rows));
     return rows ? nd_dataset_open_text(path, format, corpus_request(&dir, NULL, vocab), sequence,
-                                       &opened)
-                : nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
+                                       &dataset)
+                : nd_dataset_open(path, format, tokenizer, vocab, sequence, &dataset);
 }
 
 static nd_status open_text_of(const char *name, const char *text, int64_t sequence)
@@ -36,7 +33,7 @@ static nd_status open_text_of(const char *name, const char *text, int64_t sequen
 static void assert_block(int64_t index, int64_t n, const int32_t *inputs, const int32_t *labels)
 {
     int32_t x[64], y[64];
-    assert_ok(nd_dataset_block(opened, index, &(nd_block){x, y}));
+    assert_ok(nd_dataset_block(dataset, index, &(nd_block){x, y}));
     for (int64_t i = 0; i < n; i++) {
         cr_assert_eq(x[i], inputs[i], "input %ld is %d", (long)i, x[i]);
         cr_assert_eq(y[i], labels[i], "label %ld is %d", (long)i, y[i]);
@@ -46,13 +43,13 @@ static void assert_block(int64_t index, int64_t n, const int32_t *inputs, const 
 Test(dataset, text_is_cut_into_blocks_and_the_short_last_one_is_kept)
 {
     assert_ok(open_text_of("a.txt", "abcdefgh\xff\x01z", 4));
-    cr_assert_eq(nd_dataset_tokens(opened), 11);
-    cr_assert_eq(nd_dataset_blocks(opened), 2); /* 5 + 5 + 1: one token alone has no label */
-    cr_assert_str_eq(opened->format->name, "text");
+    cr_assert_eq(nd_dataset_tokens(dataset), 11);
+    cr_assert_eq(nd_dataset_blocks(dataset), 2); /* 5 + 5 + 1: one token alone has no label */
+    cr_assert_str_eq(dataset->format->name, "text");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'd'}, (int32_t[]){'b', 'c', 'd', 'e'});
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0xff}, (int32_t[]){'g', 'h', 0xff, 1});
     assert_ok(open_text_of("b.txt", "abcdefgh", 4));
-    cr_assert_eq(nd_dataset_blocks(opened), 2);
+    cr_assert_eq(nd_dataset_blocks(dataset), 2);
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0}, (int32_t[]){'g', 'h', IGNORED, IGNORED});
     assert_ok(open_text_of("c", "abcdefghi", 4)); /* no suffix: text; exactly S in the last */
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 'i'}, (int32_t[]){'g', 'h', 'i', IGNORED});
@@ -83,9 +80,9 @@ Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
                            "{\"text\": \"end\"}",
                            4));
     /* a b c P Q | x y z C3 A9 | 00 e n d */
-    cr_assert_eq(nd_dataset_tokens(opened), 14);
-    cr_assert_eq(nd_dataset_blocks(opened), 3);
-    cr_assert_str_eq(opened->format->name, "encoded text");
+    cr_assert_eq(nd_dataset_tokens(dataset), 14);
+    cr_assert_eq(nd_dataset_blocks(dataset), 3);
+    cr_assert_str_eq(dataset->format->name, "encoded text");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
     assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
     assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
@@ -107,10 +104,10 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
     }
     for (int64_t S = 1; S <= 60; S += 7) {
         assert_ok(open_text_of("a.jsonl", text, S));
-        cr_assert_eq(nd_dataset_tokens(opened), 820);
-        for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+        cr_assert_eq(nd_dataset_tokens(dataset), 820);
+        for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
             int32_t x[64], y[64];
-            assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
+            assert_ok(nd_dataset_block(dataset, b, &(nd_block){x, y}));
             for (int64_t p = 0; p < S; p++) {
                 int64_t at = b * (S + 1) + p;
                 cr_assert_eq(x[p], at < 820 ? at % 127 : 0);
@@ -126,7 +123,7 @@ Test(dataset, text_may_begin_with_a_byte_order_mark)
                            "\xef\xbb\xbf"
                            "abc",
                            2));
-    cr_assert_eq(nd_dataset_tokens(opened), 3);
+    cr_assert_eq(nd_dataset_tokens(dataset), 3);
     assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
     assert_fails(open_text_of("a.txt", "\xff\xfe\x61\x01", 2), ND_ERR_DATA, "iconv -f UTF-16");
 }
@@ -154,7 +151,7 @@ Test(dataset, jsonl_needs_two_tokens_of_the_model)
     assert_fails(open_text_of("a.jsonl", "{\"text\": \"a\"}\n", 4), ND_ERR_DATA, "a single token");
     const char *path = tempdir_write(&dir, "b.jsonl", "{\"text\": \"abcdef\"}\n", 19);
     assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 300, 4), ND_ERR_CONFIG, "vocab_size is 300");
-    assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, 4, &opened), ND_ERR_CONFIG,
+    assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, 4, &dataset), ND_ERR_CONFIG,
                  "holds no token ids");
 }
 
@@ -175,7 +172,7 @@ Test(dataset, llmc_files_of_both_widths)
     const uint16_t narrow[] = {1, 2, 65535, 4, 5, 6};
     assert_ok(try_open(write_llmc(20240520, 1, 6, narrow, sizeof narrow), ND_DATA_AUTO, "file",
                        65536, 3));
-    cr_assert_str_eq(opened->format->name, "llmc");
+    cr_assert_str_eq(dataset->format->name, "llmc");
     assert_block(0, 3, (int32_t[]){1, 2, 65535}, (int32_t[]){2, 65535, 4});
     assert_block(1, 3, (int32_t[]){5, 6, 0}, (int32_t[]){6, IGNORED, IGNORED});
     const uint32_t wide[] = {128000, 128255, 0};
@@ -212,7 +209,7 @@ Test(dataset, llmc_errors)
                  ND_ERR_CONFIG, "set data.tokenizer to \"file\"");
     int32_t x[4], y[4];
     assert_ok(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 4, 3));
-    assert_fails(nd_dataset_block(opened, 0, &(nd_block){x, y}), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(dataset, 0, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 3 (byte 1030) has id 4, but the model's vocabulary ends at 3");
 }
 
@@ -264,8 +261,8 @@ Test(dataset, megatron_pair_by_any_of_its_names)
     const char *names[] = {"m", "m.bin", "m.idx"};
     for (int i = 0; i < 3; i++) {
         assert_ok(try_open(tempdir_file(&dir, names[i]), ND_DATA_AUTO, "file", 256, 4));
-        cr_assert_str_eq(opened->format->name, "megatron");
-        cr_assert_eq(nd_dataset_tokens(opened), 9);
+        cr_assert_str_eq(dataset->format->name, "megatron");
+        cr_assert_eq(nd_dataset_tokens(dataset), 9);
         assert_block(0, 4, (int32_t[]){10, 11, 12, 13}, (int32_t[]){11, 12, 13, 14});
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
     }
@@ -301,12 +298,12 @@ Test(dataset, megatron_token_types_and_modes)
     idx_file idx = make_idx(5, 8);
     assert_ok(open_pair(&idx, i64, sizeof i64));
     int32_t x[4], y[4];
-    assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(dataset, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 6 (byte 48) has id 1099511627776");
     i32[8] = -1;
     idx = make_idx(4, 4);
     assert_ok(open_pair(&idx, i32, sizeof i32));
-    assert_fails(nd_dataset_block(opened, 1, &(nd_block){x, y}), ND_ERR_DATA,
+    assert_fails(nd_dataset_block(dataset, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 8 (byte 32) has the negative id -1");
 }
 
@@ -362,7 +359,7 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
 static void digest_of(const uint8_t *data, size_t size, char hex[65])
 {
     assert_ok(try_open(tempdir_write(&dir, "d.txt", data, size), ND_DATA_TEXT, "bytes", 256, 4));
-    assert_ok(nd_dataset_digest(opened, hex));
+    assert_ok(nd_dataset_digest(dataset, hex));
 }
 
 Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_small_one)
@@ -392,7 +389,7 @@ Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_sm
 static void expect_content(bool same, const char *before)
 {
     char now[33];
-    assert_ok(nd_dataset_content(opened, now));
+    assert_ok(nd_dataset_content(dataset, now));
     cr_assert_eq(strlen(now), 32);
     cr_assert_eq(strcmp(before, now) == 0, same, "%s and %s", before, now);
 }
@@ -409,12 +406,12 @@ Test(dataset, content_sees_each_byte_of_a_file_of_64_mib)
         const char *path = tempdir_write(&dir, "c.txt", "a", 1);
         cr_assert_eq(truncate(path, cases[i].size), 0);
         assert_ok(try_open(path, ND_DATA_TEXT, "bytes", 256, 4));
-        assert_ok(nd_dataset_content(opened, before));
-        assert_ok(nd_dataset_digest(opened, digests[0]));
+        assert_ok(nd_dataset_content(dataset, before));
+        assert_ok(nd_dataset_digest(dataset, digests[0]));
         FILE *f = fopen(path, "r+");
         cr_assert(f && fseeko(f, cases[i].changed, SEEK_SET) == 0 && fputc('x', f) == 'x');
         cr_assert_eq(fclose(f), 0);
-        assert_ok(nd_dataset_digest(opened, digests[1]));
+        assert_ok(nd_dataset_digest(dataset, digests[1]));
         cr_assert_eq(strcmp(digests[0], digests[1]) == 0, i < 2);
         assert_ok(try_open(path, ND_DATA_TEXT, "bytes", 256, 4));
         expect_content(false, before);
@@ -426,7 +423,7 @@ Test(dataset, content_sees_the_index_of_megatron_data)
     char before[33];
     idx_file idx = make_idx(8, 2);
     assert_ok(open_pair(&idx, nine, sizeof nine));
-    assert_ok(nd_dataset_content(opened, before));
+    assert_ok(nd_dataset_content(dataset, before));
     assert_ok(open_pair(&idx, nine, sizeof nine));
     expect_content(true, before);
     assert_ok(open_with(34 + 12 + 24 + 8, 1, 8));
@@ -439,8 +436,8 @@ Test(dataset, the_digest_of_a_file_that_became_shorter_is_an_error)
     char hex[65];
     memset(text, 'a', sizeof text);
     const char *path = tempdir_write(&dir, "a.txt", text, sizeof text);
-    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &opened));
+    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &dataset));
     cr_assert_eq(truncate(path, 1000), 0);
-    assert_fails(nd_dataset_digest(opened, hex), ND_ERR_IO, "became shorter");
-    assert_fails(nd_dataset_content(opened, hex), ND_ERR_IO, "became shorter");
+    assert_fails(nd_dataset_digest(dataset, hex), ND_ERR_IO, "became shorter");
+    assert_fails(nd_dataset_content(dataset, hex), ND_ERR_IO, "became shorter");
 }

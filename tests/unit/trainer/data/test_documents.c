@@ -74,9 +74,7 @@ static nd_dataset *open_piece(nd_corpus_piece *piece, int sequence)
     nd_dataset *out;
     snprintf(prefix, sizeof prefix, "%s/m", dir.path);
     assert_ok(corpus_write(prefix, 256, piece, 1));
-    free(piece->ids.data);
-    free(piece->ends.data);
-    free(piece->spans.data);
+    corpus_piece_free(piece);
     assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, sequence, &out));
     return out;
 }

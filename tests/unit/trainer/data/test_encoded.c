@@ -6,32 +6,23 @@
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
-#include "trainer/data/dataset.h"
+#include "tests/unit/trainer/data/data_cases.h"
 
 enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512 };
 
 static tempdir dir;
-static char tokenizer_path[PATH_MAX], text_path[PATH_MAX];
 
-static void setup(void)
-{
-    snprintf(tokenizer_path, sizeof tokenizer_path,
-             "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
-}
-
-TEMPDIR_SUITE(encoded, setup);
+TEMPDIR_SUITE(encoded, tempdir_leave_empty);
 
 static const atomic_bool *stop;
-static nd_dataset *dataset; /* the last one; the next one closes it */
 
 static nd_status open_text(const char *rows, int64_t vocab)
 {
-    nd_dataset_close(dataset);
-    dataset = NULL;
-    snprintf(text_path, sizeof text_path, "%s", tempdir_write(&dir, "a.jsonl", rows, strlen(rows)));
-    nd_token_cache_request request = corpus_request(&dir, tokenizer_path, vocab);
+    const char *path = tempdir_write(&dir, "a.jsonl", rows, strlen(rows));
+    nd_token_cache_request request = corpus_request(&dir, text_path("llama3"), vocab);
     request.job.stop = stop;
-    return nd_dataset_open_text(text_path, ND_DATA_AUTO, request, S, &dataset);
+    close_dataset();
+    return nd_dataset_open_text(path, ND_DATA_AUTO, request, S, &dataset);
 }
 
 /* A run that is told to stop does not encode on. */
@@ -45,11 +36,8 @@ Test(encoded, a_stop_ends_the_encoding)
 static void encode_rows(const char *rows, corpus_result *out)
 {
     nd_tokenizer *tokenizer = text_open("llama3");
-    nd_corpus_files files = {0};
-    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", rows, strlen(rows)),
-                                  ND_DATA_AUTO));
-    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, out));
-    nd_corpus_files_fini(&files);
+    const char *path = tempdir_write(&dir, "b.jsonl", rows, strlen(rows));
+    assert_ok(corpus_encode_path(path, (nd_corpus_job){.tokenizer = tokenizer}, out));
     nd_tokenizer_close(tokenizer);
 }
 
@@ -92,7 +80,7 @@ Test(encoded, its_facts_name_the_cache_and_count_the_documents)
 {
     assert_ok(open_text(rows, VOCAB));
     const nd_dataset_facts facts = nd_dataset_facts_of(dataset);
-    cr_assert_str_eq(facts.path, text_path);
+    cr_assert_str_eq(facts.path, tempdir_file(&dir, "a.jsonl"));
     cr_assert_str_eq(facts.format, "encoded text");
     cr_assert_eq(facts.documents, 6);
     cr_assert_not_null(facts.cache);

@@ -6,25 +6,38 @@
 
 #include "runtime/base/rng.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
-#include "trainer/data/data.h"
+#include "tests/unit/trainer/data/data_cases.h"
 
 /* Text of N blocks whose bytes tell block and position: byte p of block k is (17 k + p) % 256. */
 enum { S = 16, N = 23 };
 
+static tempdir dir;
+
 static nd_dataset *make_dataset(int64_t bytes)
 {
-    tempdir dir;
-    tempdir_make(&dir);
     uint8_t text[N * (S + 1)];
+    nd_dataset *made;
     for (size_t i = 0; i < sizeof text; i++) {
         text[i] = (uint8_t)i;
     }
-    nd_dataset *dataset;
     const char *path = tempdir_write(&dir, "a.txt", text, (size_t)bytes);
-    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
-    tempdir_remove(&dir);
-    return dataset;
+    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &made));
+    return made;
 }
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    use_dataset(make_dataset(N * (S + 1)));
+}
+
+static void teardown(void)
+{
+    close_dataset();
+    tempdir_remove(&dir);
+}
+
+TestSuite(loader, .init = setup, .fini = teardown);
 
 static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int cp_index)
 {
@@ -37,15 +50,6 @@ static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int 
                                .seed = 5};
 }
 
-static nd_step_batch batch; /* the last one that a test has read */
-
-static nd_loader *open_loader(const nd_dataset *dataset, const nd_loader_options *options)
-{
-    nd_loader *loader;
-    assert_ok(nd_loader_open(dataset, options, &loader));
-    return loader;
-}
-
 /* The order of the contract, computed here from the formula of DESIGN 9. */
 static int64_t expected_block(const nd_loader_options *o, int64_t step, int64_t micro, int64_t b)
 {
@@ -56,12 +60,11 @@ static int64_t expected_block(const nd_loader_options *o, int64_t step, int64_t 
 
 Test(loader, order_is_the_formula_for_every_data_rank_over_epochs)
 {
-    nd_dataset *dataset = make_dataset(N * (S + 1));
     for (int r = 0; r < 3; r++) {
         nd_loader_options o = options_of(3, r, 1, 0);
-        nd_loader *loader = open_loader(dataset, &o);
+        use_loader(dataset, &o);
         for (int64_t step = 0; step < 6; step++) { /* 6 x 18 samples: almost five epochs of 23 */
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             cr_assert_eq(batch.valid, 6 * S);
             for (int row = 0; row < 6; row++) {
                 int64_t block = expected_block(&o, step, row / 2, row % 2);
@@ -71,51 +74,43 @@ Test(loader, order_is_the_formula_for_every_data_rank_over_epochs)
                 }
             }
         }
-        nd_loader_close(loader);
     }
-    nd_dataset_close(dataset);
 }
 
 Test(loader, starts_at_first_step_and_rewinds_to_it)
 {
-    nd_dataset *dataset = make_dataset(N * (S + 1));
     nd_loader_options o = options_of(2, 1, 1, 0);
     o.first_step = 4;
-    nd_loader *loader = open_loader(dataset, &o);
+    use_loader(dataset, &o);
     for (int round = 0; round < 3; round++) {
         for (int64_t step = 4; step < 7; step++) {
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             cr_assert_eq(batch.inputs[0], expected_block(&o, step, 0, 0) * (S + 1) % 256);
         }
         nd_loader_rewind(loader, NULL);
     }
-    nd_loader_close(loader);
-    nd_dataset_close(dataset);
 }
 
 /* After 5 steps of another size: 7 samples fewer, and 3 more, than 5 steps of this size have; and
  * the most that a checkpoint may tell. */
 Test(loader, goes_on_behind_the_samples_that_were_seen)
 {
-    nd_dataset *dataset = make_dataset(N * (S + 1));
     static const int64_t aheads[] = {-7, 3, ((int64_t)1 << 60) - 60};
     for (size_t a = 0; a < sizeof aheads / sizeof *aheads; a++) {
         const int64_t ahead = aheads[a];
         nd_loader_options o = options_of(2, 1, 1, 0);
         o.first_step = 5;
         o.samples_ahead = ahead;
-        nd_loader *loader = open_loader(dataset, &o);
+        use_loader(dataset, &o);
         for (int64_t step = 0; step < 3; step++) {
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             for (int row = 0; row < 6; row++) {
                 int64_t i = 5 * 12 + ahead + step * 12 + row / 2 * 4 + 2 + row % 2;
                 int64_t block = (int64_t)nd_rng_permute(5, (uint64_t)(i / N), N, (uint64_t)(i % N));
                 cr_assert_eq(batch.inputs[row * S], block * (S + 1) % 256);
             }
         }
-        nd_loader_close(loader);
     }
-    nd_dataset_close(dataset);
 }
 
 /* Two epochs of 23 samples, in steps of 12, have 3 full steps; fewer, when samples are passed over.
@@ -128,63 +123,26 @@ Test(loader, the_last_step_is_the_last_full_one)
                  {1, 10, 3, 3}, {1, 11, 3, 2},  {1, 35, 3, 1}, {3, 10, 3, 3},
                  {2, 90, 3, 2}, {2, -23, 9, 5}, {2, 0, 1, 1}};
     nd_dataset_part part = {.data = make_dataset(N * (S + 1)), .name = "", .epochs = 2};
-    nd_dataset *endless = make_dataset(N * (S + 1)), *blend;
+    nd_dataset *blend;
     assert_ok(nd_dataset_blend(&part, 1, &blend));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_loader_options o = options_of(2, 1, 1, 0);
         o.first_step = cases[i].first_step;
         o.samples_ahead = cases[i].ahead;
         cr_expect_eq(nd_loader_last_step(blend, &o, cases[i].steps), cases[i].last, "%zu", i);
-        cr_expect_eq(nd_loader_last_step(endless, &o, cases[i].steps), cases[i].steps);
+        cr_expect_eq(nd_loader_last_step(dataset, &o, cases[i].steps), cases[i].steps);
     }
     nd_dataset_close(blend);
-    nd_dataset_close(endless);
-}
-
-Test(loader, every_block_once_an_epoch_whatever_the_mesh)
-{
-    nd_dataset *dataset = make_dataset(N * (S + 1));
-    int first_epoch[2][N] = {{0}};
-    for (int mesh = 0; mesh < 2;
-         mesh++) { /* 1 x accumulation 6, and 3 data ranks x accumulation 2 */
-        int dp = mesh == 0 ? 1 : 3;
-        for (int r = 0; r < dp; r++) {
-            nd_loader_options o = options_of(dp, r, 1, 0);
-            o.accumulation = 6 / dp;
-            o.micro_batch = 1;
-            nd_loader *loader = open_loader(dataset, &o);
-            for (int64_t step = 0; step < 4; step++) {
-                assert_ok(nd_loader_next(loader, &batch));
-                for (int64_t m = 0; m < o.accumulation; m++) {
-                    int64_t i = step * 6 + m * dp + r;
-                    for (int k = 0; i < N && k < N; k++) {
-                        if (k * (S + 1) % 256 == batch.inputs[m * S] &&
-                            (k * (S + 1) + 1) % 256 == batch.inputs[m * S + 1]) {
-                            first_epoch[mesh][i] = k + 1;
-                        }
-                    }
-                }
-            }
-            nd_loader_close(loader);
-        }
-    }
-    int seen[N] = {0};
-    for (int i = 0; i < N; i++) {
-        cr_assert_eq(first_epoch[0][i], first_epoch[1][i]);
-        cr_assert(first_epoch[0][i] > 0 && !seen[first_epoch[0][i] - 1]++);
-    }
-    nd_dataset_close(dataset);
 }
 
 Test(loader, context_parallel_ranks_hold_chunks_r_and_2cp_minus_1_minus_r)
 {
-    nd_dataset *dataset = make_dataset(N * (S + 1));
     for (int cp = 2; cp <= 8; cp *= 2) {
         int chunk = S / (2 * cp), local = S / cp;
         for (int r = 0; r < cp; r++) {
             nd_loader_options o = options_of(1, 0, cp, r);
-            nd_loader *loader = open_loader(dataset, &o);
-            assert_ok(nd_loader_next(loader, &batch));
+            use_loader(dataset, &o);
+            next_batch();
             cr_assert_eq(batch.valid, 6 * local);
             for (int row = 0; row < 6; row++) {
                 int64_t block = expected_block(&o, 0, row / 2, row % 2);
@@ -195,15 +153,13 @@ Test(loader, context_parallel_ranks_hold_chunks_r_and_2cp_minus_1_minus_r)
                     cr_assert_eq(batch.positions[(row % 2) * local + p], at);
                 }
             }
-            nd_loader_close(loader);
         }
     }
-    nd_dataset_close(dataset);
 }
 
 Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
 {
-    nd_dataset *dataset = make_dataset(7 * (S + 1) + 5); /* eight blocks, the last with 4 labels */
+    use_dataset(make_dataset(7 * (S + 1) + 5)); /* eight blocks, the last with 4 labels */
     cr_assert_eq(nd_dataset_blocks(dataset), 8);
     nd_loader_options o = options_of(3, 0, 1, 0);
     o.accumulation = 1;
@@ -214,9 +170,9 @@ Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
     for (int round = 0; round < 2; round++) {
         for (int r = 0; r < 3; r++) {
             o.dp_index = r;
-            nd_loader *loader = open_loader(dataset, &o);
+            use_loader(dataset, &o);
             for (int64_t step = 0; step < steps; step++) {
-                assert_ok(nd_loader_next(loader, &batch));
+                next_batch();
                 int64_t block = step * 6 + r * 2;
                 if (block < 8) {
                     cr_assert_eq(batch.inputs[0], block * (S + 1) % 256);
@@ -226,17 +182,13 @@ Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
                     cr_assert_eq(batch.labels[2 * S - 1], ND_LABEL_IGNORED);
                 }
             }
-            nd_loader_close(loader);
         }
     }
     cr_assert_eq(valid, 2 * (7 * S + 4));
-    nd_dataset_close(dataset);
 }
 
 Test(loader, an_error_of_the_thread_is_the_error_of_the_step_that_needs_it)
 {
-    tempdir dir;
-    tempdir_make(&dir);
     uint16_t tokens[512 + 4 * (S + 1)] = {0};
     int32_t header[256] = {20240520, 1, 4 * (S + 1)};
     memcpy(tokens, header, sizeof header);
@@ -245,36 +197,30 @@ Test(loader, an_error_of_the_thread_is_the_error_of_the_step_that_needs_it)
     }
     tokens[512 + 2 * (S + 1) + 3] = 700; /* in block 2 */
     const char *path = tempdir_write(&dir, "a.bin", tokens, sizeof tokens);
-    nd_dataset *dataset;
+    close_dataset();
     assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, S, &dataset));
     nd_loader_options o = options_of(1, 0, 1, 0);
     o.micro_batch = o.accumulation = 1;
     o.validation = true;
-    nd_loader *loader = open_loader(dataset, &o);
-    assert_ok(nd_loader_next(loader, &batch));
-    assert_ok(nd_loader_next(loader, &batch));
+    use_loader(dataset, &o);
+    next_batch();
+    next_batch();
     for (int again = 0; again < 2; again++) {
         assert_fails(nd_loader_next(loader, &batch), ND_ERR_DATA,
                      "token 37 (byte 1098) has id 700");
     }
-    nd_loader_close(loader);
-    nd_dataset_close(dataset);
-    tempdir_remove(&dir);
 }
 
 Test(loader, closes_at_any_time)
 {
-    nd_dataset *dataset = make_dataset(N * (S + 1));
     for (int taken = 0; taken < 4; taken++) {
         nd_loader_options o = options_of(1, 0, 2, 1);
-        nd_loader *loader = open_loader(dataset, &o);
+        use_loader(dataset, &o);
         for (int i = 0; i < taken; i++) {
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
         }
-        nd_loader_close(loader);
     }
     nd_loader_close(NULL);
-    nd_dataset_close(dataset);
 }
 
 /* The prefetch thread reads pages that are gone: of a text, and of the cache of an encoded one. */
@@ -284,9 +230,7 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
     enum { BYTES = 4 << 20, LINE = 4096 };
     char *text = malloc(BYTES);
     for (int kind = 0; kind < 2; kind++) {
-        tempdir dir;
-        nd_dataset *dataset;
-        tempdir_make(&dir);
+        close_dataset();
         memset(text, 'a', BYTES);
         for (size_t i = 0; kind == 1 && i < BYTES; i += LINE) {
             memcpy(text + i, "{\"text\": \"", 10);
@@ -301,8 +245,8 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
             path = nd_dataset_facts_of(dataset).cache;
         }
         nd_loader_options o = options_of(1, 0, 1, 0);
-        nd_loader *loader = open_loader(dataset, &o);
-        assert_ok(nd_loader_next(loader, &batch));
+        use_loader(dataset, &o);
+        next_batch();
         cr_assert_eq(truncate(path, 1000), 0);
         nd_status status = ND_OK;
         for (int step = 0; step < 5 && status == ND_OK; step++) {
@@ -311,9 +255,6 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
         cr_expect_eq(status, ND_ERR_IO, "%s", names[kind]);
         cr_expect_not_null(strstr(nd_error_last()->message, "became shorter"), "%s",
                            nd_error_last()->message);
-        cr_assert(nd_loader_close(loader));
-        nd_dataset_close(dataset);
-        tempdir_remove(&dir);
     }
     free(text);
 }

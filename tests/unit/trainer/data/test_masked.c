@@ -6,14 +6,13 @@
 
 #include "runtime/base/hash.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "tests/unit/trainer/data/data_cases.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/data/dataset.h"
 
 enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512, TOKENS = 40 };
 
 static tempdir dir;
 static char prefix[128];
-static nd_dataset *opened; /* the last files; the next ones close it */
 
 static void setup(void)
 {
@@ -33,16 +32,13 @@ static void write_files(const int32_t *spans, size_t count)
     }
     assert_ok(nd_ids_add(&piece.spans, spans, count));
     assert_ok(corpus_write(prefix, VOCAB, &piece, 1));
-    free(piece.ids.data);
-    free(piece.ends.data);
-    free(piece.spans.data);
+    corpus_piece_free(&piece);
 }
 
 static nd_status open_files(void)
 {
-    nd_dataset_close(opened);
-    opened = NULL;
-    return nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &opened);
+    close_dataset();
+    return nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &dataset);
 }
 
 /* Spans of one token, at both ends of blocks, over several blocks, and at the end of the file. */
@@ -64,20 +60,20 @@ Test(masked, labels_of_masked_tokens_are_ignored_and_inputs_stay)
     int64_t ignored = 0;
     write_files(spans, SPANS);
     assert_ok(open_files());
-    for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
         int32_t x[S], y[S];
-        assert_ok(nd_dataset_block(opened, b, &(nd_block){x, y}));
+        assert_ok(nd_dataset_block(dataset, b, &(nd_block){x, y}));
         for (int32_t i = 0; i < S; i++) {
             int32_t token = (int32_t)b * (S + 1) + i;
             cr_expect_eq(x[i], token);
             cr_expect_eq(y[i], is_ignored(token + 1) ? IGNORED : token + 1, "label %d", token);
         }
     }
-    assert_ok(nd_dataset_ignored(opened, &ignored));
+    assert_ok(nd_dataset_ignored(dataset, &ignored));
     cr_expect_eq(ignored, 1 + 2 + 2 + 1 + 19 + 1);
     write_files(NULL, 0);
     assert_ok(open_files());
-    assert_ok(nd_dataset_ignored(opened, &ignored));
+    assert_ok(nd_dataset_ignored(dataset, &ignored));
     cr_expect_eq(ignored, 0);
 }
 
@@ -88,8 +84,8 @@ Test(masked, digest_and_content_cover_the_mask)
     for (int i = 0; i < 3; i++) {
         write_files(i == 1 ? other : spans, i == 2 ? 0 : 4);
         assert_ok(open_files());
-        assert_ok(nd_dataset_digest(opened, digests[i]));
-        assert_ok(nd_dataset_content(opened, contents[i]));
+        assert_ok(nd_dataset_digest(dataset, digests[i]));
+        assert_ok(nd_dataset_content(dataset, contents[i]));
     }
     for (int i = 0; i < 3; i++) {
         cr_expect_str_neq(digests[i], digests[(i + 1) % 3]);
@@ -113,7 +109,6 @@ static void mask_fails(const uint8_t *data, size_t size, const char *words)
 
 Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
 {
-    static const int32_t all[] = {0, 40};
     nd_bytes mask = {0}, large = {0};
     write_files(spans, SPANS);
     read_file("p.mask", &mask);
@@ -150,14 +145,6 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     assert_fails(open_files(), ND_ERR_DATA, "cannot open");
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
     assert_ok(open_files());
-    /* A mask by which nothing counts, made by another program. */
-    const nd_u64s made = {(uint64_t[]){(uint64_t)all[0], (uint64_t)all[1]}, 2, 0};
-    nd_bytes file = {0};
-    char index[PATH_MAX];
-    snprintf(index, sizeof index, "%s", tempdir_file(&dir, "p.idx"));
-    assert_ok(nd_loss_mask_make(&made, tempdir_file(&dir, "p.bin"), index, TOKENS, &file));
-    mask_fails(file.data, file.count, "none of the 40 tokens counts");
-    free(file.data);
     free(mask.data);
     free(large.data);
 }
@@ -171,38 +158,33 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
                                "{\"prompt\":\"a prompt of many words, of more than a block\","
                                "\"completion\":\"\"}\n"
                                "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n";
-    char tokenizer_path[PATH_MAX], rows_path[PATH_MAX];
+    char rows_path[PATH_MAX];
     nd_dataset *encoded;
     corpus_result all = {0};
     int64_t counts[2];
-    snprintf(tokenizer_path, sizeof tokenizer_path,
-             "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
     snprintf(rows_path, sizeof rows_path, "%s",
              tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
     assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO,
-                                   corpus_request(&dir, tokenizer_path, VOCAB), S, &encoded));
+                                   corpus_request(&dir, text_path("llama3"), VOCAB), S, &encoded));
     nd_tokenizer *tokenizer = text_open("llama3");
-    nd_corpus_files files = {0};
-    assert_ok(nd_corpus_files_add(&files, rows_path, ND_DATA_AUTO));
-    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &all));
+    assert_ok(corpus_encode_path(rows_path, (nd_corpus_job){.tokenizer = tokenizer}, &all));
     const nd_corpus_piece whole = {.ids = all.ids, .ends = all.ends, .spans = all.spans};
     assert_ok(corpus_write(prefix, VOCAB, &whole, 1));
     assert_ok(open_files());
-    cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(opened));
-    for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+    cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(dataset));
+    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
         int32_t x[2][S], y[2][S];
         assert_ok(nd_dataset_block(encoded, b, &(nd_block){x[0], y[0]}));
-        assert_ok(nd_dataset_block(opened, b, &(nd_block){x[1], y[1]}));
+        assert_ok(nd_dataset_block(dataset, b, &(nd_block){x[1], y[1]}));
         cr_expect_eq(memcmp(x[0], x[1], sizeof x[0]), 0, "inputs of block %ld", (long)b);
         cr_expect_eq(memcmp(y[0], y[1], sizeof y[0]), 0, "labels of block %ld", (long)b);
     }
     assert_ok(nd_dataset_ignored(encoded, &counts[0]));
-    assert_ok(nd_dataset_ignored(opened, &counts[1]));
+    assert_ok(nd_dataset_ignored(dataset, &counts[1]));
     cr_expect_gt(counts[0], 10);
     cr_expect_eq(counts[0], counts[1]);
     cr_expect_eq(counts[0], all.counts.ignored);
     nd_dataset_close(encoded);
-    nd_corpus_files_fini(&files);
     nd_tokenizer_close(tokenizer);
     corpus_free(&all);
 }
@@ -223,14 +205,14 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
     assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
     cr_expect_eq(ignored, 4);
     assert_ok(open_files());
-    parts[1].data = opened;
-    opened = NULL; /* the blend takes it over */
+    parts[1].data = dataset;
+    dataset = NULL; /* the blend takes it over */
     nd_dataset *blend;
     assert_ok(nd_dataset_blend(parts, 2, &blend));
     assert_ok(nd_dataset_ignored(blend, &ignored));
     cr_expect_eq(ignored, 4 + 26);
     nd_dataset_close(blend);
     assert_fails(nd_dataset_open_text(tempdir_write(&dir, "b.jsonl", none, sizeof none - 1),
-                                      ND_DATA_AUTO, request, S, &opened),
+                                      ND_DATA_AUTO, request, S, &dataset),
                  ND_ERR_DATA, "none of the 3 tokens of");
 }

@@ -23,10 +23,15 @@ static const char *path_of(const char *family, const char *suffix)
     return path;
 }
 
+const char *text_path(const char *family)
+{
+    return path_of(family, ".json");
+}
+
 nd_tokenizer *text_open(const char *family)
 {
     nd_tokenizer *tokenizer;
-    nd_status status = nd_tokenizer_open(path_of(family, ".json"), &tokenizer);
+    nd_status status = nd_tokenizer_open(text_path(family), &tokenizer);
     cr_assert_eq(status, ND_OK, "%s: %s", family, nd_error_last()->message);
     return tokenizer;
 }
@@ -41,7 +46,7 @@ static json_t *load(const char *path)
 
 json_t *text_file(const char *family)
 {
-    return load(path_of(family, ".json"));
+    return load(text_path(family));
 }
 
 json_t *text_cases(const char *family)

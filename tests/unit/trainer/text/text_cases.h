@@ -11,6 +11,8 @@
 /* Name of a family, as goldens/NAME.json; the list ends with NULL. */
 extern const char *const text_families[];
 
+/* The path of its file, valid until the next call. */
+const char *text_path(const char *family);
 nd_tokenizer *text_open(const char *family);
 /* The file of a family, to be changed by a test; and opening such a file. */
 json_t *text_file(const char *family);

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_DATA_CASES_H
+#define ND_TESTS_DATA_CASES_H
+/* What a test of this folder has opened last, and a loader of it. The next one closes it. */
+#include "tests/support/tempdir.h"
+#include "trainer/data/dataset.h"
+
+static nd_dataset *dataset;
+static nd_loader *loader;
+static nd_step_batch batch; /* the last one that the loader gave */
+
+static inline void close_loader(void)
+{
+    cr_assert(nd_loader_close(loader));
+    loader = NULL;
+}
+
+/* In place of the one before, whose loader is closed too. */
+static inline void use_dataset(nd_dataset *opened)
+{
+    close_loader();
+    nd_dataset_close(dataset);
+    dataset = opened;
+}
+
+/* At the end of a test. */
+static inline void close_dataset(void)
+{
+    use_dataset(NULL);
+}
+
+static inline void use_loader(const nd_dataset *data, const nd_loader_options *options)
+{
+    close_loader();
+    assert_ok(nd_loader_open(data, options, &loader));
+}
+
+static inline void next_batch(void)
+{
+    assert_ok(nd_loader_next(loader, &batch));
+}
+
+#endif
