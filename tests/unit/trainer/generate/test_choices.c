@@ -214,10 +214,7 @@ static nd_status score_body(nd_rank *rank, void *context)
 
 Test(choices, scores_are_sums_of_log_probabilities)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = mesh_shape_of(2, false),
-                      .config = mesh_config_of(),
-                      .body = score_body};
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, 2, false, score_body, NULL);
     job.shape.rms_eps = 1e-5;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
 }

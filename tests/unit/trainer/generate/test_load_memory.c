@@ -27,17 +27,15 @@ enum {
     SLACK = 12 << 20 /* what the reader and the C library hold, and pages that are rounded up */
 };
 
-static nd_shape shape_of(void)
+static void set_sizes(nd_shape *s)
 {
-    nd_shape s = mesh_shape_of(LAYERS, false);
-    s.vocab = VOCAB;
-    s.hidden = HIDDEN;
-    s.ffn = FFN;
-    s.heads = s.kv_heads = 8;
-    s.head_dim = 64;
-    s.rms_eps = 1e-5;
-    s.bos_id = s.eos_id = -1;
-    return s;
+    s->vocab = VOCAB;
+    s->hidden = HIDDEN;
+    s->ffn = FFN;
+    s->heads = s->kv_heads = 8;
+    s->head_dim = 64;
+    s->rms_eps = 1e-5;
+    s->bos_id = s->eos_id = -1;
 }
 
 static void write_model(const char *folder, const nd_shape *shape)
@@ -132,15 +130,13 @@ Test(load_memory, weights_are_converted_as_they_are_read)
     const double linears = LAYERS * (4.0 * HIDDEN * HIDDEN + 3.0 * HIDDEN * FFN);
     size_t least = 0;
     tempdir dir;
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = shape_of(),
-                      .config = mesh_config_of(),
-                      .body = load_body};
+    load_job load;
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, LAYERS, false, load_body, &load);
+    set_sizes(&job.shape);
     const double parameters = (double)nd_shape_parameters(&job.shape);
     tempdir_make(&dir);
-    load_job load = {.folder = tempdir_file(&dir, "model")};
+    load = (load_job){.folder = tempdir_file(&dir, "model")};
     write_model(load.folder, &job.shape);
-    job.context = &load;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job.config.train.precision = cases[i].precision;
         if (!forget_peak()) {

@@ -89,19 +89,26 @@ nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end
     return nd_hf_writer_write(writer, hf_tensors[i].name, begin, end - begin, values);
 }
 
-const char *hf_write_model(const char *name, const nd_hf_writer_options *options)
+const char *hf_begin_model(const char *name, const nd_hf_writer_options *options,
+                           nd_hf_writer **writer)
 {
-    nd_hf_writer *writer;
     const char *folder = tempdir_file(&hf_dir, name);
     hf_list_tensors(&options->shape);
-    assert_ok(nd_hf_writer_open(folder, options, &writer));
+    assert_ok(nd_hf_writer_open(folder, options, writer));
     for (int i = hf_tensor_count - 1; i >= 0;
          i--) { /* backwards, and each in three pieces, last first */
         int64_t n = hf_count_of(&hf_tensors[i]);
-        assert_ok(hf_write_piece(writer, i, n / 2, n));
-        assert_ok(hf_write_piece(writer, i, n / 3, n / 2));
-        assert_ok(hf_write_piece(writer, i, 0, n / 3));
+        assert_ok(hf_write_piece(*writer, i, n / 2, n));
+        assert_ok(hf_write_piece(*writer, i, n / 3, n / 2));
+        assert_ok(hf_write_piece(*writer, i, 0, n / 3));
     }
+    return folder;
+}
+
+const char *hf_write_model(const char *name, const nd_hf_writer_options *options)
+{
+    nd_hf_writer *writer;
+    const char *folder = hf_begin_model(name, options, &writer);
     assert_ok(nd_hf_writer_commit(writer));
     return folder;
 }

@@ -32,6 +32,9 @@ int64_t hf_count_of(const hf_tensor *t);
 float hf_value_of(int tensor, int64_t element);
 /* Elements [begin, end) of tensor i, at most 65,536. */
 nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end);
+/* Makes a writer of hf_dir/name, with all tensors written and no commit; returns the path. */
+const char *hf_begin_model(const char *name, const nd_hf_writer_options *options,
+                           nd_hf_writer **writer);
 /* The whole model into hf_dir/name; returns the path, valid until the next tempdir_file. */
 const char *hf_write_model(const char *name, const nd_hf_writer_options *options);
 

@@ -8,32 +8,32 @@
 
 TestSuite(hf_reader, .init = hf_setup, .fini = hf_teardown);
 
-static nd_status open_and_check(const char *folder)
+static char folder[128], weights[160]; /* of the model of a test, and its model.safetensors */
+
+static void write_model(nd_hf_writer_options options)
 {
-    nd_hf_reader *reader;
-    ND_TRY(nd_hf_reader_open(folder, &reader));
-    nd_status status = nd_hf_reader_check(reader);
-    nd_hf_reader_close(reader);
-    return status;
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &options));
+    snprintf(weights, sizeof weights, "%s/model.safetensors", folder);
 }
 
+/* Those of the model, to be changed and written. */
+static nd_safetensors_tensor list[HF_TENSORS_MAX];
+static int64_t count;
+
 /* Replaces model.safetensors by these tensors, all zero. */
-static void write_weights(const char *folder, const char *file, nd_safetensors_tensor *list,
-                          int64_t count)
+static void write_weights(void)
 {
-    char path[256], *head;
+    char *head;
     size_t bytes;
     assert_ok(nd_safetensors_layout(list, count, &head, &bytes));
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    FILE *f = fopen(path, "wb");
+    FILE *f = fopen(weights, "wb");
     fwrite(head, 1, bytes, f);
     cr_assert_eq(fclose(f), 0);
-    cr_assert_eq(truncate(path, (off_t)list[count - 1].end), 0);
+    cr_assert_eq(truncate(weights, (off_t)list[count - 1].end), 0);
     free(head);
 }
 
-/* The tensors of the model as a list for write_weights. */
-static int64_t all_tensors(nd_safetensors_tensor *list)
+static void list_all(void)
 {
     for (int i = 0; i < hf_tensor_count; i++) {
         list[i] =
@@ -42,10 +42,17 @@ static int64_t all_tensors(nd_safetensors_tensor *list)
                                     .axes = hf_tensors[i].axes,
                                     .shape = {hf_tensors[i].shape[0], hf_tensors[i].shape[1]}};
     }
-    return hf_tensor_count;
+    count = hf_tensor_count;
 }
 
-static nd_safetensors_tensor *named(nd_safetensors_tensor *list, int64_t count, const char *name)
+static void add_tensor(const char *name, nd_safetensors_dtype dtype, int axes, int64_t rows,
+                       int64_t columns)
+{
+    list[count++] = (nd_safetensors_tensor){
+        .name = (char *)name, .dtype = dtype, .axes = axes, .shape = {rows, columns}};
+}
+
+static nd_safetensors_tensor *named(const char *name)
 {
     for (int64_t i = 0; i < count; i++) {
         if (strcmp(list[i].name, name) == 0) {
@@ -56,25 +63,41 @@ static nd_safetensors_tensor *named(nd_safetensors_tensor *list, int64_t count, 
     return NULL;
 }
 
+static nd_status open_and_check(void)
+{
+    nd_hf_reader *reader;
+    ND_TRY(nd_hf_reader_open(folder, &reader));
+    nd_status status = nd_hf_reader_check(reader);
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+/* The folder is refused. */
+static void check_fails(const char *words)
+{
+    assert_fails(open_and_check(), ND_ERR_DATA, words);
+}
+
+/* The list in place of the model's weights is refused. */
+static void list_fails(const char *words)
+{
+    write_weights();
+    check_fails(words);
+}
+
 Test(hf_reader, reader_names_what_is_missing_extra_or_different)
 {
-    nd_safetensors_tensor list[HF_TENSORS_MAX];
-    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
-    char folder[128];
-    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
-    assert_ok(open_and_check(folder));
+    write_model(hf_options_of(true, ND_DTYPE_F32));
+    assert_ok(open_and_check());
 
-    int64_t n = all_tensors(list);
-    *named(list, n, "model.norm.weight") = list[n - 1];
-    write_weights(folder, "model.safetensors", list, n - 1);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "lacks tensor \"model.norm.weight\"");
+    list_all();
+    *named("model.norm.weight") = list[count - 1];
+    count--;
+    list_fails("lacks tensor \"model.norm.weight\"");
 
-    n = all_tensors(list);
-    list[n++] = (nd_safetensors_tensor){.name = "model.layers.2.mlp.up_proj.weight",
-                                        .dtype = ND_SAFETENSORS_F32};
-    write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA,
-                 "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a model of 2 layers");
+    list_all();
+    add_tensor("model.layers.2.mlp.up_proj.weight", ND_SAFETENSORS_F32, 0, 0, 0);
+    list_fails("holds tensor \"model.layers.2.mlp.up_proj.weight\", which a model of 2 layers");
 
     static const struct {
         const char *name, *words;
@@ -87,18 +110,16 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
         {"model.norm.weight", "has 2 axes of 24 x 1, but config.json asks", 2, {24, 1}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        n = all_tensors(list);
-        nd_safetensors_tensor *t = named(list, n, bad[i].name);
+        list_all();
+        nd_safetensors_tensor *t = named(bad[i].name);
         t->axes = bad[i].axes;
         memcpy(t->shape, bad[i].shape, sizeof bad[i].shape);
-        write_weights(folder, "model.safetensors", list, n);
-        assert_fails(open_and_check(folder), ND_ERR_DATA, bad[i].words);
+        list_fails(bad[i].words);
     }
 
-    n = all_tensors(list);
-    named(list, n, "model.norm.weight")->dtype = ND_SAFETENSORS_F64;
-    write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; only F32, BF16 and F16 are read");
+    list_all();
+    named("model.norm.weight")->dtype = ND_SAFETENSORS_F64;
+    list_fails("is F64; only F32, BF16 and F16 are read");
 
     /* Allowed: rotary buffers of old files, and a head beside tied embeddings that equals them, in
      * one piece of the comparison and in two. */
@@ -107,42 +128,32 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
         const int64_t vocab = vocabs[i];
         hf_shell("sed -i 's/\"vocab_size\": [0-9]*/\"vocab_size\": %lld/' %s/config.json",
                  (long long)vocab, folder);
-        n = all_tensors(list);
-        named(list, n, "model.embed_tokens.weight")->shape[0] = vocab;
-        list[n++] = (nd_safetensors_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
-                                            .dtype = ND_SAFETENSORS_F32,
-                                            .axes = 1,
-                                            .shape = {3}};
-        list[n++] = (nd_safetensors_tensor){
-            .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {vocab, 24}};
-        write_weights(folder, "model.safetensors", list, n);
-        assert_ok(open_and_check(folder));
+        list_all();
+        named("model.embed_tokens.weight")->shape[0] = vocab;
+        add_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", ND_SAFETENSORS_F32, 1, 3, 0);
+        add_tensor("lm_head.weight", ND_SAFETENSORS_F32, 2, vocab, 24);
+        write_weights();
+        assert_ok(open_and_check());
         hf_shell("cd %s && printf '\\077' | dd of=model.safetensors bs=1 conv=notrunc seek=%llu "
                  "2>/dev/null",
-                 folder, (unsigned long long)named(list, n, "lm_head.weight")->end - 1);
-        assert_fails(open_and_check(folder), ND_ERR_DATA,
-                     "lm_head.weight and model.embed_tokens.weight differ; write false");
+                 folder, (unsigned long long)named("lm_head.weight")->end - 1);
+        check_fails("lm_head.weight and model.embed_tokens.weight differ; write false");
     }
-    n = all_tensors(list);
-    list[n++] = (nd_safetensors_tensor){
-        .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {255, 24}};
-    write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "\"lm_head.weight\" has 2 axes of 255");
+    list_all();
+    add_tensor("lm_head.weight", ND_SAFETENSORS_F32, 2, 255, 24);
+    list_fails("\"lm_head.weight\" has 2 axes of 255");
 }
 
 Test(hf_reader, only_bf16_alone_is_bf16)
 {
-    nd_safetensors_tensor list[HF_TENSORS_MAX];
-    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
-    char folder[128];
     nd_hf_reader *reader;
-    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    write_model(hf_options_of(true, ND_DTYPE_BF16));
     for (int other = 0; other <= hf_tensor_count; other++) { /* in the end no tensor differs */
-        const int64_t n = all_tensors(list);
-        for (int64_t i = 0; i < n; i++) {
+        list_all();
+        for (int64_t i = 0; i < count; i++) {
             list[i].dtype = i == other ? ND_SAFETENSORS_F16 : ND_SAFETENSORS_BF16;
         }
-        write_weights(folder, "model.safetensors", list, n);
+        write_weights();
         assert_ok(nd_hf_reader_open(folder, &reader));
         cr_expect_eq(nd_hf_reader_is_bf16(reader), other == hf_tensor_count, "tensor %d", other);
         nd_hf_reader_close(reader);
@@ -151,25 +162,21 @@ Test(hf_reader, only_bf16_alone_is_bf16)
 
 Test(hf_reader, reader_errors_of_single_files)
 {
-    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_BF16);
-    char folder[128];
-    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    write_model(hf_options_of(false, ND_DTYPE_BF16));
     hf_shell("cd %s && truncate -s -1 model.safetensors", folder);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "it is truncated");
+    check_fails("it is truncated");
     hf_shell("cd %s && truncate -s 0 model.safetensors", folder);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "too short for a safetensors file");
+    check_fails("too short for a safetensors file");
     hf_shell("cd %s && rm model.safetensors && touch pytorch_model.bin", folder);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "holds neither model.safetensors nor");
+    check_fails("holds neither model.safetensors nor");
     hf_shell("cd %s && rm config.json", folder);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "has no config.json");
+    check_fails("has no config.json");
     cr_expect_null(strstr(nd_error_last()->message, "the folder of a run"));
     hf_shell("cd %s && touch manifest.json", folder);
-    assert_fails(open_and_check(folder), ND_ERR_DATA,
-                 "has no config.json; go on from a checkpoint with --resume-from-checkpoint, or "
-                 "make a model of it with ndtrain export");
+    check_fails("has no config.json; go on from a checkpoint with --resume-from-checkpoint, or "
+                "make a model of it with ndtrain export");
     hf_shell("cd %s && mkdir model && touch model/config.json", folder);
-    assert_fails(
-        open_and_check(folder), ND_ERR_DATA,
+    check_fails(
         "has no config.json; it is the folder of a run, whose model is in its folder model");
 }
 
@@ -178,9 +185,8 @@ Test(hf_reader, reader_errors_of_sharded_sets)
     nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
     o.max_file_bytes = 40000;
     o.byte_tokenizer = false;
-    char folder[128];
-    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
-    assert_ok(open_and_check(folder));
+    write_model(o);
+    assert_ok(open_and_check());
     const char *index = "model.safetensors.index.json";
     static const struct {
         const char *edit, *words;
@@ -201,11 +207,11 @@ Test(hf_reader, reader_errors_of_sharded_sets)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         hf_shell("cd %s && cp %s keep && sed -i '%s' %s && ! cmp -s %s keep", folder, index,
                  bad[i].edit, index, index);
-        assert_fails(open_and_check(folder), ND_ERR_DATA, bad[i].words);
+        check_fails(bad[i].words);
         hf_shell("cd %s && mv keep %s", folder, index);
     }
     hf_shell("cd %s && cp %s keep && sed -i 's/\"total_size\": /&1/' %s", folder, index, index);
-    assert_ok(open_and_check(folder)); /* a warning only */
+    assert_ok(open_and_check()); /* a warning only */
     hf_shell("cd %s && mv keep %s", folder, index);
 
     /* The embedding in a second shard as well. */
@@ -213,25 +219,20 @@ Test(hf_reader, reader_errors_of_sharded_sets)
              " && sed -i 's/\"model.norm.weight\": \"[^\"]*\"/\"model.norm.weight\": "
              "\"extra.safetensors\"/' %s",
              folder, index);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "is in two files");
+    check_fails("is in two files");
     hf_expect_closed();
 }
 
 /* Every binary16 code, against the formula (-1)^s 2^(e-15) (1 + m/1024), computed by ldexp. */
 Test(hf_reader, f16_is_widened_exactly)
 {
-    static nd_safetensors_tensor list[HF_TENSORS_MAX];
     static float values[65536];
-    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
-    char folder[128], path[160];
-    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
-    int64_t n = all_tensors(list);
-    list[n++] = (nd_safetensors_tensor){
-        .name = "x", .dtype = ND_SAFETENSORS_F16, .axes = 1, .shape = {65536}};
-    write_weights(folder, "model.safetensors", list, n);
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    FILE *f = fopen(path, "r+b");
-    fseek(f, (long)named(list, n, "x")->begin, SEEK_SET);
+    write_model(hf_options_of(true, ND_DTYPE_F32));
+    list_all();
+    add_tensor("x", ND_SAFETENSORS_F16, 1, 65536, 0);
+    write_weights();
+    FILE *f = fopen(weights, "r+b");
+    fseek(f, (long)named("x")->begin, SEEK_SET);
     for (uint32_t code = 0; code < 65536; code++) {
         fwrite(&code, 2, 1, f);
     }

@@ -358,12 +358,7 @@ Test(hf_writer, a_model_whose_tokenizer_cannot_be_read_is_written_with_an_error)
         hf_teardown();
         skip_test("/sys has no file that is shorter than its size");
     }
-    hf_list_tensors(&o.shape);
-    const char *folder = tempdir_file(&hf_dir, "m");
-    assert_ok(nd_hf_writer_open(folder, &o, &writer));
-    for (int i = 0; i < hf_tensor_count; i++) {
-        assert_ok(hf_write_piece(writer, i, 0, hf_count_of(&hf_tensors[i])));
-    }
+    const char *folder = hf_begin_model("m", &o, &writer);
     assert_fails(nd_hf_writer_commit(writer), ND_ERR_IO, "/sys/devices/system/cpu/possible");
     assert_reads_back(folder, &o);
 }
@@ -372,12 +367,7 @@ Test(hf_writer, a_folder_that_appears_meanwhile_is_not_replaced)
 {
     nd_hf_writer *writer;
     nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
-    hf_list_tensors(&o.shape);
-    const char *folder = tempdir_file(&hf_dir, "m");
-    assert_ok(nd_hf_writer_open(folder, &o, &writer));
-    for (int i = 0; i < hf_tensor_count; i++) {
-        assert_ok(hf_write_piece(writer, i, 0, hf_count_of(&hf_tensors[i])));
-    }
+    const char *folder = hf_begin_model("m", &o, &writer);
     cr_assert_eq(mkdir(folder, 0777), 0);
     assert_fails(nd_hf_writer_commit(writer), ND_ERR_CANTCREATE, "cannot rename");
     cr_assert_eq(entries_in(folder), 0);

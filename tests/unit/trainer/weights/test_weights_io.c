@@ -64,11 +64,7 @@ static nd_status load(nd_rank *rank, void *context)
 
 static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *context)
 {
-    mesh_ranks job = {.mesh = mesh,
-                      .shape = mesh_shape_of(1, false),
-                      .config = mesh_config_of(),
-                      .body = body,
-                      .context = context};
+    mesh_ranks job = mesh_ranks_of(mesh, 1, false, body, context);
     job.shape.vocab = VOCAB;
     job.shape.ffn = FFN;
     job.shape.family = context->family;
@@ -223,10 +219,7 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
     static reader_job readers;
     tempdir dir;
     tempdir_make(&dir);
-    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
-                      .shape = mesh_shape_of(3, false),
-                      .config = mesh_config_of(),
-                      .body = save};
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, 3, false, save, NULL);
     job.shape.rms_eps = 1e-5;
     job.shape.bos_id = job.shape.eos_id = -1;
     for (int r = 0; r < READERS; r++) {
@@ -304,10 +297,7 @@ Test(weights_io, initial_values_depend_on_the_element_alone)
 {
     static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 3, 1, 2}}};
     for (int m = 0; m < 2; m++) {
-        mesh_ranks job = {.mesh = meshes[m],
-                          .shape = mesh_shape_of(1, false),
-                          .config = mesh_config_of(),
-                          .body = init};
+        mesh_ranks job = mesh_ranks_of(meshes[m], 1, false, init, NULL);
         job.shape.hidden = 16400;
         job.shape.vocab = 5;
         job.shape.ffn = 4;
