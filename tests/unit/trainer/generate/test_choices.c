@@ -41,12 +41,7 @@ static nd_status read_rows(const char *text)
 
 static void assert_ids(const nd_choice *c, const char *text)
 {
-    const int32_t *ids;
-    size_t count;
-    assert_ok(nd_encode(encoder, text, strlen(text), &ids, &count));
-    cr_expect_eq(c->ids.count, count, "%s", text);
-    cr_expect(c->ids.count == count && memcmp(c->ids.data, ids, count * sizeof *ids) == 0, "%s",
-              text);
+    text_expect_ids(encoder, text, c->ids.data, c->ids.count);
 }
 
 static int64_t size_of(const char *text)

@@ -130,12 +130,12 @@ Test(load_memory, weights_are_converted_as_they_are_read)
     const double linears = LAYERS * (4.0 * HIDDEN * HIDDEN + 3.0 * HIDDEN * FFN);
     size_t least = 0;
     tempdir dir;
-    load_job load;
+    load_job load = {0};
     mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, LAYERS, false, load_body, &load);
     set_sizes(&job.shape);
     const double parameters = (double)nd_shape_parameters(&job.shape);
     tempdir_make(&dir);
-    load = (load_job){.folder = tempdir_file(&dir, "model")};
+    load.folder = tempdir_file(&dir, "model");
     write_model(load.folder, &job.shape);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job.config.train.precision = cases[i].precision;

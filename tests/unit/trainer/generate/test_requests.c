@@ -55,16 +55,14 @@ static nd_status add_text(const char *text)
 
 Test(requests, a_text_and_a_row_of_the_same_text_have_the_same_ids)
 {
-    const int32_t *ids;
-    size_t count;
     assert_ok(add_text("one two"));
     assert_ok(add_rows("{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3}"
                        "\n\n  \r\n{\"ids\": [5, 1, 0]}"));
     cr_assert_eq(requests.count, 3);
-    assert_ok(nd_encode(prompts, "one two", 7, &ids, &count));
+    const size_t count = requests.list[0].ids.count;
     for (int i = 0; i < 2; i++) {
-        const nd_request *q = &requests.list[i];
-        cr_expect(q->ids.count == count && memcmp(q->ids.data, ids, count * sizeof *ids) == 0);
+        const nd_ids *ids = &requests.list[i].ids;
+        text_expect_ids(prompts, "one two", ids->data, ids->count);
     }
     cr_expect_null(requests.list[0].name);
     cr_expect_str_eq(requests.list[1].name, "{\"a\":1}");

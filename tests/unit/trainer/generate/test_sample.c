@@ -11,8 +11,10 @@ enum { V = 40, DRAWS = 20000 };
 
 static const nd_sampling plain = {.temperature = 1, .top_p = 1, .seed = 7};
 
+static float logits[V];
+
 /* Peaked, with two equal values. */
-static void fill(float logits[V])
+static void fill(void)
 {
     for (int v = 0; v < V; v++) {
         logits[v] = 3.0f * sinf((float)v * 1.7f);
@@ -20,7 +22,9 @@ static void fill(float logits[V])
     logits[31] = logits[9];
 }
 
-static int32_t draw_of(const nd_sampling *s, const float *logits, uint64_t request, uint64_t at)
+TestSuite(sample, .init = fill);
+
+static int32_t draw_of(const nd_sampling *s, uint64_t request, uint64_t at)
 {
     nd_candidate room[V];
     int32_t id = -1;
@@ -30,16 +34,16 @@ static int32_t draw_of(const nd_sampling *s, const float *logits, uint64_t reque
 }
 
 /* Shares of the ids in many draws. */
-static void shares_of(const nd_sampling *s, const float *logits, double share[V])
+static void shares_of(const nd_sampling *s, double share[V])
 {
     memset(share, 0, V * sizeof *share);
     for (uint64_t i = 0; i < DRAWS; i++) {
-        share[draw_of(s, logits, i / 100, i % 100)] += 1.0 / DRAWS;
+        share[draw_of(s, i / 100, i % 100)] += 1.0 / DRAWS;
     }
 }
 
 /* What the filters leave, by their definition: in the order of likelihood, one after the other. */
-static void expect(const nd_sampling *s, const float *logits, double share[V])
+static void expect(const nd_sampling *s, double share[V])
 {
     int order[V];
     int64_t count = V, kept = 0;
@@ -77,13 +81,11 @@ static void expect(const nd_sampling *s, const float *logits, double share[V])
 
 Test(sample, greedy_takes_the_lowest_of_equal_ids)
 {
-    float logits[V];
     nd_sampling s = {.top_p = 1};
-    fill(logits);
     logits[9] = logits[31] = 10;
-    cr_expect_eq(draw_of(&s, logits, 0, 0), 9);
+    cr_expect_eq(draw_of(&s, 0, 0), 9);
     s = (nd_sampling){.temperature = 1, .top_k = 1, .top_p = 1};
-    cr_expect_eq(draw_of(&s, logits, 3, 5), 9, "the likeliest one alone");
+    cr_expect_eq(draw_of(&s, 3, 5), 9, "the likeliest one alone");
 }
 
 /* 20,000 draws: five deviations of a share p are 5 sqrt(p (1 - p) / 20000), at most 0.018; five
@@ -100,12 +102,10 @@ Test(sample, draws_follow_the_probabilities_that_the_filters_leave)
         {.temperature = 1, .top_p = 1, .min_p = 0.2, .seed = 7},
         {.temperature = 1.5, .top_p = 0.9, .top_k = 20, .min_p = 0.1, .seed = 7},
     };
-    float logits[V];
-    fill(logits);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double wanted[V], found[V];
-        expect(&cases[i], logits, wanted);
-        shares_of(&cases[i], logits, found);
+        expect(&cases[i], wanted);
+        shares_of(&cases[i], found);
         for (int v = 0; v < V; v++) {
             double bound = 5 * sqrt(wanted[v] * (1 - wanted[v]) / DRAWS);
             bound += wanted[v] > 0 ? 5.5 / DRAWS : 0;
@@ -115,48 +115,44 @@ Test(sample, draws_follow_the_probabilities_that_the_filters_leave)
     }
 }
 
+/* Exactly these two ids come in many draws. */
+static void assert_only(const nd_sampling *s, int first, int second)
+{
+    double share[V];
+    shares_of(s, share);
+    for (int v = 0; v < V; v++) {
+        cr_expect_eq(share[v] > 0, v == first || v == second, "id %d has the share %g", v,
+                     share[v]);
+    }
+}
+
 /* An id that is exactly min_p times as likely as the likeliest stays: with 1, all that equal it. */
 Test(sample, a_weight_that_equals_min_p_stays)
 {
-    const nd_sampling equal = {.temperature = 1, .top_p = 1, .min_p = 1, .seed = 7};
-    float logits[V];
-    double share[V];
-    fill(logits);
     logits[9] = logits[31] = 10;
-    shares_of(&equal, logits, share);
-    for (int v = 0; v < V; v++) {
-        cr_expect_eq(share[v] > 0, v == 9 || v == 31, "id %d has the share %g", v, share[v]);
-    }
+    assert_only(&(nd_sampling){.temperature = 1, .top_p = 1, .min_p = 1, .seed = 7}, 9, 31);
 }
 
 /* Two of four equally likely ids are exactly half. */
 Test(sample, a_share_that_is_reached_exactly_takes_no_further_id)
 {
-    const nd_sampling half = {.temperature = 1, .top_p = 0.5, .seed = 7};
-    float logits[V];
-    double share[V];
     for (int v = 0; v < V; v++) {
         logits[v] = v % 10 == 3 ? 1.0f : -INFINITY;
     }
-    shares_of(&half, logits, share);
-    for (int v = 0; v < V; v++) {
-        cr_expect_eq(share[v] > 0, v == 3 || v == 13, "id %d has the share %g", v, share[v]);
-    }
+    assert_only(&(nd_sampling){.temperature = 1, .top_p = 0.5, .seed = 7}, 3, 13);
 }
 
 Test(sample, a_draw_depends_on_seed_request_and_position_alone)
 {
-    float logits[V];
     nd_sampling other = plain;
     int differ[3] = {0};
     other.seed = 8;
-    fill(logits);
     for (uint64_t i = 0; i < 100; i++) {
-        int32_t id = draw_of(&plain, logits, 5, i);
-        cr_expect_eq(draw_of(&plain, logits, 5, i), id);
-        differ[0] += draw_of(&other, logits, 5, i) != id;
-        differ[1] += draw_of(&plain, logits, 6, i) != id;
-        differ[2] += draw_of(&plain, logits, 5, i + 100) != id;
+        int32_t id = draw_of(&plain, 5, i);
+        cr_expect_eq(draw_of(&plain, 5, i), id);
+        differ[0] += draw_of(&other, 5, i) != id;
+        differ[1] += draw_of(&plain, 6, i) != id;
+        differ[2] += draw_of(&plain, 5, i + 100) != id;
     }
     for (int i = 0; i < 3; i++) {
         cr_expect_gt(differ[i], 50, "%d of 100 draws differ", differ[i]);
@@ -168,14 +164,17 @@ Test(sample, a_draw_depends_on_seed_request_and_position_alone)
 Test(sample, last_bits_of_logits_change_hardly_any_draw)
 {
     static const nd_sampling filtered = {.temperature = 1, .top_p = 0.9, .top_k = 30, .seed = 7};
-    float logits[V], moved[V];
+    enum { SOME = 2000 };
+    int32_t ids[SOME];
     int differ = 0;
-    fill(logits);
-    for (int v = 0; v < V; v++) {
-        moved[v] = nextafterf(logits[v], v % 2 ? INFINITY : -INFINITY);
+    for (uint64_t i = 0; i < SOME; i++) {
+        ids[i] = draw_of(&filtered, i, 0);
     }
-    for (uint64_t i = 0; i < 2000; i++) {
-        differ += draw_of(&filtered, logits, i, 0) != draw_of(&filtered, moved, i, 0);
+    for (int v = 0; v < V; v++) {
+        logits[v] = nextafterf(logits[v], v % 2 ? INFINITY : -INFINITY);
+    }
+    for (uint64_t i = 0; i < SOME; i++) {
+        differ += draw_of(&filtered, i, 0) != ids[i];
     }
     cr_expect_leq(differ, 1, "%d of 2000 draws differ", differ);
 }
@@ -184,8 +183,6 @@ Test(sample, not_finite_logits_are_an_error)
 {
     nd_candidate room[V];
     int32_t id;
-    float logits[V];
-    fill(logits);
     logits[3] = -INFINITY; /* a token that can never come */
     cr_expect_eq(nd_sample(&plain, logits, V, (nd_draw){0, 0}, room, &id), ND_OK);
     logits[4] = NAN;
@@ -219,9 +216,7 @@ Test(sample, settings_out_of_range_are_named)
 
 Test(sample, scores_are_log_probabilities)
 {
-    float logits[V];
     double sum = 0;
-    fill(logits);
     for (int32_t v = 0; v < V; v++) {
         nd_token_score score;
         cr_assert_eq(nd_score_token(logits, V, v, &score), ND_OK);

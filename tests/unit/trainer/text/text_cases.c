@@ -112,6 +112,16 @@ void text_assert_ids(const char *family, nd_encoder *encoder, const json_t *text
     cr_assert_eq(count, n, "%s, \"%s\": %zu ids, not %zu", family, string, count, n);
 }
 
+void text_expect_ids(nd_encoder *encoder, const char *text, const int32_t *ids, size_t count)
+{
+    const int32_t *expected;
+    size_t n;
+    nd_status status = nd_encode(encoder, text, strlen(text), &expected, &n);
+    cr_assert_eq(status, ND_OK, "\"%s\": %s", text, nd_error_last()->message);
+    cr_expect_eq(count, n, "\"%s\" has %zu ids, not %zu", text, n, count);
+    cr_expect(count != n || memcmp(ids, expected, n * sizeof *ids) == 0, "\"%s\"", text);
+}
+
 const char *text_decode(nd_decoder *decoder, const int32_t *ids, size_t count, size_t piece,
                         size_t *size)
 {

@@ -28,6 +28,8 @@ size_t text_ids(const json_t *list, int32_t *ids, size_t room);
 /* Encodes and compares with a list of ids. */
 void text_assert_ids(const char *family, nd_encoder *encoder, const json_t *text,
                      const json_t *expected);
+/* The ids are those of this text. */
+void text_expect_ids(nd_encoder *encoder, const char *text, const int32_t *ids, size_t count);
 /* All ids decoded, with what is held back; valid until the next call. */
 const char *text_decode(nd_decoder *decoder, const int32_t *ids, size_t count, size_t piece,
                         size_t *size);
