@@ -6,44 +6,12 @@
  *
  * The form is one of chat_templates.def, and the next two are those of a row of it.
  * A record is a list of messages as JSON. For each comes a record of ids, and one of the pairs of
- * places between which ids do not count; with `prompt` the ids end where an assistant goes on. A
- * record is a number of bytes or of numbers, and these; numbers have 32 bits, little-endian.
+ * places between which ids do not count; with `prompt` the ids end where an assistant goes on.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/trainer/text/records.h"
 #include "trainer/corpus/chat.h"
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "chat_tool: %s: %s\n", what, nd_error_last()->message);
-    exit(1);
-}
-
-/* The next record, owned by the caller; NULL at the end. */
-static char *read_record(size_t *size)
-{
-    uint32_t n;
-    if (fread(&n, sizeof n, 1, stdin) != 1) {
-        return NULL;
-    }
-    char *text = malloc((size_t)n + 1);
-    if (!text || fread(text, 1, n, stdin) != n) {
-        fail("a record is cut");
-    }
-    *size = n;
-    return text;
-}
-
-static void write_record(const nd_ids *list)
-{
-    const uint32_t n = (uint32_t)list->count;
-    if (fwrite(&n, sizeof n, 1, stdout) != 1 ||
-        (n > 0 && fwrite(list->data, sizeof *list->data, n, stdout) != n)) {
-        fail("the output cannot be written");
-    }
-}
 
 int main(int argc, char **argv)
 {
@@ -70,7 +38,7 @@ int main(int argc, char **argv)
         nd_encoder_create(tokenizer, &options, &encoder) != ND_OK) {
         fail("open");
     }
-    for (char *json; (json = read_record(&size)); free(json)) {
+    for (char *json; (json = read_record(1, &size)); free(json)) {
         bool empty;
         piece.ids.count = piece.spans.count = 0;
         nd_status status = nd_chat_add(&chat, encoder, (const uint8_t *)json, size,
@@ -78,8 +46,8 @@ int main(int argc, char **argv)
         if (status != ND_OK) {
             fail("encode");
         }
-        write_record(&piece.ids);
-        write_record(&piece.spans);
+        write_record(piece.ids.data, sizeof *piece.ids.data, piece.ids.count);
+        write_record(piece.spans.data, sizeof *piece.spans.data, piece.spans.count);
     }
     free(piece.ids.data);
     free(piece.spans.data);

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/make_tokens.py against the tokenizer itself, read back by our reader: check_make_tokens.py SCRIPT DATASET_TOOL.
-
-Run through check_make_tokens.sh.
-"""
+"""scripts/make_tokens.py against the tokenizer itself, read back by our reader: check_make_tokens.py SCRIPT DATASET_TOOL."""
 import importlib.util
 import json
 import os

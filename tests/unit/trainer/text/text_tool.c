@@ -7,47 +7,15 @@
  *   text_tool TOKENIZER decode|skip         records of ids -> records of a text
  *   text_tool PATTERN words                 records of a text -> records of the ends of its words
  *   text_tool ALPHABET:CHUNK texts          nothing -> the records of proof_chunk
- *
- * A record is a number of bytes or ids, and these; numbers have 32 bits, little-endian.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
 #include "tests/unit/trainer/text/proof_texts.h"
+#include "tests/unit/trainer/text/records.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "text_tool: %s: %s\n", what, nd_error_last()->message);
-    exit(1);
-}
-
-/* The next record, owned by the caller; NULL at the end. */
-static void *read_record(size_t each, size_t *count)
-{
-    uint32_t n;
-    if (fread(&n, sizeof n, 1, stdin) != 1) {
-        return NULL;
-    }
-    void *data = malloc(n * each + 1);
-    if (!data || fread(data, each, n, stdin) != n) {
-        fail("a record is cut");
-    }
-    *count = n;
-    return data;
-}
-
-static void write_record(const void *data, size_t each, size_t count)
-{
-    uint32_t n = (uint32_t)count;
-    if (fwrite(&n, sizeof n, 1, stdout) != 1 || fwrite(data, each, n, stdout) != n) {
-        fail("the output cannot be written");
-    }
-}
 
 static void encode_all(const nd_tokenizer *tokenizer, const char *mode)
 {
@@ -79,25 +47,17 @@ static void decode_all(const nd_tokenizer *tokenizer, const char *mode)
     }
     size_t count;
     for (int32_t *ids; (ids = read_record(sizeof *ids, &count)); free(ids)) {
+        nd_bytes whole = {0};
         const char *text;
-        size_t size, tail;
-        if (nd_decoder_push(decoder, ids, count, &text, &size) != ND_OK) {
+        size_t size;
+        if (nd_decoder_push(decoder, ids, count, &text, &size) != ND_OK ||
+            nd_bytes_add(&whole, text, size) != ND_OK ||
+            nd_decoder_end(decoder, &text, &size) != ND_OK ||
+            nd_bytes_add(&whole, text, size) != ND_OK) {
             fail("decode");
         }
-        char *whole = malloc(size + 1);
-        if (!whole) {
-            fail("memory");
-        }
-        memcpy(whole, text, size);
-        if (nd_decoder_end(decoder, &text, &tail) != ND_OK) {
-            fail("decode");
-        }
-        uint32_t n = (uint32_t)(size + tail);
-        if (fwrite(&n, sizeof n, 1, stdout) != 1 || fwrite(whole, 1, size, stdout) != size ||
-            fwrite(text, 1, tail, stdout) != tail) {
-            fail("the output cannot be written");
-        }
-        free(whole);
+        write_record(whole.data, 1, whole.count);
+        free(whole.data);
     }
     nd_decoder_destroy(decoder);
 }
@@ -148,9 +108,7 @@ static int write_chunk(const char *name)
     const long alphabet = strtol(name, &end, 10), chunk = strtol(end + (*end == ':'), NULL, 10);
     nd_bytes records = {0};
     proof_chunk((int)alphabet, (int)chunk, &records);
-    if (fwrite(records.data, 1, records.count, stdout) != records.count) {
-        fail("the output cannot be written");
-    }
+    write_all(records.data, 1, records.count);
     free(records.data);
     return 0;
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens folders written by hf_model_tool with transformers, and the other way round.
 
-Usage: check_transformers.py HF_MODEL_TOOL. Run through check_transformers.sh.
+Usage: check_transformers.py HF_MODEL_TOOL.
 """
 import os
 import subprocess
