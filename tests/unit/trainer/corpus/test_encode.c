@@ -40,10 +40,10 @@ static void teardown(void)
 
 TestSuite(corpus, .init = setup, .fini = teardown);
 
-static nd_corpus_files files_of(const char *path, nd_data_format format)
+static nd_corpus_files files_of(const char *path)
 {
     nd_corpus_files files = {0};
-    assert_ok(nd_corpus_files_add(&files, path, format));
+    assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
     return files;
 }
 
@@ -59,8 +59,7 @@ static nd_status encode_files(nd_corpus_files files, corpus_result *result)
 /* Encodes a file that holds this text. */
 static nd_status encode_text(const char *name, const char *text, corpus_result *result)
 {
-    return encode_files(files_of(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO),
-                        result);
+    return corpus_encode_path(tempdir_write(&dir, name, text, strlen(text)), job, result);
 }
 
 static void encode_rows(const char *rows)
@@ -156,7 +155,7 @@ Test(corpus, rows_do_not_depend_on_threads_and_blocks)
     use(text_open("llama3"));
     job.eod = 420;
     write_rows("a.jsonl", 500);
-    assert_ok(encode_files(files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO), &one));
+    assert_ok(corpus_encode_path(tempdir_file(&dir, "a.jsonl"), job, &one));
     cr_expect_eq(one.counts.documents + one.counts.empty, 500);
     cr_expect_eq(one.counts.empty, 48);
     cr_expect_eq(one.ends.count, (size_t)one.counts.documents);
@@ -166,7 +165,7 @@ Test(corpus, rows_do_not_depend_on_threads_and_blocks)
     for (int threads = 1; threads <= 5; threads += 2) {
         job.threads = threads;
         job.block_bytes = 100 * (size_t)threads;
-        assert_ok(encode_files(files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO), &out));
+        assert_ok(corpus_encode_path(tempdir_file(&dir, "a.jsonl"), job, &out));
         corpus_assert_equal(&one, &out, "threads");
         cr_expect_eq(memcmp(&one.counts, &out.counts, sizeof one.counts), 0);
     }
@@ -220,7 +219,7 @@ Test(corpus, a_reader_that_fails_is_reported_as_that)
     tempdir_write(&dir, "a.jsonl", "{\"text\":1}\n", 11);
     tempdir_write(&dir, "b.jsonl", "\x1f\x8b\x08\x00", 4);
     job.skip_bad = 1;
-    assert_fails(encode_files(files_of(dir.path, ND_DATA_AUTO), &out), ND_ERR_DATA,
+    assert_fails(corpus_encode_path(dir.path, job, &out), ND_ERR_DATA,
                  "b.jsonl\" ends within its compressed data");
 }
 
@@ -245,14 +244,6 @@ Test(corpus, what_the_rules_refuse_has_a_line)
     rows_fail("{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", "a.jsonl\" line 2");
     rows_fail("{\"text\":\"a<|eot|>\"}\n", "<|eot|>");
     rows_fail("{\"text\":\"a\",\"prompt\":\"b\"}\n", "line 1: it has a text and also");
-}
-
-Test(corpus, invalid_bytes_and_half_pairs_are_counted)
-{
-    use(text_open("llama3"));
-    encode_rows("{\"text\":\"a\xff\xfe\\ud800\"}\n");
-    cr_expect_eq(out.counts.text.invalid, 2);
-    cr_expect_eq(out.counts.lone, 1);
 }
 
 Test(corpus, a_separator_makes_documents)
@@ -286,6 +277,14 @@ Test(corpus, how_a_separator_is_written)
     }
 }
 
+/* A pattern, or a name, within the test's folder, valid until the next call. */
+static const char *within(const char *pattern)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", dir.path, pattern);
+    return path;
+}
+
 static void write_gzip(const char *name, const char *text)
 {
     gzFile file = gzopen(tempdir_file(&dir, name), "wb");
@@ -297,14 +296,13 @@ static void write_gzip(const char *name, const char *text)
 /* Files of a folder come in the order of their names' bytes. */
 Test(corpus, folders_and_patterns)
 {
-    char pattern[128];
     use(text_open("gpt2"));
     tempdir_write(&dir, "b.jsonl", "{\"text\":\"b\"}\n", 13);
     write_gzip("B.jsonl.gz", "{\"text\":\"B\"}\n{\"text\":\"BB\"}");
     tempdir_write(&dir, "a.txt", "a", 1);
     tempdir_write(&dir, "notes.md", "x", 1);
     tempdir_write(&dir, ".hidden.txt", "x", 1);
-    nd_corpus_files folder = files_of(dir.path, ND_DATA_AUTO);
+    nd_corpus_files folder = files_of(dir.path);
     cr_assert_eq(folder.count, 3);
     cr_expect_eq(folder.skipped, 1);
     cr_expect_not_null(strstr(folder.list[0].path, "/B.jsonl.gz"));
@@ -312,14 +310,13 @@ Test(corpus, folders_and_patterns)
     cr_expect(folder.list[0].rows && !folder.list[1].rows && folder.list[2].rows);
     assert_ok(encode_files(folder, &out));
     cr_expect_eq(out.counts.documents, 4);
-    snprintf(pattern, sizeof pattern, "%s/[Bb]*", dir.path);
-    nd_corpus_files some = files_of(pattern, ND_DATA_AUTO);
+    nd_corpus_files some = files_of(within("[Bb]*"));
     cr_expect_eq(some.count, 2);
     job.threads = 2;
     assert_ok(encode_files(some, &out));
     cr_expect_eq(out.counts.documents, 3);
     /* A file of that name is meant before what the pattern matches. */
-    nd_corpus_files named = files_of(tempdir_write(&dir, "[Bb]*", "x", 1), ND_DATA_AUTO);
+    nd_corpus_files named = files_of(tempdir_write(&dir, "[Bb]*", "x", 1));
     cr_expect(named.count == 1 && named.bytes == 1);
     nd_corpus_files_fini(&named);
     nd_corpus_files none = {0};
@@ -334,14 +331,12 @@ Test(corpus, folders_and_patterns)
 Test(corpus, token_files_of_folders_and_patterns)
 {
     static const char *const names[] = {"b.bin", "b.idx", "b.mask", "a.bin", "c.md", "a.txt"};
-    char pattern[128];
-    snprintf(pattern, sizeof pattern, "%s/[ab].*", dir.path);
     for (int i = 0; i < 3; i++) { /* a text is there the third time */
         nd_corpus_files files = {0};
         for (int n = 0; n < 5 + i / 2; n++) {
             tempdir_write(&dir, names[n], "x", 1);
         }
-        assert_ok(nd_corpus_files_add_tokens(&files, i == 1 ? pattern : dir.path));
+        assert_ok(nd_corpus_files_add_tokens(&files, i == 1 ? within("[ab].*") : dir.path));
         cr_expect_eq(files.count, 2);
         cr_expect_not_null(strstr(files.list[0].path, "/a.bin"));
         cr_expect_eq(files.skipped, i != 1, "case %d: %d", i, (int)files.skipped);
@@ -353,40 +348,33 @@ Test(corpus, token_files_of_folders_and_patterns)
 /* Links to folders are folders, whatever their names, and a file without a byte is a file. */
 Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
 {
-    char inner[128], link[128], pattern[128];
     use(text_open("gpt2"));
-    snprintf(inner, sizeof inner, "%s/inner", dir.path);
-    snprintf(link, sizeof link, "%s/link.txt", dir.path);
-    cr_assert_eq(mkdir(inner, 0700), 0);
-    cr_assert_eq(symlink("inner", link), 0);
+    cr_assert_eq(mkdir(within("inner"), 0700), 0);
+    cr_assert_eq(symlink("inner", within("link.txt")), 0);
     tempdir_write(&dir, "inner/b.txt", "b", 1);
     tempdir_write(&dir, "a.txt", "a", 1);
     tempdir_write(&dir, "empty.jsonl", "", 0);
     tempdir_write(&dir, "notes.md", "x", 1);
-    nd_corpus_files files = files_of(dir.path, ND_DATA_AUTO);
+    nd_corpus_files files = files_of(dir.path);
     cr_expect_eq(files.count, 2);
     cr_expect_eq(files.skipped, 1);
     cr_expect_eq(files.folders, 2);
     assert_ok(encode_files(files, &out));
     cr_expect_eq(out.counts.documents, 1);
-    files = files_of(link, ND_DATA_AUTO);
+    files = files_of(within("link.txt"));
     cr_expect_eq(files.count, 1);
     nd_corpus_files_fini(&files);
-    snprintf(pattern, sizeof pattern, "%s/[ail]*", dir.path);
-    files = files_of(pattern, ND_DATA_AUTO);
+    files = files_of(within("[ail]*"));
     cr_expect_eq(files.count, 1);
     cr_expect_eq(files.folders, 2);
     nd_corpus_files_fini(&files);
-    unlink(link);
 }
 
 /* Or its files would be left out without a word. */
 Test(corpus, a_folder_that_a_pattern_cannot_read_is_named)
 {
     nd_corpus_files files = {0};
-    char pattern[128], inner[128];
-    snprintf(inner, sizeof inner, "%s/inner", dir.path);
-    snprintf(pattern, sizeof pattern, "%s/inner/*.txt", dir.path);
+    const char *inner = tempdir_file(&dir, "inner"), *pattern = within("inner/*.txt");
     for (int i = 0; i < 2; i++) { /* a link to itself, a link to nothing */
         cr_assert_eq(symlink(i == 0 ? "inner" : "nowhere", inner), 0);
         assert_fails(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO), ND_ERR_IO,
@@ -395,8 +383,9 @@ Test(corpus, a_folder_that_a_pattern_cannot_read_is_named)
         assert_fails(nd_corpus_files_add_tokens(&files, pattern), ND_ERR_IO, "/inner");
         unlink(inner);
     }
-    snprintf(pattern, sizeof pattern, "%s/*/*.txt", dir.path);
     tempdir_write(&dir, "a.txt", "a", 1); /* no folder: passed over */
+    inner = tempdir_file(&dir, "inner");
+    pattern = within("*/*.txt");
     assert_fails(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO), ND_ERR_DATA,
                  "no file matches");
     cr_assert_eq(mkdir(inner, 0), 0);
@@ -466,8 +455,8 @@ Test(corpus, text_in_utf16_is_refused)
             } else {
                 tempdir_write(&dir, names[k], texts[i], strlen(texts[i]));
             }
-            assert_fails(encode_files(files_of(tempdir_file(&dir, names[k]), ND_DATA_AUTO), &out),
-                         ND_ERR_DATA, words[i]);
+            assert_fails(corpus_encode_path(tempdir_file(&dir, names[k]), job, &out), ND_ERR_DATA,
+                         words[i]);
         }
     }
 }
@@ -497,17 +486,8 @@ Test(corpus, the_earliest_failure_is_reported)
     tempdir_write(&dir, "c.jsonl", "\x1f\x8b\x08\x00", 4);
     job.block_bytes = 64;
     for (job.threads = 1; job.threads < 5; job.threads++) {
-        assert_fails(encode_files(files_of(dir.path, ND_DATA_AUTO), &out), ND_ERR_DATA,
-                     "b.jsonl\" line 2");
+        assert_fails(corpus_encode_path(dir.path, job, &out), ND_ERR_DATA, "b.jsonl\" line 2");
     }
-}
-
-Test(corpus, a_stop_ends_the_work)
-{
-    const atomic_bool stop = true;
-    use(text_open("gpt2"));
-    job.stop = &stop;
-    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n", &out), ND_ERR_PREEMPTED, "stopped");
 }
 
 /* A line of 100 MB is a document like any other. */
@@ -532,9 +512,7 @@ Test(corpus, a_very_long_line)
 Test(corpus, end_of_text)
 {
     int32_t id;
-    const char *path = tempdir_file(&dir, "tokenizer.json");
-    char own[PATH_MAX];
-    snprintf(own, sizeof own, "%s", path);
+    const char *own = within("tokenizer.json");
     use(text_open("llama3"));
     const nd_tokenizer *tokenizer = job.tokenizer;
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "names no end of text");
@@ -707,17 +685,12 @@ Test(corpus, messages_are_read_as_other_rows_are)
     for (size_t i = 0; i < 2; i++) {
         assert_chat(rows[i], "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
     }
-    encode_rows(ROW(SAYS("assistant", "\\udc00\xff")));
-    cr_expect_eq(out.counts.lone, 1);
-    cr_expect_eq(out.counts.text.invalid, 1);
-}
-
-Test(corpus, messages_of_chatml)
-{
-    use_chatml();
     assert_chat(ROW2(SAYS("user", "the end"), SAYS("assistant", "yes ")),
                 "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
                 "<|im_end|>\2\n");
+    encode_rows(ROW(SAYS("assistant", "\\udc00\xff")));
+    cr_expect_eq(out.counts.lone, 1);
+    cr_expect_eq(out.counts.text.invalid, 1);
 }
 
 /* A weight of 0 leaves a turn out of the loss; another key of a message is noted. */
@@ -781,13 +754,8 @@ Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
 static void assert_newlines(const char *row, const char *rendered, const char *first)
 {
     nd_encoder *encoder = make_encoder(ND_SPECIAL_PARSE);
-    const int32_t *ids;
-    size_t count;
-    assert_ok(nd_encode(encoder, rendered, strlen(rendered), &ids, &count));
     encode_rows(row);
-    cr_expect_eq(out.ids.count, count, "%s", rendered);
-    cr_expect(out.ids.count == count && memcmp(ids, out.ids.data, count * sizeof *ids) == 0, "%s",
-              rendered);
+    text_expect_ids(encoder, rendered, out.ids.data, out.ids.count);
     cr_assert_gt(out.spans.count, 1);
     cr_expect_eq(out.spans.data[0], 0);
     cr_expect_eq(out.ids.data[out.spans.data[1]],
@@ -825,12 +793,8 @@ static void assert_prompt(const char *messages, const char *rendered)
 {
     nd_encoder *whole = make_encoder(ND_SPECIAL_PARSE);
     nd_ids ids = {0};
-    const int32_t *expected;
-    size_t count;
     assert_ok(encode_prompt(messages, &ids));
-    assert_ok(nd_encode(whole, rendered, strlen(rendered), &expected, &count));
-    cr_expect(ids.count == count && memcmp(ids.data, expected, count * sizeof *expected) == 0, "%s",
-              rendered);
+    text_expect_ids(whole, rendered, ids.data, ids.count);
     cr_expect_eq(encode_prompt("[]", &ids), ND_ERR_DATA);
     cr_expect_eq(encode_prompt("[{}]", &ids), ND_ERR_DATA);
     free(ids.data);

@@ -3,6 +3,7 @@
 #define ND_TESTS_TEXT_RECORDS_H
 /* What the tools of Python checks read and write: records of a number, 32 bits little-endian, and
  * so many bytes or numbers. */
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
