@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "tests/unit/trainer/data/data_cases.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/data/data.h"
 #include "trainer/context/deal.h"
 
 enum { S = 8, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
@@ -105,21 +105,35 @@ static nd_dataset *as_llmc(const text_of *text)
     return out;
 }
 
+/* A block as the data give it. */
+typedef struct block_read {
+    int32_t inputs[S], labels[S], first_keys[S];
+    int64_t filled;
+} block_read;
+
+static block_read read_block(const nd_dataset *data, int64_t index)
+{
+    block_read out = {0};
+    nd_block block = {out.inputs, out.labels, out.first_keys};
+    assert_ok(nd_dataset_block(data, index, &block));
+    out.filled = block.filled;
+    return out;
+}
+
 static void check_borders(const nd_dataset *data, const text_of *text, unsigned seed)
 {
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
-        int32_t inputs[S], labels[S], first_keys[S];
-        assert_ok(nd_dataset_block(data, b, &(nd_block){inputs, labels, first_keys}));
+        const block_read block = read_block(data, b);
         for (int64_t i = 0; i < S; i++) {
             const int64_t begin = b * (S + 1), t = begin + i;
             const bool counts = t + 1 < TOKENS && text->starts[t + 1] != t + 1;
-            cr_assert_eq(labels[i], counts ? text->ids[t + 1] : ND_LABEL_IGNORED,
-                         "seed %u: label of token %ld is %d", seed, (long)t, labels[i]);
+            cr_assert_eq(block.labels[i], counts ? text->ids[t + 1] : ND_LABEL_IGNORED,
+                         "seed %u: label of token %ld is %d", seed, (long)t, block.labels[i]);
             const int64_t first = t >= TOKENS               ? i
                                   : text->starts[t] > begin ? text->starts[t] - begin
                                                             : 0;
-            cr_assert_eq(first_keys[i], first, "seed %u: token %ld sees from %d", seed, (long)t,
-                         first_keys[i]);
+            cr_assert_eq(block.first_keys[i], first, "seed %u: token %ld sees from %d", seed,
+                         (long)t, block.first_keys[i]);
         }
     }
 }
@@ -152,17 +166,15 @@ Test(documents, joined_ones_have_the_labels_across_borders)
 {
     text_of text;
     draw_text(1, &text);
-    nd_dataset *data = as_rows(&text, false);
-    assert_ok(nd_dataset_set_documents(data, &automatic));
-    cr_assert_not(nd_dataset_is_separate(data));
-    for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
-        int32_t inputs[S], labels[S];
-        assert_ok(nd_dataset_block(data, b, &(nd_block){inputs, labels}));
+    use_dataset(as_rows(&text, false));
+    assert_ok(nd_dataset_set_documents(dataset, &automatic));
+    cr_assert_not(nd_dataset_is_separate(dataset));
+    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
+        const block_read block = read_block(dataset, b);
         for (int64_t i = 0; i < S && b * (S + 1) + i + 1 < TOKENS; i++) {
-            cr_assert_eq(labels[i], text.ids[b * (S + 1) + i + 1]);
+            cr_assert_eq(block.labels[i], text.ids[b * (S + 1) + i + 1]);
         }
     }
-    nd_dataset_close(data);
 }
 
 /* The byte of row r, which no other one has and JSON does not escape. */
@@ -230,9 +242,8 @@ typedef struct rows_seen {
 /* Each piece sees itself alone, and only its tokens behind the prompt are labels. */
 static void check_block(const nd_dataset *data, int64_t b, const int lengths[ROWS], rows_seen *seen)
 {
-    int32_t inputs[S], labels[S], first_keys[S];
-    nd_block block = {inputs, labels, first_keys};
-    assert_ok(nd_dataset_block(data, b, &block));
+    const block_read block = read_block(data, b);
+    const int32_t *inputs = block.inputs, *labels = block.labels, *first_keys = block.first_keys;
     const int64_t filled = block.filled;
     const bool whole = filled == S && labels[S - 1] != ND_LABEL_IGNORED; /* S + 1 tokens */
     for (int i = 0; i < S; i++) {
@@ -460,15 +471,13 @@ Test(documents, packed_rows_are_the_same_from_any_step_on)
     static int32_t first[STEPS][3][B * S];
     for (int64_t begin = 0; begin < STEPS; begin += 9) {
         int lengths[ROWS];
-        nd_loader *loader;
         srand(11);
-        nd_dataset *data = prompts(lengths, &automatic);
-        cr_assert_lt(nd_dataset_blocks(data), B * STEPS, "there is no second epoch");
+        use_dataset(prompts(lengths, &automatic));
+        cr_assert_lt(nd_dataset_blocks(dataset), B * STEPS, "there is no second epoch");
         o.first_step = begin;
-        assert_ok(nd_loader_open(data, &o, &loader));
+        use_loader(dataset, &o);
         for (int64_t step = begin; step < STEPS; step++) {
-            nd_step_batch batch;
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             const int32_t *const list[] = {batch.inputs, batch.labels, batch.first_keys};
             for (int i = 0; i < 3; i++) {
                 if (begin == 0) {
@@ -478,9 +487,8 @@ Test(documents, packed_rows_are_the_same_from_any_step_on)
                                  (long)step);
             }
         }
-        nd_loader_close(loader);
-        nd_dataset_close(data);
     }
+    close_dataset();
 }
 
 Test(documents, a_blend_has_those_of_its_parts)
@@ -488,24 +496,21 @@ Test(documents, a_blend_has_those_of_its_parts)
     int lengths[ROWS];
     text_of text;
     draw_text(3, &text);
-    nd_dataset *joined = as_rows(&text, false), *rows = prompts(lengths, &automatic), *blend;
+    nd_dataset *joined = as_rows(&text, false), *rows = prompts(lengths, &automatic);
     nd_dataset_part parts[] = {{.data = joined, .name = "a"}, {.data = rows, .name = "b"}};
     const int64_t before = nd_dataset_blocks(joined), all = before + nd_dataset_blocks(rows);
-    assert_ok(nd_dataset_blend(parts, 2, &blend));
-    cr_assert(nd_dataset_is_separate(blend));
-    cr_assert_eq(nd_dataset_documents(blend), ND_DOCUMENTS_AUTO);
-    cr_assert_eq(nd_dataset_blocks(blend), all);
-    cr_expect_eq(nd_dataset_tokens(blend), TOKENS + nd_dataset_tokens(rows));
-    cr_expect_eq(nd_dataset_facts_of(blend).lists, nd_dataset_facts_of(rows).lists);
+    assert_ok(nd_dataset_blend(parts, 2, &dataset));
+    cr_assert(nd_dataset_is_separate(dataset));
+    cr_assert_eq(nd_dataset_documents(dataset), ND_DOCUMENTS_AUTO);
+    cr_assert_eq(nd_dataset_blocks(dataset), all);
+    cr_expect_eq(nd_dataset_tokens(dataset), TOKENS + nd_dataset_tokens(rows));
+    cr_expect_eq(nd_dataset_facts_of(dataset).lists, nd_dataset_facts_of(rows).lists);
     for (int64_t b = 0; b < all; b++) {
-        int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};
-        assert_ok(nd_dataset_block(blend, b, &(nd_block){inputs, labels, first_keys}));
-        assert_ok(b < before
-                      ? ND_OK
-                      : nd_dataset_block(rows, b - before, &(nd_block){inputs, labels, own}));
-        cr_assert_eq(memcmp(first_keys, own, sizeof own), 0, "block %ld", (long)b);
+        const block_read block = read_block(dataset, b);
+        const block_read own = b < before ? (block_read){0} : read_block(rows, b - before);
+        cr_assert_arr_eq(block.first_keys, own.first_keys, sizeof own.first_keys, "block %ld",
+                         (long)b);
     }
-    nd_dataset_close(blend);
 }
 
 /* What is counted of a step. */
@@ -539,23 +544,22 @@ static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
 
 /* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
  * fill blocks. */
-static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
-                         const nd_step_batch *batch, int64_t row, seen *count)
+static int64_t check_row(const nd_loader_options *o, int64_t row, seen *count)
 {
     const int64_t local = S / o->deal.cp, at = row % 4 * local;
-    int32_t inputs[S], labels[S], first_keys[S], places[S], own[S];
-    nd_block block = {inputs, labels, first_keys};
+    const block_read block = read_block(dataset, row);
+    const int32_t *first_keys = block.first_keys;
+    int32_t places[S], own[S];
     int64_t scratch[4 * S];
-    assert_ok(nd_dataset_block(data, row, &block));
     cr_assert_leq(nd_deal_bytes(&o->deal), sizeof scratch);
     nd_deal(&o->deal, first_keys, scratch, places);
     nd_deal_local(&o->deal, places, o->cp_index, own);
-    cr_assert_eq(memcmp(batch->first_keys + row % 4 * S, first_keys, sizeof first_keys), 0);
-    cr_assert_eq(memcmp(batch->places + row % 4 * S, places, sizeof places), 0);
+    cr_assert_eq(memcmp(batch.first_keys + row % 4 * S, first_keys, sizeof block.first_keys), 0);
+    cr_assert_eq(memcmp(batch.places + row % 4 * S, places, sizeof places), 0);
     for (int64_t i = 0; i < local; i++) {
-        cr_assert_eq(batch->inputs[at + i], inputs[own[i]]);
-        cr_assert_eq(batch->labels[at + i], labels[own[i]]);
-        cr_assert_eq(batch->positions[at + i], o->running ? own[i] : own[i] - first_keys[own[i]]);
+        cr_assert_eq(batch.inputs[at + i], block.inputs[own[i]]);
+        cr_assert_eq(batch.labels[at + i], block.labels[own[i]]);
+        cr_assert_eq(batch.positions[at + i], o->running ? own[i] : own[i] - first_keys[own[i]]);
     }
     count_pairs(o, first_keys, places, count);
     count->padding += S - block.filled;
@@ -563,20 +567,18 @@ static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
     return S - block.filled;
 }
 
-static void check_loader(nd_dataset *data, const nd_loader_options *o)
+static void check_loader(const nd_loader_options *o)
 {
-    nd_loader *loader;
-    nd_step_batch batch;
+    const int64_t steps = nd_loader_validation_steps(dataset, o);
     seen count = {0};
     int64_t padding = 0;
-    assert_ok(nd_loader_open(data, o, &loader));
-    const int64_t steps = nd_loader_validation_steps(data, o), blocks = nd_dataset_blocks(data);
+    use_loader(dataset, o);
     for (int64_t row = 0; row < 4 * steps; row++) {
         if (row % 4 == 0) {
-            assert_ok(nd_loader_next(loader, &batch));
+            next_batch();
             count = (seen){0};
         }
-        padding += row < blocks ? check_row(data, o, &batch, row, &count) : 0;
+        padding += row < nd_dataset_blocks(dataset) ? check_row(o, row, &count) : 0;
         if (row % 4 == 3) {
             cr_assert_eq(batch.sight.pairs, count.pairs / o->deal.windows.layers);
             cr_assert_eq(batch.sight.balance, (double)count.most / (double)count.pairs);
@@ -584,8 +586,6 @@ static void check_loader(nd_dataset *data, const nd_loader_options *o)
         }
     }
     cr_assert_gt(padding, 0, "no block is short");
-    nd_loader_close(loader);
-    nd_dataset_close(data);
 }
 
 Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
@@ -595,18 +595,19 @@ Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
     draw_text(5, &text);
     for (int i = 0; i < 2 * 2 * 3; i++) {
         const bool packed = i >= 2 * 3, other = i / 3 % 2;
-        nd_dataset *data = packed ? prompts(lengths, &separate) : as_rows(&text, false);
-        assert_ok(packed ? ND_OK : nd_dataset_set_documents(data, &separate));
-        check_loader(data, &(nd_loader_options){
-                               .deal = {S, 1 << i % 3, i % 3 < 2 ? 1 : 2, {3 * other, other, 2}},
-                               .micro_batch = 2,
-                               .accumulation = 2,
-                               .dp_size = 1,
-                               .cp_index = i % 3 == 2,
-                               .validation = true,
-                               .separate = true,
-                               .running = other});
+        use_dataset(packed ? prompts(lengths, &separate) : as_rows(&text, false));
+        assert_ok(packed ? ND_OK : nd_dataset_set_documents(dataset, &separate));
+        check_loader(
+            &(nd_loader_options){.deal = {S, 1 << i % 3, i % 3 < 2 ? 1 : 2, {3 * other, other, 2}},
+                                 .micro_batch = 2,
+                                 .accumulation = 2,
+                                 .dp_size = 1,
+                                 .cp_index = i % 3 == 2,
+                                 .validation = true,
+                                 .separate = true,
+                                 .running = other});
     }
+    close_dataset();
 }
 
 /* Takes the data over. */

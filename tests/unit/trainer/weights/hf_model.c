@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/trainer/weights/hf_model.h"
 
-#include <stdarg.h>
 #include <unistd.h>
 
 #include "runtime/base/rng.h"
@@ -31,16 +30,6 @@ void hf_setup(void)
 void hf_expect_closed(void)
 {
     cr_expect_eq(find_next_file(), next_file, "a file is still open");
-}
-
-void hf_shell(const char *format, ...)
-{
-    char command[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    cr_assert_eq(system(command), 0, "%s", command);
 }
 
 void hf_teardown(void)

@@ -2,7 +2,7 @@
 #ifndef TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
 #define TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
 /* A small model as a folder of Hugging Face's, for the tests of its writer and its reader. */
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 #include "trainer/weights/weights.h"
 
 enum { HF_TENSORS_MAX = 64 };
@@ -22,8 +22,8 @@ void hf_setup(void);
 void hf_teardown(void);
 /* No file is open that was not when the folder was made. */
 void hf_expect_closed(void);
-/* A command that must succeed. */
-void hf_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A command in the test's folder, which must succeed. */
+#define hf_shell(...) shell(&hf_dir, shell_line(__VA_ARGS__))
 
 nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype);
 void hf_list_tensors(const nd_shape *shape);

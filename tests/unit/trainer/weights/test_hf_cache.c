@@ -4,18 +4,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 #include "trainer/weights/weights.h"
 
 static tempdir dir;
-
-/* `mkdir -p` and files by the shell: the cache has folders within folders. */
-static void shell(const char *format, const char *root)
-{
-    char command[512];
-    snprintf(command, sizeof command, format, root);
-    cr_assert_eq(system(command), 0, "%s", command);
-}
 
 static void setup(void)
 {
@@ -38,7 +30,7 @@ static void assert_finds(const char *name, const char *ending)
 }
 
 #define MAKE(hub, model)                                                                           \
-    "cd %s && mkdir -p " hub "/" model "/refs " hub "/" model "/blobs " hub "/" model              \
+    "mkdir -p " hub "/" model "/refs " hub "/" model "/blobs " hub "/" model                       \
     "/snapshots/abc123 " hub "/" model "/snapshots/def456 && cd " hub "/" model                    \
     " && echo '{}' > blobs/1 && ln -s ../../blobs/1 snapshots/abc123/config.json"                  \
     " && ln -s ../../blobs/1 snapshots/def456/config.json && touch -d 2020-01-01 snapshots/abc123" \
@@ -46,35 +38,35 @@ static void assert_finds(const char *name, const char *ending)
 
 Test(hf_cache, finds_the_snapshot_of_main_in_each_place)
 {
-    shell(MAKE(".cache/huggingface/hub", "models--org--name"), dir.path);
+    shell(&dir, MAKE(".cache/huggingface/hub", "models--org--name"));
     assert_finds("org/name", ".cache/huggingface/hub/models--org--name/snapshots/abc123");
-    shell(MAKE("xdg/huggingface/hub", "models--org--name"), dir.path);
+    shell(&dir, MAKE("xdg/huggingface/hub", "models--org--name"));
     setenv("XDG_CACHE_HOME", tempdir_file(&dir, "xdg"), 1);
     assert_finds("org/name", "xdg/huggingface/hub/models--org--name/snapshots/abc123");
-    shell(MAKE("home/hub", "models--org--name"), dir.path);
+    shell(&dir, MAKE("home/hub", "models--org--name"));
     setenv("HF_HOME", tempdir_file(&dir, "home"), 1);
     assert_finds("org/name", "home/hub/models--org--name/snapshots/abc123");
-    shell(MAKE("older", "models--org--name"), dir.path);
+    shell(&dir, MAKE("older", "models--org--name"));
     setenv("HUGGINGFACE_HUB_CACHE", tempdir_file(&dir, "older"), 1);
     assert_finds("org/name", "older/models--org--name/snapshots/abc123");
     setenv("HF_HUB_CACHE", "", 1); /* as if it were not set */
     assert_finds("org/name", "older/models--org--name/snapshots/abc123");
-    shell(MAKE("direct", "models--org--name"), dir.path);
+    shell(&dir, MAKE("direct", "models--org--name"));
     setenv("HF_HUB_CACHE", tempdir_file(&dir, "direct"), 1);
     assert_finds("org/name", "direct/models--org--name/snapshots/abc123");
 }
 
 Test(hf_cache, without_main_the_newest_snapshot_counts)
 {
-    shell(MAKE("h", "models--gpt"), dir.path);
+    shell(&dir, MAKE("h", "models--gpt"));
     setenv("HF_HUB_CACHE", tempdir_file(&dir, "h"), 1);
-    shell("rm %s/h/models--gpt/refs/main", dir.path);
+    shell(&dir, "rm h/models--gpt/refs/main");
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
-    shell("printf 999 > %s/h/models--gpt/refs/main", dir.path); /* a snapshot that is gone */
+    shell(&dir, "printf 999 > h/models--gpt/refs/main"); /* a snapshot that is gone */
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
-    shell("touch -d '2019-01-01 0:0:0.9' %s/h/models--gpt/snapshots/def456", dir.path);
+    shell(&dir, "touch -d '2019-01-01 0:0:0.9' h/models--gpt/snapshots/def456");
     assert_finds("gpt", "h/models--gpt/snapshots/abc123");
-    shell("touch -d '2020-01-01 0:0:0.5' %s/h/models--gpt/snapshots/def456", dir.path);
+    shell(&dir, "touch -d '2020-01-01 0:0:0.5' h/models--gpt/snapshots/def456");
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
 }
 

@@ -75,46 +75,40 @@ static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *
     assert_ok(mesh_ranks_run(&job));
 }
 
-/* BF16 holds the values too. */
-Test(weights_io, models_above_every_block_come_back_on_any_mesh)
-{
-    static const nd_mesh meshes[] = {
-        {{1, 1, 1, 1, 1}}, {{1, 1, 2, 1, 2}}, {{1, 2, 1, 1, 2}}, {{1, 1, 3, 1, 1}}};
-    enum { MESHES = sizeof meshes / sizeof *meshes };
-    tempdir dir;
-    tempdir_make(&dir);
-    for (int m = 0; m < MESHES; m++) {
-        char name[16];
-        snprintf(name, sizeof name, "model-%d", m);
-        folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, 0};
-        run(meshes[m], save, &job);
-        run(meshes[(m + 1) % MESHES], load, &job);
-    }
-    tempdir_remove(&dir);
-}
+static tempdir dir;
 
-/* Biases, norms of heads, and files with one tensor for q k v and one for gate and up. */
+TEMPDIR_SUITE(weights_io, tempdir_leave_empty);
+
+/* Loaded on the mesh of the next one. BF16 holds the values too. The families have biases, norms of
+ * heads, and files with one tensor for q k v and one for gate and up. */
 Test(weights_io, families_come_back_on_any_mesh)
 {
-    static const nd_family families[] = {ND_FAMILY_QWEN2, ND_FAMILY_QWEN3, ND_FAMILY_PHI3};
-    static const nd_mesh meshes[] = {{{1, 1, 2, 1, 2}}, {{1, 2, 1, 1, 2}}, {{1, 1, 3, 1, 1}}};
-    tempdir dir;
-    tempdir_make(&dir);
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+    static const struct {
+        nd_mesh mesh;
+        nd_dtype dtype;
+        nd_family family;
+    } cases[] = {{{{1, 1, 2, 1, 2}}, ND_DTYPE_F32, ND_FAMILY_QWEN2},
+                 {{{1, 2, 1, 1, 2}}, ND_DTYPE_F32, ND_FAMILY_QWEN3},
+                 {{{1, 1, 3, 1, 1}}, ND_DTYPE_F32, ND_FAMILY_PHI3},
+                 {{{1, 1, 2, 1, 2}}, ND_DTYPE_BF16, ND_FAMILY_LLAMA},
+                 {{{1, 2, 1, 1, 2}}, ND_DTYPE_F32, ND_FAMILY_LLAMA},
+                 {{{1, 1, 3, 1, 1}}, ND_DTYPE_BF16, ND_FAMILY_LLAMA},
+                 {{{1, 1, 1, 1, 1}}, ND_DTYPE_F32, ND_FAMILY_LLAMA}};
+    enum { CASES = sizeof cases / sizeof *cases };
+    for (int c = 0; c < CASES; c++) {
         char name[16];
         nd_hf_reader *reader = NULL;
         float value = 0;
-        snprintf(name, sizeof name, "model-%zu", f);
-        folder_job job = {tempdir_file(&dir, name), ND_DTYPE_F32, 0, families[f]};
-        run(meshes[f], save, &job);
-        run(meshes[(f + 1) % 3], load, &job);
+        snprintf(name, sizeof name, "model-%d", c);
+        folder_job job = {tempdir_file(&dir, name), cases[c].dtype, 0, cases[c].family};
+        run(cases[c].mesh, save, &job);
+        run(cases[(c + 1) % CASES].mesh, load, &job);
         assert_ok(nd_hf_reader_open(job.folder, &reader));
         cr_expect_eq(nd_hf_reader_read(reader, "model.layers.0.self_attn.qkv_proj.weight", 0, 1,
                                        &value) == ND_OK,
-                     families[f] == ND_FAMILY_PHI3);
+                     cases[c].family == ND_FAMILY_PHI3, "case %d", c);
         nd_hf_reader_close(reader);
     }
-    tempdir_remove(&dir);
 }
 
 /* Each rank reads another folder, so that an element tells which rank has read it. */
@@ -217,8 +211,6 @@ static nd_status load_converted(nd_rank *rank, void *context)
 Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
 {
     static reader_job readers;
-    tempdir dir;
-    tempdir_make(&dir);
     mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, 3, false, save, NULL);
     job.shape.rms_eps = 1e-5;
     job.shape.bos_id = job.shape.eos_id = -1;
@@ -242,7 +234,6 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
     readers.leaves = false;
     readers.shrinks = true;
     assert_ok(mesh_ranks_run(&job));
-    tempdir_remove(&dir);
 }
 
 /* More bytes than are passed on at a time, which are no whole words, of each rank in turn. */
