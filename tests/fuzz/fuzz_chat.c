@@ -11,12 +11,9 @@
 
 enum { VOCAB = 256, CLOSE = 3 };
 
-static nd_tokenizer *make_tokenizer(void)
-{
-    nd_tokenizer *tokenizer; /* for the life of the fuzzer */
-    ND_ASSERT(nd_byte_tokenizer_create(&tokenizer) == ND_OK);
-    return tokenizer;
-}
+/* For the life of the fuzzer. */
+static nd_tokenizer *tokenizer;
+static nd_encoder *encoder;
 
 static void check_piece(const nd_corpus_piece *piece)
 {
@@ -33,15 +30,18 @@ static void check_piece(const nd_corpus_piece *piece)
     ND_ASSERT((size_t)at <= piece->ids.count);
 }
 
-static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_t *data,
-                          size_t size, bool prompt_goes_on)
+static void read_messages(const nd_chat_template *own, const uint8_t *data, size_t size,
+                          bool prompt_goes_on)
 {
+    const nd_chat chat = {
+        .rules = {.template = own, .bos = "b", .eos = "e"}, .tokenizer = tokenizer, .close = CLOSE};
     nd_corpus_piece piece = {0};
     nd_ids prompt = {0};
     nd_corpus_counts counts = {0};
     bool empty = false;
-    const nd_status status = nd_chat_add(chat, encoder, data, size, false, &piece, &counts, &empty);
-    const nd_status other = nd_chat_prompt(chat, encoder, (const char *)data, size, &prompt);
+    const nd_status status =
+        nd_chat_add(&chat, encoder, data, size, false, &piece, &counts, &empty);
+    const nd_status other = nd_chat_prompt(&chat, encoder, (const char *)data, size, &prompt);
     ND_ASSERT(status == ND_OK || status == ND_ERR_DATA);
     ND_ASSERT(other == (empty ? ND_ERR_DATA : status));
     if (status == ND_OK) {
@@ -61,11 +61,9 @@ static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static nd_tokenizer *tokenizer;
-    static nd_encoder *encoder;
     if (!tokenizer) {
         const nd_encode_options options = {.special_in_text = ND_SPECIAL_TEXT};
-        tokenizer = make_tokenizer();
+        ND_ASSERT(nd_byte_tokenizer_create(&tokenizer) == ND_OK);
         ND_ASSERT(nd_encoder_create(tokenizer, &options, &encoder) == ND_OK);
     }
     static const struct {
@@ -80,17 +78,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const nd_chat_template own = {"", &nd_chat_forms[cases[i].form], cases[i].system,
                                       cases[i].prefix, cases[i].does};
-        const nd_chat chat = {.rules = {.template = &own, .bos = "b", .eos = "e"},
-                              .tokenizer = tokenizer,
-                              .close = CLOSE};
-        read_messages(&chat, encoder, data, size, true);
+        read_messages(&own, data, size, true);
     }
     for (int form = 2; nd_chat_forms[form].begin; form++) {
         const nd_chat_template own = {.sha256 = "", .form = &nd_chat_forms[form]};
-        const nd_chat chat = {.rules = {.template = &own, .bos = "b", .eos = "e"},
-                              .tokenizer = tokenizer,
-                              .close = CLOSE};
-        read_messages(&chat, encoder, data, size, false);
+        read_messages(&own, data, size, false);
     }
     return 0;
 }

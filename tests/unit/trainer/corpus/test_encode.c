@@ -1025,8 +1025,8 @@ Test(corpus, messages_that_are_left_out_change_no_other_row)
     corpus_free(&expected);
 }
 
-/* An answer that is a call would count as an empty one. */
-Test(corpus, messages_with_tools_are_refused)
+/* NULL: they are taken. An answer that is a call would count as an empty one. */
+Test(corpus, messages_that_are_refused)
 {
     static const struct {
         const char *row, *words;
@@ -1046,22 +1046,7 @@ Test(corpus, messages_with_tools_are_refused)
          NULL},
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": null}], "
          "\"tools\": \"\"}\n",
-         NULL}};
-    use_chatml();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (cases[i].words) {
-            rows_fail(cases[i].row, cases[i].words);
-        } else {
-            encode_rows(cases[i].row);
-        }
-    }
-}
-
-Test(corpus, messages_that_are_refused)
-{
-    static const struct {
-        const char *row, *words;
-    } cases[] = {
+         NULL},
         {"{\"messages\": {}}\n", "is not a list"},
         {"{\"messages\": [1]}\n", "a message lacks"},
         {"{\"messages\": [{\"role\": \"user\"}]}\n", "a message lacks"},
@@ -1073,7 +1058,11 @@ Test(corpus, messages_that_are_refused)
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
     use_chatml();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        rows_fail(cases[i].row, cases[i].words);
+        if (cases[i].words) {
+            rows_fail(cases[i].row, cases[i].words);
+        } else {
+            encode_rows(cases[i].row);
+        }
     }
     rules.chat = chat_rules(ND_CHOOSE_CHAT_LLAMA3);
     rows_fail("{\"messages\": []}\n",

@@ -17,26 +17,22 @@ enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES, B
 static tempdir dir;
 static char bin[PATH_MAX], idx[PATH_MAX];
 
+static nd_bytes file; /* of spans 2-5, which are adjacent ones, and 9-20 of 20 tokens */
+static nd_loss_mask_view view;
+
 static void setup(void)
 {
+    const nd_u64s spans = {(uint64_t[]){2, 4, 4, 5, 9, 20}, 6, 0};
     snprintf(bin, sizeof bin, "%s", tempdir_write(&dir, "p.bin", "tokens", 6));
     snprintf(idx, sizeof idx, "%s", tempdir_write(&dir, "p.idx", "index", 5));
+    assert_ok(nd_loss_mask_make(&spans, bin, idx, 20, &file));
 }
 
 TEMPDIR_SUITE(loss_mask, setup);
 
-/* Spans 2-5, which are adjacent ones, and 9-20 of 20 tokens. */
-static nd_bytes make(void)
+static nd_status parse(const uint8_t *data, size_t size)
 {
-    const nd_u64s spans = {(uint64_t[]){2, 4, 4, 5, 9, 20}, 6, 0};
-    nd_bytes file = {0};
-    assert_ok(nd_loss_mask_make(&spans, bin, idx, 20, &file));
-    return file;
-}
-
-static nd_status parse(const uint8_t *data, size_t size, nd_loss_mask_view *out)
-{
-    return nd_loss_mask_parse(data, size, "x.mask", out);
+    return nd_loss_mask_parse(data, size, "x.mask", &view);
 }
 
 Test(loss_mask, its_bytes)
@@ -45,8 +41,6 @@ Test(loss_mask, its_bytes)
                                       0,   0,   20,  0,   0,   0,   0, 0, 0, 0, 2, 0, 0, 0,
                                       0,   0,   0,   0,   14,  0,   0, 0, 0, 0, 0, 0};
     static const uint64_t spans[] = {2, 5, 9, 20};
-    nd_bytes file = make();
-    nd_loss_mask_view view;
     char hex[65];
     cr_assert_eq(file.count, HEADER + sizeof spans + DIGEST);
     cr_expect_eq(memcmp(file.data, numbers, sizeof numbers), 0);
@@ -57,11 +51,10 @@ Test(loss_mask, its_bytes)
     cr_expect_eq(memcmp(file.data + HEADER, spans, sizeof spans), 0);
     assert_ok(nd_sha256(file.data, HEADER + sizeof spans, hex));
     cr_expect_eq(memcmp(file.data + HEADER + sizeof spans, hex, DIGEST), 0);
-    assert_ok(parse(file.data, file.count, &view));
+    assert_ok(parse(file.data, file.count));
     cr_expect(view.tokens == 20 && view.spans == 2 && view.ignored == 14);
     cr_expect_eq(memcmp(view.pairs, spans, sizeof spans), 0);
     cr_expect_eq(memcmp(view.digest, hex, DIGEST), 0);
-    free(file.data);
 }
 
 Test(loss_mask, damage_of_any_byte_and_every_cut_are_refused)
@@ -72,40 +65,34 @@ Test(loss_mask, damage_of_any_byte_and_every_cut_are_refused)
         const char *words;
     } cases[] = {
         {0, 'X', "does not begin with NDMASK"}, {8, 3, "version 3"}, {HEADER, 3, "is damaged"}};
-    nd_bytes file = make();
-    nd_loss_mask_view view;
     for (size_t i = 0; i < file.count; i++) {
         file.data[i] ^= 0x20;
-        cr_expect_eq(parse(file.data, file.count, &view), ND_ERR_DATA, "byte %zu", i);
+        cr_expect_eq(parse(file.data, file.count), ND_ERR_DATA, "byte %zu", i);
         file.data[i] ^= 0x20;
     }
     for (size_t cut = 0; cut < file.count; cut++) {
         uint8_t *copy = malloc(cut + 1); /* so that the sanitizer sees each byte too far */
         cr_assert_not_null(copy);
         memcpy(copy, file.data, cut);
-        assert_fails(parse(copy, cut, &view), ND_ERR_DATA, "truncated");
+        assert_fails(parse(copy, cut), ND_ERR_DATA, "truncated");
         free(copy);
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const uint8_t before = file.data[cases[i].place];
         file.data[cases[i].place] = cases[i].byte;
-        assert_fails(parse(file.data, file.count, &view), ND_ERR_DATA, cases[i].words);
+        assert_fails(parse(file.data, file.count), ND_ERR_DATA, cases[i].words);
         file.data[cases[i].place] = before;
     }
-    free(file.data);
 }
 
 /* Those of another index and of other tokens are refused in test_masked.c. */
 Test(loss_mask, that_of_another_number_of_tokens_is_refused)
 {
-    nd_bytes file = make();
     uint8_t *data = NULL;
-    nd_loss_mask_view view;
     const char *path = tempdir_write(&dir, "p.mask", file.data, file.count);
     assert_fails(nd_loss_mask_read(path, bin, idx, 21, &data, &view), ND_ERR_DATA,
                  "is for 20 tokens, but");
     free(data);
-    free(file.data);
 }
 
 /* What a program writes that does not know the rules: the digest is right, the numbers are not. */
@@ -122,16 +109,13 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
                  {{2, 5, 9, 20}, 15, "states 15 tokens in its spans, which have 14"},
                  {{0, 5, 5, 20}, 20, "none of the 20 tokens counts in the loss"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_bytes file = make();
         uint8_t *digest = file.data + file.count - DIGEST;
         char hex[65];
-        nd_loss_mask_view view;
         memcpy(file.data + 32, &cases[i].ignored, 8);
         memcpy(file.data + HEADER, cases[i].spans, sizeof cases[i].spans);
         assert_ok(nd_sha256(file.data, file.count - DIGEST, hex));
         memcpy(digest, hex, DIGEST);
-        assert_fails(parse(file.data, file.count, &view), ND_ERR_DATA, cases[i].words);
-        free(file.data);
+        assert_fails(parse(file.data, file.count), ND_ERR_DATA, cases[i].words);
     }
 }
 
@@ -150,10 +134,9 @@ static void set_byte(const char *path, size_t place, uint8_t byte)
 static void hash_bin(char hex[DIGEST])
 {
     const nd_u64s none = {0};
-    nd_bytes file = {0};
+    file.count = 0;
     assert_ok(nd_loss_mask_make(&none, bin, idx, 20, &file));
     memcpy(hex, file.data + BIN_AT, DIGEST);
-    free(file.data);
 }
 
 /* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
@@ -207,7 +190,6 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
     static int32_t spans[2][2] = {{2, 3}, {0, 1}}; /* of each piece; they touch at token 3 */
     static const uint64_t whole[] = {2, 4};
     uint8_t *data = NULL;
-    nd_loss_mask_view view = {0};
     assert_ok(write_files(spans));
     assert_ok(nd_loss_mask_read(tempdir_file(&dir, "p.mask"), bin, idx, 5, &data, &view));
     cr_assert_eq(view.spans, 1);

@@ -15,7 +15,25 @@ TEMPDIR_SUITE(stream, tempdir_leave_empty);
 
 static const char part[] = "some text, some more text, and some text again; ";
 
-/* One gzip member or zstd frame of `part`, many times; owned by the caller. */
+/* One gzip member or zstd frame of these bytes; returns its size. */
+static size_t compress_bytes(bool gzip, const void *bytes, size_t size, uint8_t *out, size_t room)
+{
+    if (!gzip) {
+        const size_t count = ZSTD_compress(out, room, bytes, size, 3);
+        cr_assert(!ZSTD_isError(count));
+        return count;
+    }
+    z_stream z = {.next_in = (uint8_t *)bytes,
+                  .avail_in = (unsigned)size,
+                  .next_out = out,
+                  .avail_out = (unsigned)room};
+    cr_assert_eq(deflateInit2(&z, 9, Z_DEFLATED, 16 + 15, 9, Z_DEFAULT_STRATEGY), Z_OK);
+    cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+    deflateEnd(&z);
+    return room - z.avail_out;
+}
+
+/* That of `part`, many times; owned by the caller. */
 static uint8_t *compress_parts(bool gzip, int times, size_t *size)
 {
     size_t plain_size = (sizeof part - 1) * (size_t)times, room = plain_size + 1024;
@@ -25,19 +43,7 @@ static uint8_t *compress_parts(bool gzip, int times, size_t *size)
     for (int i = 0; i < times; i++) {
         memcpy(plain + (size_t)i * (sizeof part - 1), part, sizeof part);
     }
-    if (gzip) {
-        z_stream z = {.next_in = (uint8_t *)plain,
-                      .avail_in = (unsigned)plain_size,
-                      .next_out = out,
-                      .avail_out = (unsigned)room};
-        cr_assert_eq(deflateInit2(&z, 6, Z_DEFLATED, 16 + 15, 8, Z_DEFAULT_STRATEGY), Z_OK);
-        cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
-        *size = room - z.avail_out;
-        deflateEnd(&z);
-    } else {
-        *size = ZSTD_compress(out, room, plain, plain_size, 3);
-        cr_assert(!ZSTD_isError(*size));
-    }
+    *size = compress_bytes(gzip, plain, plain_size, out, room);
     free(plain);
     return out;
 }
@@ -228,12 +234,8 @@ Test(stream, gzip_files_that_expand_without_end_are_refused)
     static uint8_t zeros[MEMBER];
     uint8_t *out = malloc(1 << 20);
     size_t used = 0;
-    z_stream z = {.next_in = zeros, .avail_in = MEMBER, .next_out = out, .avail_out = 1 << 16};
     cr_assert_not_null(out);
-    cr_assert_eq(deflateInit2(&z, 9, Z_DEFLATED, 16 + 15, 9, Z_DEFAULT_STRATEGY), Z_OK);
-    cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
-    const size_t size = (1 << 16) - z.avail_out;
-    deflateEnd(&z);
+    const size_t size = compress_bytes(true, zeros, MEMBER, out, 1 << 16);
     cr_assert_lt(size * MEMBERS, (size_t)1 << 20);
     for (int i = 0; i < MEMBERS; i++, used += size) {
         memmove(out + used, out, size);

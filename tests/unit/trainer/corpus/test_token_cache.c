@@ -166,8 +166,7 @@ static void setup(void)
     shared_locks = map_shared(sizeof *shared_locks);
     tempdir_make(&dir);
     tempdir_make(&caches);
-    snprintf(tokenizer_path, sizeof tokenizer_path,
-             "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
+    snprintf(tokenizer_path, sizeof tokenizer_path, "%s", text_path("llama3"));
     snprintf(prefix, sizeof prefix, "%s/out", dir.path);
     write_text(20000);
 }
@@ -270,21 +269,17 @@ Test(token_cache, holds_the_ids_the_ends_and_the_spans)
     nd_tokenizer_close(tokenizer);
 }
 
-Test(token_cache, is_written_once_for_a_text_a_tokenizer_and_rules)
+Test(token_cache, is_written_once_for_a_text_and_a_tokenizer)
 {
     nd_token_cache *first = open_cache();
     expect_same(first, true);
     cr_expect_eq(count_files(), 1); /* neither lock nor temporary file is left */
-    rules.add_special = true;
-    expect_same(first, false);
-    rules.add_special = false;
     write_text(20001);
     expect_same(first, false);
-    cr_expect_eq(count_files(), 3);
-    snprintf(tokenizer_path, sizeof tokenizer_path, "%s/tests/unit/trainer/text/goldens/gpt2.json",
-             getenv("ND_SOURCE_ROOT"));
+    cr_expect_eq(count_files(), 2);
+    snprintf(tokenizer_path, sizeof tokenizer_path, "%s", text_path("gpt2"));
     expect_same(first, false);
-    cr_expect_eq(count_files(), 4);
+    cr_expect_eq(count_files(), 3);
     nd_token_cache_close(first);
 }
 
