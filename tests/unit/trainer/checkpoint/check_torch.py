@@ -6,6 +6,7 @@ Usage: check_torch.py CHECKPOINT_TOOL NDTRAIN. Run through check_torch.sh.
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,14 +52,8 @@ def state_name(array, name):
     return name if array == 0 else f"optimizer.state.{name}.{ARRAYS[array]}"
 
 
-def expected(tied, arrays=3):
-    return {state_name(a, n): value(a, n, s) for n, s in shapes(tied).items() for a in range(arrays)}
-
-
-def model_with_config(model, exported):
-    with open(exported + "/config.json") as source, open(model + "/config.json", "w") as target:
-        target.write(source.read())
-    return model
+def expected(tied):
+    return {state_name(a, n): value(a, n, s) for n, s in shapes(tied).items() for a in range(len(ARRAYS))}
 
 
 def documented_lines():
@@ -134,8 +129,8 @@ def check_written(top, mesh, tied, step):
         assert set(f.keys()) == found.keys(), mesh
         for name in f.keys():
             assert torch.equal(f.get_tensor(name), found[name]), (mesh, name)
-    subprocess.run([NDTRAIN, "ckpt", "diff", model_with_config(model, exported), folder], check=True,
-                   stdout=subprocess.DEVNULL)
+    shutil.copy(exported + "/config.json", model)
+    subprocess.run([NDTRAIN, "ckpt", "diff", model, folder], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -26,14 +26,30 @@ void fake_teardown(void)
     nd_fs_remove_tree(fake_run.path);
 }
 
-bool fake_exists(const char *name)
+const char *fake_path(const char *name)
 {
-    return tempdir_has_path(tempdir_file(&fake_run, name));
+    return tempdir_file(&fake_run, name);
+}
+
+const char *fake_file(const char *name, const char *text)
+{
+    return tempdir_write(&fake_run, name, text, strlen(text));
 }
 
 void fake_folder(const char *name)
 {
-    ND_ASSERT(mkdir(tempdir_file(&fake_run, name), 0777) == 0);
+    ND_ASSERT(mkdir(fake_path(name), 0777) == 0);
+}
+
+void fake_move(const char *from, const char *to)
+{
+    tempdir run = fake_run; /* whose last path is another one */
+    ND_ASSERT(rename(tempdir_file(&run, from), fake_path(to)) == 0);
+}
+
+bool fake_exists(const char *name)
+{
+    return tempdir_has_path(fake_path(name));
 }
 
 static void must(nd_status status)
@@ -42,6 +58,14 @@ static void must(nd_status status)
         fprintf(stderr, "fake checkpoint: %s\n", nd_error_last()->message);
         abort();
     }
+}
+
+int fake_prune(int64_t keep_last)
+{
+    const nd_prune_options options = {.keep_last = keep_last, .keep = -1};
+    int deleted = 0;
+    must(nd_checkpoint_prune(fake_run.path, &options, &deleted));
+    return deleted;
 }
 
 nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
@@ -77,10 +101,8 @@ typedef struct fake_source {
     const fake_state *state;
 } fake_source;
 
-static nd_status every_unit(void *context, int unit)
+nd_status fake_any_unit(void *context, int unit)
 {
-    (void)context;
-    (void)unit;
     return ND_OK;
 }
 
@@ -90,28 +112,32 @@ static const float *piece_data(void *context, int piece, nd_state_kind array)
     return from->state->arrays[array] + from->plan->pieces[piece].span.begin;
 }
 
+void fake_plan(const nd_manifest *m, const nd_layout *layout, int rank, nd_shard_plan *out)
+{
+    const nd_shard_plan_options options = {.layout = layout,
+                                           .mesh = &m->mesh,
+                                           .rank = rank,
+                                           .arrays = m->arrays,
+                                           .extras = m->extras,
+                                           .extra_count = m->extra_count,
+                                           .checksum = m->checksum};
+    must(nd_shard_plan_init(out, &options));
+}
+
 static void write_rank(const nd_manifest *m, const char *state, int rank, bool converts,
                        nd_shard_record *record)
 {
     nd_layout *layout = fake_layout(&m->shape, &m->mesh, rank, converts);
-    nd_holder holder = nd_holder_of(&m->mesh, rank);
-    fake_state values = fake_make(layout, &holder);
-    nd_shard_plan_options options = {.layout = layout,
-                                     .mesh = &m->mesh,
-                                     .rank = rank,
-                                     .arrays = m->arrays,
-                                     .extras = m->extras,
-                                     .extra_count = m->extra_count,
-                                     .checksum = m->checksum};
+    fake_state values = fake_make(layout);
     nd_shard_plan plan;
     float extra[EXTRA_COUNT];
     const float *extras[] = {extra};
     for (int i = 0; i < EXTRA_COUNT; i++) {
         extra[i] = (float)(i + 1);
     }
-    must(nd_shard_plan_init(&plan, &options));
+    fake_plan(m, layout, rank, &plan);
     fake_source from = {&plan, &values};
-    const nd_shard_data data = {every_unit, piece_data, extras, &from};
+    const nd_shard_data data = {fake_any_unit, piece_data, extras, &from};
     must(nd_shard_write(&plan, state, m->position.step - m->position.skipped, &data, record));
     nd_shard_plan_fini(&plan);
     fake_free(&values);
@@ -137,10 +163,10 @@ void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, 
     nd_manifest_fini(&m);
 }
 
-void fake_write_small(const char *folder, int64_t step)
+void fake_write_small(int64_t step)
 {
     const nd_shape shape = fake_shape(true);
-    fake_write(folder, &shape, &fake_one, 1, step, false, ND_CHECKSUM_XXH3);
+    fake_write(fake_run.path, &shape, &fake_one, 1, step, false, ND_CHECKSUM_XXH3);
 }
 
 fake_saved fake_open(const char *folder, int64_t step)
@@ -151,11 +177,10 @@ fake_saved fake_open(const char *folder, int64_t step)
     return s;
 }
 
-fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
-                     int64_t step)
+fake_saved fake_save(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step)
 {
-    fake_write(folder, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
-    return fake_open(folder, step);
+    fake_write(fake_run.path, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
+    return fake_open(fake_run.path, step);
 }
 
 void fake_forget(fake_saved *s)
@@ -164,21 +189,15 @@ void fake_forget(fake_saved *s)
     free(s->path);
 }
 
-nd_shape fake_golden_shape(void)
+void fake_write_golden(const char *folder)
 {
+    const nd_mesh sharded = {{1, 1, 2, 1, 2}};
     nd_shape shape = fake_shape(false);
     shape.vocab = 11;
     shape.hidden = 12;
     shape.ffn = 20;
     shape.layers = 2;
     shape.heads = shape.kv_heads = 2;
-    return shape;
-}
-
-void fake_write_golden(const char *folder)
-{
-    const nd_mesh sharded = {{1, 1, 2, 1, 2}};
-    nd_shape shape = fake_golden_shape();
     fake_write(folder, &shape, &sharded, ND_STATE_KINDS, FAKE_GOLDEN_SHARDED, true,
                ND_CHECKSUM_XXH3);
     shape.tied = true;
@@ -200,32 +219,28 @@ static nd_status want_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
-                    fake_state *out)
+nd_status fake_load(nd_source *source, const nd_layout *layout, int arrays, fake_state *out)
 {
     *out = fake_empty(layout);
-    wants w = {source, out, arrays};
-    nd_status status = fake_each_span(layout, holder->shard, want_span, &w);
-    return status == ND_OK ? nd_source_run(source) : status;
+    ND_TRY(fake_each_span(layout, want_span, &(wants){source, out, arrays}));
+    return nd_source_run(source);
 }
 
-nd_status fake_load_rank(const char *path, const nd_manifest *manifest, const nd_mesh *mesh,
-                         int rank, bool converts)
+nd_status fake_load_rank(const fake_saved *s, const nd_mesh *mesh, int rank, bool converts)
 {
+    const int arrays = s->manifest.arrays;
     nd_source *source = NULL;
     fake_state state;
+    nd_status status = ND_OK;
     float extra[EXTRA_COUNT] = {0};
-    ND_TRY(nd_source_open(path, manifest, true, &source));
-    nd_layout *layout = fake_layout(&manifest->shape, mesh, rank, converts);
-    nd_holder holder = nd_holder_of(mesh, rank);
-    nd_status status = fake_load(source, layout, &holder, manifest->arrays, &state);
-    status =
-        status == ND_OK ? nd_source_add_extra(source, "fp8.scale", EXTRA_COUNT, extra) : status;
-    status = status == ND_OK ? nd_source_run(source) : status;
-    if (status == ND_OK) {
-        fake_check(layout, &holder, &state, manifest->arrays);
-        ND_ASSERT(extra[0] == 1.0f && extra[EXTRA_COUNT - 1] == (float)EXTRA_COUNT);
-    }
+    ND_TRY(nd_source_open(s->path, &s->manifest, true, &source));
+    nd_layout *layout = fake_layout(&s->manifest.shape, mesh, rank, converts);
+    ND_TRY_OUT(fake_load(source, layout, arrays, &state));
+    ND_TRY_OUT(nd_source_add_extra(source, "fp8.scale", EXTRA_COUNT, extra));
+    ND_TRY_OUT(nd_source_run(source));
+    fake_check(layout, &state, arrays);
+    ND_ASSERT(extra[0] == 1.0f && extra[EXTRA_COUNT - 1] == (float)EXTRA_COUNT);
+out:
     fake_free(&state);
     nd_layout_destroy(layout);
     nd_source_close(source);
@@ -234,10 +249,10 @@ nd_status fake_load_rank(const char *path, const nd_manifest *manifest, const nd
 
 nd_status fake_load_all(const char *path)
 {
-    nd_manifest m = {0};
-    ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = fake_load_rank(path, &m, &fake_one, 0, false);
-    nd_manifest_fini(&m);
+    fake_saved s = {.path = (char *)path};
+    ND_TRY(nd_manifest_read(path, &s.manifest));
+    nd_status status = fake_load_rank(&s, &fake_one, 0, false);
+    nd_manifest_fini(&s.manifest);
     return status;
 }
 

@@ -12,9 +12,16 @@
 extern tempdir fake_run;
 void fake_setup(void);
 void fake_teardown(void);
-bool fake_exists(const char *name); /* in the run folder */
-void fake_folder(const char *name); /* a folder in it */
-extern const nd_mesh fake_one;      /* of one rank */
+extern const nd_mesh fake_one; /* of one rank */
+/* In the run folder: a path, good until the next one; a file of this text, of which the path is
+ * returned; a folder; and a name that becomes another one. */
+const char *fake_path(const char *name);
+const char *fake_file(const char *name, const char *text);
+void fake_folder(const char *name);
+void fake_move(const char *from, const char *to);
+bool fake_exists(const char *name);
+/* Deletes all but the newest ones, by their number; how many it deletes. */
+int fake_prune(int64_t keep_last);
 
 /* Everything but the writers' digests, of which there are as many as ranks. */
 nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
@@ -24,8 +31,8 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
 void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
-/* The same of a tied model of one rank, with weights alone. */
-void fake_write_small(const char *folder, int64_t step);
+/* The same in the run folder, of a tied model of one rank, with weights alone. */
+void fake_write_small(int64_t step);
 
 /* A checkpoint that fake_write left, open. */
 typedef struct fake_saved {
@@ -33,10 +40,13 @@ typedef struct fake_saved {
     nd_manifest manifest;
 } fake_saved;
 fake_saved fake_open(const char *folder, int64_t step);
-/* Writes FOLDER/checkpoint-STEP with XXH3, converted linears at even steps, and opens it. */
-fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
-                     int64_t step);
+/* Writes one to the run folder with XXH3, converted linears at even steps, and opens it. */
+fake_saved fake_save(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step);
 void fake_forget(fake_saved *saved);
+
+/* What one rank writes of a checkpoint with this manifest; `layout` is the rank's. */
+void fake_plan(const nd_manifest *m, const nd_layout *layout, int rank, nd_shard_plan *out);
+nd_status fake_any_unit(void *context, int unit); /* its data are there */
 
 /*
  * Two small checkpoints in FOLDER, whose bytes tests/unit/trainer/checkpoint/golden keeps: one of
@@ -45,15 +55,12 @@ void fake_forget(fake_saved *saved);
  */
 enum { FAKE_GOLDEN_SHARDED = 12, FAKE_GOLDEN_SINGLE = 5 };
 void fake_write_golden(const char *folder);
-nd_shape fake_golden_shape(void); /* of their model; the single one is tied */
 
-/* What `holder` has, out of the source; freed by fake_free, also after a failure. */
-nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
-                    fake_state *out);
+/* What the rank of the layout has, out of the source; freed by fake_free, also after a failure. */
+nd_status fake_load(nd_source *source, const nd_layout *layout, int arrays, fake_state *out);
 /* Loads what one rank of a mesh has. What is loaded without complaint is right, to the byte, or the
  * test is aborted. */
-nd_status fake_load_rank(const char *path, const nd_manifest *manifest, const nd_mesh *mesh,
-                         int rank, bool converts);
+nd_status fake_load_rank(const fake_saved *saved, const nd_mesh *mesh, int rank, bool converts);
 /* Reads the manifest too, and loads all that one rank has on a mesh of one. */
 nd_status fake_load_all(const char *path);
 /* The digests of all files are those of the manifest. */

@@ -24,7 +24,6 @@ nd_shape fake_shape(bool tied)
 
 static bool is_odd(void *context, const nd_param *param)
 {
-    (void)context;
     return param->fp8 && param->layer % 2 == 1;
 }
 
@@ -35,8 +34,7 @@ nd_layout *fake_layout(const nd_shape *shape, const nd_mesh *mesh, int rank, boo
                                  .mesh = mesh,
                                  .coord = nd_mesh_coord_of(mesh, rank),
                                  .converts = converts ? is_odd : NULL};
-    nd_status status = nd_layout_create(&options, &layout);
-    ND_ASSERT(status == ND_OK);
+    ND_ASSERT(nd_layout_create(&options, &layout) == ND_OK);
     return layout;
 }
 
@@ -53,11 +51,11 @@ float fake_value(nd_state_kind array, const char *param, int64_t element)
 
 static fake_state allocate(const nd_layout *layout, float value)
 {
-    fake_state state = {.count = layout->shard_total};
+    fake_state state;
     for (int a = 0; a < ND_STATE_KINDS; a++) {
-        state.arrays[a] = malloc((size_t)state.count * sizeof(float));
+        state.arrays[a] = malloc((size_t)layout->shard_total * sizeof(float));
         ND_ASSERT(state.arrays[a]);
-        for (int64_t i = 0; i < state.count; i++) {
+        for (int64_t i = 0; i < layout->shard_total; i++) {
             state.arrays[a][i] = value;
         }
     }
@@ -90,19 +88,19 @@ static nd_status visit_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-nd_status fake_each_span(const nd_layout *layout, int shard, nd_span_visit *each, void *context)
+nd_status fake_each_span(const nd_layout *layout, nd_span_visit *each, void *context)
 {
     for (int u = 0; u < layout->unit_count; u++) {
-        ND_TRY(nd_layout_each_span(layout, &layout->units[u], shard, each, context));
+        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, each, context));
     }
     return ND_OK;
 }
 
-fake_state fake_make(const nd_layout *layout, const nd_holder *holder)
+fake_state fake_make(const nd_layout *layout)
 {
     fake_state state = allocate(layout, -1.0f);
     visit v = {.state = &state, .arrays = ND_STATE_KINDS};
-    ND_ASSERT(fake_each_span(layout, holder->shard, visit_span, &v) == ND_OK);
+    ND_ASSERT(fake_each_span(layout, visit_span, &v) == ND_OK);
     return state;
 }
 
@@ -118,9 +116,8 @@ void fake_free(fake_state *state)
     }
 }
 
-void fake_check(const nd_layout *layout, const nd_holder *holder, const fake_state *state,
-                int arrays)
+void fake_check(const nd_layout *layout, const fake_state *state, int arrays)
 {
     visit v = {.state = (fake_state *)state, .arrays = arrays, .checks = true};
-    ND_ASSERT(fake_each_span(layout, holder->shard, visit_span, &v) == ND_OK);
+    ND_ASSERT(fake_each_span(layout, visit_span, &v) == ND_OK);
 }

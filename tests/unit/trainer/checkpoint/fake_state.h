@@ -14,21 +14,19 @@ nd_layout *fake_layout(const nd_shape *shape, const nd_mesh *mesh, int rank, boo
 /* Exact in F32; every (array, tensor, element) of a small model has another one. */
 float fake_value(nd_state_kind array, const char *param, int64_t element);
 
-/* All that a shard holds of the model. */
-nd_status fake_each_span(const nd_layout *layout, int shard, nd_span_visit *each, void *context);
+/* All that the rank of the layout holds of the model. */
+nd_status fake_each_span(const nd_layout *layout, nd_span_visit *each, void *context);
 
 /* The flat state arrays of a rank, shard_total each; padding is -1. Freed by fake_free. */
 typedef struct fake_state {
     float *arrays[ND_STATE_KINDS];
-    int64_t count;
 } fake_state;
-fake_state fake_make(const nd_layout *layout, const nd_holder *holder);
+fake_state fake_make(const nd_layout *layout);
 /* All -2: nothing loaded. */
 fake_state fake_empty(const nd_layout *layout);
 void fake_free(fake_state *state);
 
 /* Aborts the test with tensor and element when a value is not the expected one. */
-void fake_check(const nd_layout *layout, const nd_holder *holder, const fake_state *state,
-                int arrays);
+void fake_check(const nd_layout *layout, const fake_state *state, int arrays);
 
 #endif

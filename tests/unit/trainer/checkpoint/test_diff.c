@@ -43,8 +43,8 @@ static void save_both(const nd_mesh *mesh_a, int arrays_a, const nd_mesh *mesh_b
     static int64_t step;
     const nd_shape shape = fake_shape(false);
     forget();
-    a = fake_save(fake_run.path, &shape, mesh_a, arrays_a, step++);
-    b = fake_save(fake_run.path, &shape, mesh_b, arrays_b, step++);
+    a = fake_save(&shape, mesh_a, arrays_a, step++);
+    b = fake_save(&shape, mesh_b, arrays_b, step++);
     sides[0] = (nd_diff_side){a.path, &a.manifest, a.manifest.shape};
     sides[1] = (nd_diff_side){b.path, &b.manifest, b.manifest.shape};
 }
@@ -90,9 +90,9 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
 /* Changes an element of an entry in a checkpoint that one rank wrote. */
 static void change(const fake_saved *s, const char *name, int64_t element, float value)
 {
-    char file[300];
+    char file[PATH_MAX];
     nd_safetensors_list list = {0};
-    snprintf(file, sizeof file, "%s/state/shard-00001-model-00001-of-00001.safetensors", s->path);
+    assert_ok(nd_fs_path(file, "%s/state/shard-00001-model-00001-of-00001.safetensors", s->path));
     int fd = open(file, O_RDWR);
     cr_assert_geq(fd, 0);
     assert_ok(nd_safetensors_read_header(fd, file, &list));
@@ -160,8 +160,8 @@ Test(diff, a_hugging_face_folder_has_weights_only)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 2}};
     save_both(&mesh, ND_STATE_KINDS, &mesh, ND_STATE_KINDS);
-    char out[160];
-    snprintf(out, sizeof out, "%.140s/model", fake_run.path);
+    char out[PATH_MAX];
+    snprintf(out, sizeof out, "%s", fake_path("model"));
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     assert_ok(nd_checkpoint_export(b.path, &b.manifest, &options));
     sides[0] = (nd_diff_side){out, NULL, b.manifest.shape};

@@ -17,11 +17,6 @@
 
 TestSuite(folder, .init = fake_setup, .fini = fake_teardown);
 
-static void save(int64_t step)
-{
-    fake_write_small(fake_run.path, step);
-}
-
 /* "1 5 10 " */
 static const char *listed(void)
 {
@@ -49,8 +44,8 @@ Test(folder, only_plain_numbers_are_checkpoints)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         fake_folder(names[i]);
     }
-    tempdir_write(&fake_run, "checkpoint-77", "x", 1);
-    cr_assert_eq(symlink("checkpoint-10", tempdir_file(&fake_run, "checkpoint-78")), 0);
+    fake_file("checkpoint-77", "x");
+    cr_assert_eq(symlink("checkpoint-10", fake_path("checkpoint-78")), 0);
     cr_assert_str_eq(listed(), "0 9 10 78 ");
     nd_folder *list = NULL;
     int count = 5;
@@ -74,7 +69,7 @@ static char *begin(int64_t step, const char *run_id)
 
 Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
 {
-    save(3);
+    fake_write_small(3);
     cr_assert_str_eq(listed(), "3 ");
     cr_assert_not(fake_exists(".tmp-checkpoint-3-test"));
     cr_assert(fake_exists("checkpoint-3/manifest.json"));
@@ -99,14 +94,14 @@ int renameat2(int from_folder, const char *from, int to_folder, const char *to, 
 
 Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
 {
-    save(3);
-    tempdir_write(&fake_run, "checkpoint-3/mark", "x", 1);
-    save(3);
+    fake_write_small(3);
+    fake_file("checkpoint-3/mark", "x");
+    fake_write_small(3);
     cr_assert(fake_exists("checkpoint-3.old/mark"));
     cr_assert_not(fake_exists("checkpoint-3/mark"));
-    tempdir_write(&fake_run, "checkpoint-3/mark", "x", 1);
+    fake_file("checkpoint-3/mark", "x");
     exchange_code = EINVAL;
-    save(3);
+    fake_write_small(3);
     cr_assert(fake_exists("checkpoint-3.old-2/mark") && !fake_exists("checkpoint-3/mark"));
     cr_assert_str_eq(listed(), "3 ");
 }
@@ -136,16 +131,16 @@ Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
     char first[PATH_MAX];
     fake_folder("a");
     fake_folder("b");
-    snprintf(first, sizeof first, "%s", tempdir_file(&fake_run, "a"));
-    if (nd_fs_exchange(first, tempdir_file(&fake_run, "b")) != 0) {
+    strcpy(first, fake_path("a"));
+    if (nd_fs_exchange(first, fake_path("b")) != 0) {
         fake_teardown();
         skip_test("this file system cannot exchange names (renameat2)");
     }
-    save(3);
+    fake_write_small(3);
     int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     cr_assert_geq(watch, 0);
     cr_assert_geq(inotify_add_watch(watch, fake_run.path, IN_MOVED_FROM | IN_MOVED_TO), 0);
-    save(3);
+    fake_write_small(3);
     cr_assert(fake_exists("checkpoint-3/manifest.json") &&
               fake_exists("checkpoint-3.old/manifest.json"));
     cr_assert_not(name_was_free(watch));
@@ -155,55 +150,46 @@ Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
 Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
 {
     int deleted = 0;
-    char wrong[PATH_MAX]; /* the name of another step */
-    snprintf(wrong, sizeof wrong, "%s", tempdir_file(&fake_run, "checkpoint-9"));
-    for (int64_t step = 0; step <= 8; step++) {
-        save(step);
-        cr_assert_eq(step == 0 && rename(tempdir_file(&fake_run, "checkpoint-0"), wrong), 0);
+    fake_write_small(0);
+    fake_move("checkpoint-0", "checkpoint-9"); /* the name of another step */
+    for (int64_t step = 1; step <= 8; step++) {
+        fake_write_small(step);
     }
-    tempdir_write(&fake_run, "checkpoint-2/manifest.json", "{", 1); /* damaged */
-    fake_folder("checkpoint-100");                                  /* another program's */
-    tempdir_write(&fake_run, "checkpoint-100/optimizer.pt", "x", 1);
+    fake_file("checkpoint-2/manifest.json", "{"); /* damaged */
+    fake_folder("checkpoint-100");                /* another program's */
+    fake_file("checkpoint-100/optimizer.pt", "x");
     nd_prune_options options = {.keep_last = 2, .keep_every = 4, .keep = 1};
     assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
     cr_assert_eq(deleted, 3);
     cr_assert_str_eq(listed(), "1 2 4 7 8 9 100 ");
-    options = (nd_prune_options){.keep_last = 0, .keep = -1};
-    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
-    cr_assert_eq(deleted, 0);
-    options = (nd_prune_options){.keep_last = 1, .keep = -1};
-    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
+    cr_assert_eq(fake_prune(0), 0);
+    fake_prune(1);
     cr_assert_str_eq(listed(), "2 8 9 100 ");
 }
 
 Test(folder, deletion_does_not_follow_links)
 {
-    int deleted = 0;
-    save(1);
-    save(2);
+    fake_write_small(1);
+    fake_write_small(2);
     fake_folder("precious");
-    tempdir_write(&fake_run, "precious/file", "x", 1);
-    cr_assert_eq(symlink("../precious", tempdir_file(&fake_run, "checkpoint-1/link")), 0);
-    nd_prune_options options = {.keep_last = 1, .keep = -1};
-    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
-    cr_assert_eq(deleted, 1);
+    fake_file("precious/file", "x");
+    cr_assert_eq(symlink("../precious", fake_path("checkpoint-1/link")), 0);
+    cr_assert_eq(fake_prune(1), 1);
     cr_assert(fake_exists("precious/file"));
     cr_assert_not(fake_exists("checkpoint-1"));
-    char moved[PATH_MAX];
-    snprintf(moved, sizeof moved, "%s", tempdir_file(&fake_run, "moved"));
-    cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-2"), moved), 0);
-    cr_assert_eq(symlink("moved", tempdir_file(&fake_run, "checkpoint-2")), 0);
-    save(3);
-    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
-    cr_assert(deleted == 0 && fake_exists("moved/manifest.json") && fake_exists("checkpoint-2"));
+    fake_move("checkpoint-2", "moved");
+    cr_assert_eq(symlink("moved", fake_path("checkpoint-2")), 0);
+    fake_write_small(3);
+    cr_assert(fake_prune(1) == 0 && fake_exists("moved/manifest.json") &&
+              fake_exists("checkpoint-2"));
 }
 
 Test(folder, sweeping_removes_what_dead_saves_left)
 {
-    save(1);
+    fake_write_small(1);
     free(begin(2, "dead"));
     fake_folder(".del-checkpoint-7");
-    tempdir_write(&fake_run, ".del-checkpoint-7/file", "x", 1);
+    fake_file(".del-checkpoint-7/file", "x");
     fake_folder("other");
     assert_ok(nd_checkpoint_sweep(fake_run.path));
     cr_assert_not(fake_exists(".tmp-checkpoint-2-dead"));
@@ -218,28 +204,26 @@ Test(folder, a_save_goes_through_no_link)
     const nd_shape shape = fake_shape(true);
     char *temporary = NULL;
     fake_folder("loot");
-    cr_assert_eq(symlink("loot", tempdir_file(&fake_run, ".tmp-checkpoint-4-test")), 0);
-    cr_assert_eq(symlink("loot", tempdir_file(&fake_run, ".del-checkpoint-4")), 0);
+    cr_assert_eq(symlink("loot", fake_path(".tmp-checkpoint-4-test")), 0);
+    cr_assert_eq(symlink("loot", fake_path(".del-checkpoint-4")), 0);
     assert_ok(nd_checkpoint_temporary(fake_run.path, 4, "test", &temporary));
     assert_fails(nd_fs_make_own_folder(temporary), ND_ERR_CANTCREATE, "it is a link");
     cr_assert_not(fake_exists("loot/state"));
     assert_ok(nd_checkpoint_sweep(fake_run.path));
-    struct stat st;
-    cr_assert_neq(lstat(temporary, &st), 0);
-    cr_assert_neq(lstat(tempdir_file(&fake_run, ".del-checkpoint-4"), &st), 0);
+    cr_assert(!tempdir_has_path(temporary) && !fake_exists(".del-checkpoint-4"));
     cr_assert(fake_exists("loot"));
     free(temporary);
     /* And where it is put there while the save is under way. */
     temporary = begin(4, "test");
     nd_manifest m = fake_manifest(&shape, &fake_one, 1, 4, false);
-    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    fake_file(".tmp-checkpoint-4-test/state/shard-00001.hashes", "x");
     m.writers[0].bytes = 0;
     snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
-    cr_assert_eq(rename(temporary, tempdir_file(&fake_run, "moved")), 0);
+    fake_move(".tmp-checkpoint-4-test", "moved");
     cr_assert_eq(symlink("moved", temporary), 0);
     assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,
                  "no longer the folder");
-    cr_assert_neq(lstat(tempdir_file(&fake_run, "checkpoint-4"), &st), 0);
+    cr_assert_not(fake_exists("checkpoint-4"));
     nd_manifest_fini(&m);
     free(temporary);
 }
@@ -271,12 +255,12 @@ Test(folder, sweeping_leaves_what_other_commands_write)
 Test(folder, a_damaged_one_is_set_aside)
 {
     char *aside = NULL;
-    save(4);
+    fake_write_small(4);
     assert_ok(nd_checkpoint_set_aside(fake_run.path, 4, "bad", &aside));
-    cr_assert_str_eq(aside, tempdir_file(&fake_run, "checkpoint-4.bad"));
+    cr_assert_str_eq(aside, fake_path("checkpoint-4.bad"));
     cr_assert(fake_exists("checkpoint-4.bad/manifest.json"));
     free(aside);
-    save(4);
+    fake_write_small(4);
     assert_ok(nd_checkpoint_set_aside(fake_run.path, 4, "bad", NULL));
     cr_assert(fake_exists("checkpoint-4.bad-2"));
     assert_fails(nd_checkpoint_set_aside(fake_run.path, 4, "bad", NULL), ND_ERR_CANTCREATE,
@@ -342,11 +326,11 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
     const nd_shape shape = fake_shape(true);
     nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
     char *temporary = begin(4, "test");
-    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    fake_file(".tmp-checkpoint-4-test/state/shard-00001.hashes", "x");
     assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,
                  "rank 1 has written its part");
-    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00002.hashes", "x", 1);
-    tempdir_write(&fake_run, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
+    fake_file(".tmp-checkpoint-4-test/state/shard-00002.hashes", "x");
+    fake_file(".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234");
     m.writers[0].bytes = 4;
     m.writers[1].bytes = 1;
     assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA,

@@ -8,6 +8,7 @@
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_state.h"
+#include "tests/unit/trainer/llamas.h"
 #include "trainer/checkpoint/shard.h"
 
 /* How often each element of each tensor was written, over all ranks. */
@@ -34,8 +35,7 @@ static void mark(cover *c, const nd_piece *piece)
 
 static void check_mesh(const nd_shape *shape, const nd_mesh *mesh, bool converts)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    cover c = {.whole = fake_layout(shape, &one, 0, false)};
+    cover c = {.whole = fake_layout(shape, &(nd_mesh){{1, 1, 1, 1, 1}}, 0, false)};
     char text[128];
     int world = nd_mesh_world_size(mesh);
     nd_mesh_format(mesh, text, sizeof text);
@@ -92,17 +92,6 @@ Test(plan, more_ranks_than_rows_still_cover_all)
     check_mesh(&shape, &(nd_mesh){{1, 2, 96, 1, 4}}, true);
 }
 
-static nd_shape llama_405b(void)
-{
-    return (nd_shape){.vocab = 128256,
-                      .hidden = 16384,
-                      .ffn = 53248,
-                      .layers = 126,
-                      .heads = 128,
-                      .kv_heads = 8,
-                      .head_dim = 128};
-}
-
 static double cpu_seconds(void)
 {
     struct timespec now;
@@ -113,11 +102,10 @@ static double cpu_seconds(void)
 /* A rank's plan is a matter of its own tensors, whatever the world: at most a second and 100 MB. */
 Test(plan, a_rank_of_16384_plans_in_no_time)
 {
-    nd_shape shape = llama_405b();
     const nd_mesh mesh = {{1, 16, 128, 1, 8}};
     double begin = cpu_seconds();
     size_t allocated = mallinfo2().uordblks + mallinfo2().hblkhd;
-    nd_layout *layout = fake_layout(&shape, &mesh, 16383, false);
+    nd_layout *layout = fake_layout(&llama_405b, &mesh, 16383, false);
     nd_shard_plan_options options = {
         .layout = layout, .mesh = &mesh, .rank = 16383, .arrays = ND_STATE_KINDS};
     nd_shard_plan plan;

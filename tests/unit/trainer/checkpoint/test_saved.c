@@ -53,7 +53,6 @@ Test(listing, tells_what_lies_in_a_run)
         "1 checkpoint-13 good",
         "14 checkpoint-14 link to nowhere",
     };
-    static const char newer[] = "{\"format\": \"ndtrain checkpoint\", \"version\": 99}";
     for (int64_t step = 1; step <= 5; step++) {
         save(step);
     }
@@ -62,34 +61,33 @@ Test(listing, tells_what_lies_in_a_run)
     for (int i = 0; i < 3; i++) {
         save(8);
     }
-    tempdir_write(&fake_run, "checkpoint-2/manifest.json", "{", 1);
-    tempdir_write(&fake_run, "checkpoint-3/manifest.json", newer, strlen(newer));
-    cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-4/state/shard-00002.hashes")), 0);
-    tempdir_write(&fake_run, "checkpoint-5/state/shard-00001-model-00001-of-00001.safetensors", "x",
-                  1);
+    fake_file("checkpoint-2/manifest.json", "{");
+    fake_file("checkpoint-3/manifest.json",
+              "{\"format\": \"ndtrain checkpoint\", \"version\": 99}");
+    cr_assert_eq(unlink(fake_path("checkpoint-4/state/shard-00002.hashes")), 0);
+    fake_file("checkpoint-5/state/shard-00001-model-00001-of-00001.safetensors", "x");
     fake_folder("checkpoint-6");
     fake_folder(".tmp-checkpoint-9-id");
     fake_folder(".del-checkpoint-10");
     fake_folder("checkpoint-11.mine");
     fake_folder("checkpoint-");
     fake_folder("model");
-    tempdir_write(&fake_run, "checkpoint-12", "x", 1);
-    cr_assert_eq(symlink("checkpoint-1", tempdir_file(&fake_run, "checkpoint-13")), 0);
-    cr_assert_eq(symlink("gone", tempdir_file(&fake_run, "checkpoint-14")), 0);
+    fake_file("checkpoint-12", "x");
+    cr_assert_eq(symlink("checkpoint-1", fake_path("checkpoint-13")), 0);
+    cr_assert_eq(symlink("gone", fake_path("checkpoint-14")), 0);
     expect(lines, (int)(sizeof lines / sizeof *lines));
 }
 
 Test(listing, tells_what_a_checkpoint_is)
 {
     nd_saved s;
-    char best[160];
     save(12);
-    tempdir_write(&fake_run, "checkpoint-12/config.json", "12345", 5);
+    fake_file("checkpoint-12/config.json", "12345");
     uint64_t bytes = 0;
-    assert_ok(nd_fs_tree_bytes(tempdir_file(&fake_run, "checkpoint-12/state"), false, &bytes));
+    assert_ok(nd_fs_tree_bytes(fake_path("checkpoint-12/state"), false, &bytes));
     struct stat st;
-    cr_assert_eq(stat(tempdir_file(&fake_run, "checkpoint-12/manifest.json"), &st), 0);
-    assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-12"), &s));
+    cr_assert_eq(stat(fake_path("checkpoint-12/manifest.json"), &st), 0);
+    assert_ok(nd_saved_examine(fake_path("checkpoint-12"), &s));
     cr_assert_str_eq(s.state, "good");
     cr_assert(!s.why[0] && s.has_model && s.has_manifest);
     cr_assert_eq(s.bytes, bytes + (uint64_t)st.st_size + 5);
@@ -97,13 +95,11 @@ Test(listing, tells_what_a_checkpoint_is)
     cr_assert_str_eq(s.reason, "interval");
     cr_assert(s.mesh.size[ND_AXIS_DP_SHARD] == 2 && s.position.tokens_seen == 1200 &&
               s.samples_seen == 96);
-    snprintf(best, sizeof best, "%.140s/best", fake_run.path);
-    cr_assert_eq(rename(tempdir_file(&fake_run, "checkpoint-12"), best), 0);
-    assert_ok(nd_saved_examine(best, &s));
+    fake_move("checkpoint-12", "best");
+    assert_ok(nd_saved_examine(fake_path("best"), &s));
     cr_assert_str_eq(s.state, "good"); /* under any name */
     cr_assert_eq(s.step, 12);
-    assert_fails(nd_saved_examine(tempdir_file(&fake_run, "nowhere"), &s), ND_ERR_DATA,
-                 "is no folder");
+    assert_fails(nd_saved_examine(fake_path("nowhere"), &s), ND_ERR_DATA, "is no folder");
 }
 
 /* Says what is wrong, in the list and to a deletion: an incomplete one is neither counted nor
@@ -116,11 +112,11 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     for (int64_t step = 1; step <= 5; step++) {
         save(step);
     }
-    cr_assert_eq(unlink(tempdir_file(&fake_run, "checkpoint-5/state/shard-00001.hashes")), 0);
-    assert_ok(nd_saved_examine(tempdir_file(&fake_run, "checkpoint-5"), &s));
+    cr_assert_eq(unlink(fake_path("checkpoint-5/state/shard-00001.hashes")), 0);
+    assert_ok(nd_saved_examine(fake_path("checkpoint-5"), &s));
     cr_assert_str_eq(s.state, "incomplete");
     cr_assert_not_null(strstr(s.why, "shard-00001.hashes"), "%s", s.why);
-    tempdir_write(&fake_run, "checkpoint-4/manifest.json", "{", 1);
+    fake_file("checkpoint-4/manifest.json", "{");
     nd_prune_options options = {.keep_last = 1, .keep = -1};
     assert_ok(nd_checkpoint_prune_plan(fake_run.path, &options, true, &list, &count));
     cr_assert_eq(count, 2);
@@ -132,9 +128,9 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     const nd_folder third = {"checkpoint-3", ND_FOLDER_WHOLE, 3, 1},
                     fourth = {"checkpoint-4", ND_FOLDER_WHOLE, 4, 1};
     assert_fails(nd_folder_delete(fake_run.path, &fourth), ND_ERR_DATA, "checkpoint-4");
-    cr_assert(tempdir_has_path(tempdir_file(&fake_run, "checkpoint-4/state")));
+    cr_assert(fake_exists("checkpoint-4/state"));
     assert_ok(nd_folder_delete(fake_run.path, &third));
-    cr_assert_not(tempdir_has_path(tempdir_file(&fake_run, "checkpoint-3")));
+    cr_assert_not(fake_exists("checkpoint-3"));
 }
 
 TestSuite(retention, .init = fake_setup, .fini = fake_teardown);
@@ -143,21 +139,6 @@ static void set_aside(int64_t step, const char *suffix)
 {
     save(step);
     assert_ok(nd_checkpoint_set_aside(fake_run.path, step, suffix, NULL));
-}
-
-static void damage(const char *name)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/manifest.json", name);
-    tempdir_write(&fake_run, path, "{", 1);
-}
-
-static int prune(int64_t keep_last)
-{
-    const nd_prune_options options = {.keep_last = keep_last, .keep = -1};
-    int deleted = 0;
-    assert_ok(nd_checkpoint_prune(fake_run.path, &options, &deleted));
-    return deleted;
 }
 
 Test(retention, what_is_set_aside_goes_when_the_run_has_got_as_far)
@@ -169,18 +150,18 @@ Test(retention, what_is_set_aside_goes_when_the_run_has_got_as_far)
     }
     set_aside(2, "bad");
     set_aside(3, "bad");
-    cr_assert_eq(prune(2), 0);
+    cr_assert_eq(fake_prune(2), 0);
     save(104);
-    cr_assert_eq(prune(2), 1); /* checkpoint-1: the two newest are not both at 104 */
+    cr_assert_eq(fake_prune(2), 1); /* checkpoint-1: the two newest are not both at 104 */
     cr_assert(!fake_exists("checkpoint-1") && fake_exists("checkpoint-104.old"));
     save(106);
-    cr_assert_eq(prune(2), 2);
+    cr_assert_eq(fake_prune(2), 2);
     cr_assert(!fake_exists("checkpoint-4") && !fake_exists("checkpoint-104.old"));
     cr_assert(fake_exists("checkpoint-105.old") && fake_exists("checkpoint-106.old"));
     save(108);
     save(109);
-    cr_assert_eq(prune(0), 0); /* all are kept */
-    cr_assert_eq(prune(2), 4);
+    cr_assert_eq(fake_prune(0), 0); /* all are kept */
+    cr_assert_eq(fake_prune(2), 4);
     cr_assert(!fake_exists("checkpoint-105.old") && !fake_exists("checkpoint-106.old"));
     cr_assert(fake_exists("checkpoint-107.old/manifest.json")); /* the newest */
     cr_assert(fake_exists("checkpoint-2.bad/manifest.json") &&
@@ -193,7 +174,7 @@ Test(retention, what_cannot_be_deleted_keeps_no_other)
     const nd_prune_options options = {.keep_last = 1, .keep = -1};
     int deleted = 0;
     char path[PATH_MAX];
-    int length = snprintf(path, sizeof path, "%s", tempdir_file(&fake_run, ".del-checkpoint-1"));
+    int length = snprintf(path, sizeof path, "%s", fake_path(".del-checkpoint-1"));
     for (int depth = 0; depth < 12; depth++) { /* deeper than what is removed */
         cr_assert_eq(mkdir(path, 0777), 0);
         length += snprintf(path + length, sizeof path - (size_t)length, "/x");
@@ -210,17 +191,15 @@ Test(retention, what_cannot_be_deleted_keeps_no_other)
 
 Test(retention, what_is_not_surely_ours_is_not_deleted)
 {
-    char from[PATH_MAX];
     set_aside(1, "old");
-    damage("checkpoint-1.old");
-    cr_assert_eq(mkdir(tempdir_file(&fake_run, "checkpoint-3.old"), 0777), 0);
-    tempdir_write(&fake_run, "checkpoint-3.old/optimizer.pt", "x", 1);
+    fake_file("checkpoint-1.old/manifest.json", "{");
+    fake_folder("checkpoint-3.old");
+    fake_file("checkpoint-3.old/optimizer.pt", "x");
     set_aside(4, "old");
-    snprintf(from, sizeof from, "%s", tempdir_file(&fake_run, "checkpoint-4.old"));
-    cr_assert_eq(rename(from, tempdir_file(&fake_run, "checkpoint-4.older")), 0);
+    fake_move("checkpoint-4.old", "checkpoint-4.older");
     set_aside(5, "old");
     save(9);
-    cr_assert_eq(prune(1), 0);
+    cr_assert_eq(fake_prune(1), 0);
     cr_assert(fake_exists("checkpoint-1.old/state"));
     cr_assert(fake_exists("checkpoint-3.old/optimizer.pt") &&
               fake_exists("checkpoint-4.older/state"));
@@ -230,12 +209,12 @@ Test(retention, the_only_good_state_stays)
 {
     set_aside(4, "old");
     set_aside(5, "old");
-    cr_assert_eq(prune(1), 0);
+    cr_assert_eq(fake_prune(1), 0);
     save(6);
-    damage("checkpoint-6");
-    cr_assert_eq(prune(1), 0);
+    fake_file("checkpoint-6/manifest.json", "{");
+    cr_assert_eq(fake_prune(1), 0);
     save(7);
-    cr_assert_eq(prune(2), 0); /* one good state is not the two that stay */
+    cr_assert_eq(fake_prune(2), 0); /* one good state is not the two that stay */
     cr_assert(fake_exists("checkpoint-4.old") && fake_exists("checkpoint-5.old"));
 }
 
@@ -252,6 +231,6 @@ Test(retention, the_later_of_two_with_one_step_is_the_newest)
     cr_assert_str_eq(list[10].name, "checkpoint-3.old-11");
     free(list);
     save(3);
-    cr_assert_eq(prune(1), 10);
+    cr_assert_eq(fake_prune(1), 10);
     cr_assert(fake_exists("checkpoint-3.old-11") && fake_exists("checkpoint-3"));
 }

@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "runtime/base/math.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 
 typedef struct disk {
@@ -22,11 +23,6 @@ typedef struct disk {
 } disk;
 
 static disk the_disk;
-
-static off64_t larger(off64_t a, off64_t b)
-{
-    return a > b ? a : b;
-}
 
 int fallocate64(int fd, int mode, off64_t offset, off64_t bytes)
 {
@@ -47,8 +43,8 @@ ssize_t pwrite64(int fd, const void *data, size_t bytes, off64_t offset)
     cr_assert_eq(offset, d->written);
     d->written += (off64_t)bytes;
     cr_assert_leq(d->written, d->reserved, "not reserved first");
-    d->most_dirty = larger(d->most_dirty, d->written - d->durable);
-    d->most_idle = larger(d->most_idle, d->written - d->started);
+    d->most_dirty = nd_max(d->most_dirty, d->written - d->durable);
+    d->most_idle = nd_max(d->most_idle, d->written - d->started);
     return (ssize_t)bytes;
 }
 
@@ -68,17 +64,8 @@ int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
     return 0;
 }
 
-static nd_status any_unit(void *context, int unit)
-{
-    (void)context;
-    (void)unit;
-    return ND_OK;
-}
-
 static const float *zeros(void *context, int piece, nd_state_kind array)
 {
-    (void)piece;
-    (void)array;
     return context;
 }
 
@@ -96,7 +83,7 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     nd_layout *layout = fake_layout(&shape, &fake_one, 0, false);
     const nd_shard_plan_options options = {.layout = layout, .mesh = &fake_one, .arrays = 1};
     void *memory = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const nd_shard_data data = {any_unit, zeros, NULL, memory};
+    const nd_shard_data data = {fake_any_unit, zeros, NULL, memory};
     cr_assert_neq(memory, MAP_FAILED);
     assert_ok(nd_shard_plan_init(&plan, &options));
     tempdir_make(&dir);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "runtime/base/math.h"
+#include "tests/support/shell.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
 
@@ -19,22 +18,15 @@ static const nd_mesh meshes[] = {
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-static char *path_of(int64_t step)
-{
-    char *path = NULL;
-    assert_ok(nd_checkpoint_path(fake_run.path, step, &path));
-    return path;
-}
-
 /* Every rank of `to` finds its state. */
-static void check_load(const char *path, const nd_manifest *m, const nd_mesh *to, bool converts)
+static void check_load(const fake_saved *s, const nd_mesh *to, bool converts)
 {
     char text[2][96];
-    nd_mesh_format(&m->mesh, text[0], sizeof text[0]);
+    nd_mesh_format(&s->manifest.mesh, text[0], sizeof text[0]);
     nd_mesh_format(to, text[1], sizeof text[1]);
     for (int rank = 0; rank < nd_mesh_world_size(to); rank++) {
-        cr_assert_eq(fake_load_rank(path, m, to, rank, converts), ND_OK, "%s to %s: %s", text[0],
-                     text[1], nd_error_last()->message);
+        cr_assert_eq(fake_load_rank(s, to, rank, converts), ND_OK, "%s to %s: %s", text[0], text[1],
+                     nd_error_last()->message);
     }
 }
 
@@ -46,7 +38,7 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
                    from % 2 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
         fake_saved s = fake_open(fake_run.path, from);
         for (int to = 0; to < MESHES; to++) {
-            check_load(s.path, &s.manifest, &meshes[to], to % 2 == 0);
+            check_load(&s, &meshes[to], to % 2 == 0);
         }
         assert_ok(fake_verify(s.path));
         nd_fs_remove_tree(s.path);
@@ -71,13 +63,7 @@ static void plan_writers(chunks *c, const nd_manifest *m)
     c->writers = m->writer_count;
     for (int rank = 0; rank < c->writers; rank++) {
         c->layouts[rank] = fake_layout(&m->shape, &m->mesh, rank, false);
-        const nd_shard_plan_options options = {.layout = c->layouts[rank],
-                                               .mesh = &m->mesh,
-                                               .rank = rank,
-                                               .arrays = m->arrays,
-                                               .extras = m->extras,
-                                               .extra_count = m->extra_count};
-        assert_ok(nd_shard_plan_init(&c->plans[rank], &options));
+        fake_plan(m, c->layouts[rank], rank, &c->plans[rank]);
     }
 }
 
@@ -89,19 +75,15 @@ static void forget_writers(chunks *c)
     }
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Returns whether the piece has something that is wanted. */
 static bool mark_rows(const nd_piece *piece, const nd_span *want, bool *needed)
 {
     const nd_span *have = &piece->span;
-    const int64_t row_end = -larger(-have->row - have->rows, -want->row - want->rows);
-    const int64_t begin = larger(have->col, want->col);
-    const int64_t end = -larger(-have->col - have->cols, -want->col - want->cols);
-    for (int64_t row = larger(have->row, want->row); row < row_end && begin < end; row++) {
+    const int64_t first_row = nd_max(have->row, want->row);
+    const int64_t row_end = nd_min(have->row + have->rows, want->row + want->rows);
+    const int64_t begin = nd_max(have->col, want->col);
+    const int64_t end = nd_min(have->col + have->cols, want->col + want->cols);
+    for (int64_t row = first_row; row < row_end && begin < end; row++) {
         const int64_t at = (row - have->row) * have->cols - have->col;
         uint64_t first = piece->begin + 4 * (uint64_t)(at + begin);
         uint64_t last = piece->begin + 4 * (uint64_t)(at + end) - 1;
@@ -110,7 +92,7 @@ static bool mark_rows(const nd_piece *piece, const nd_span *want, bool *needed)
             needed[i] = true;
         }
     }
-    return begin < end && larger(have->row, want->row) < row_end;
+    return begin < end && first_row < row_end;
 }
 
 static nd_status mark_span(void *context, const nd_span *span)
@@ -143,16 +125,16 @@ static int64_t needed_bytes(const chunks *c)
 
 /* Every rank of `to` reads the chunks that hold something of its own, each once. Where tp cuts both
  * meshes alike, what it wants of a rectangle has two ends, and only chunks there hold more. */
-static void check_reads(chunks *c, const char *path, const nd_manifest *m, const nd_mesh *to)
+static void check_reads(chunks *c, const fake_saved *s, const nd_mesh *to)
 {
+    const nd_manifest *m = &s->manifest;
     for (int rank = 0; rank < nd_mesh_world_size(to); rank++) {
         nd_layout *layout = fake_layout(&m->shape, to, rank, true);
-        nd_holder holder = nd_holder_of(to, rank);
         memset(c->needed, 0, sizeof c->needed);
         c->pieces = 0;
         c->memory = malloc((size_t)layout->shard_total * sizeof *c->memory);
-        assert_ok(nd_source_open(path, m, true, &c->source));
-        assert_ok(fake_each_span(layout, holder.shard, mark_span, c));
+        assert_ok(nd_source_open(s->path, m, true, &c->source));
+        assert_ok(fake_each_span(layout, mark_span, c));
         assert_ok(nd_source_run(c->source));
         const nd_source_stats stats = nd_source_get_stats(c->source);
         cr_assert_eq(stats.read_bytes, needed_bytes(c), "rank %d reads %lld bytes of %lld", rank,
@@ -180,7 +162,7 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
         fake_saved s = fake_open(fake_run.path, from);
         plan_writers(c, &s.manifest);
         for (int to = 0; to < MESHES; to++) {
-            check_reads(c, s.path, &s.manifest, &meshes[to]);
+            check_reads(c, &s, &meshes[to]);
         }
         forget_writers(c);
         nd_fs_remove_tree(s.path);
@@ -192,9 +174,9 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
 Test(source, weights_without_moments)
 {
     nd_shape shape = fake_shape(false);
-    fake_saved s = fake_save(fake_run.path, &shape, &meshes[7], 1, 5);
+    fake_saved s = fake_save(&shape, &meshes[7], 1, 5);
     cr_assert_eq(s.manifest.arrays, 1);
-    check_load(s.path, &s.manifest, &meshes[4], false);
+    check_load(&s, &meshes[4], false);
     fake_forget(&s);
 }
 
@@ -202,78 +184,47 @@ Test(source, weights_without_moments)
 Test(source, the_same_mesh_reads_its_own_files)
 {
     const nd_mesh mesh = {{1, 1, 4, 1, 2}};
-    nd_shape shape = fake_shape(false);
-    nd_manifest m = {0};
+    const nd_shape shape = fake_shape(false);
     nd_source *source = NULL;
     fake_state state;
-    char *path = path_of(1), name[ND_HASH_FILE_NAME_MAX], *other = NULL;
-    fake_write(fake_run.path, &shape, &mesh, ND_STATE_KINDS, 1, false, ND_CHECKSUM_XXH3);
-    assert_ok(nd_manifest_read(path, &m));
-    for (int rank = 0; rank < 8; rank++) { /* norms are those of tp rank 0 */
-        if (rank != 4) {
-            assert_ok(nd_fs_format(&other, "%s/state/%s", path, nd_hash_file_name(name, rank)));
-            cr_assert_eq(unlink(other), 0);
-            free(other);
-        }
-    }
+    fake_saved s = fake_save(&shape, &mesh, ND_STATE_KINDS, 1);
+    shell(&fake_run, "rm checkpoint-1/state/shard-0000[1-46-8].hashes"); /* norms: of tp rank 0 */
     nd_layout *layout = fake_layout(&shape, &mesh, 4, false);
-    nd_holder holder = nd_holder_of(&mesh, 4);
-    assert_ok(nd_source_open(path, &m, true, &source));
-    assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &state));
-    fake_check(layout, &holder, &state, ND_STATE_KINDS);
+    assert_ok(nd_source_open(s.path, &s.manifest, true, &source));
+    assert_ok(fake_load(source, layout, ND_STATE_KINDS, &state));
+    fake_check(layout, &state, ND_STATE_KINDS);
     nd_source_stats stats = nd_source_get_stats(source);
     cr_assert_leq(stats.read_bytes, stats.wanted_bytes + 3 * 65536);
     fake_free(&state);
     nd_source_close(source);
     nd_layout_destroy(layout);
-    nd_manifest_fini(&m);
-    free(path);
+    fake_forget(&s);
 }
 
-/* The largest file of the second writer. */
-static char *first_file(const char *path)
-{
-    char *name = NULL;
-    for (int count = 1; count <= 3; count++) {
-        assert_ok(nd_fs_format(&name, "%s/state/shard-00002-model-00001-of-%05d.safetensors", path,
-                               count));
-        if (tempdir_has_path(name)) {
-            break;
-        }
-        free(name);
-        name = NULL;
-    }
-    cr_assert_not_null(name);
-    return name;
-}
-
-static void write_two_ranks(int64_t step)
+static fake_saved save_of_two_ranks(int64_t step)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
-    nd_shape shape = fake_shape(false);
-    fake_write(fake_run.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
+    const nd_shape shape = fake_shape(false);
+    return fake_save(&shape, &mesh, ND_STATE_KINDS, step);
 }
 
 /* Opens that fail with EMFILE say nothing about the files. */
 Test(source, a_call_that_fails_is_no_damage)
 {
-    nd_manifest m = {0}, again = {0};
+    nd_manifest again = {0};
     nd_source *source = NULL;
     fake_state state;
     struct rlimit before, none;
-    write_two_ranks(3);
-    char *path = path_of(3);
-    assert_ok(nd_manifest_read(path, &m));
-    assert_ok(nd_source_open(path, &m, true, &source));
-    nd_layout *layout = fake_layout(&m.shape, &fake_one, 0, false);
-    nd_holder holder = nd_holder_of(&fake_one, 0);
+    fake_saved s = save_of_two_ranks(3);
+    assert_ok(nd_source_open(s.path, &s.manifest, true, &source));
+    nd_layout *layout = fake_layout(&s.manifest.shape, &fake_one, 0, false);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
-    nd_status loaded = fake_load(source, layout, &holder, m.arrays, &state);
-    nd_status read = nd_manifest_read(path, &again);
+    nd_status loaded = fake_load(source, layout, ND_STATE_KINDS, &state);
+    nd_status read = nd_manifest_read(s.path, &again);
     bool ours = false;
-    nd_status looked = nd_checkpoint_is_ours(path, &ours);
+    nd_status looked = nd_checkpoint_is_ours(s.path, &ours);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
     cr_assert_eq(loaded, ND_ERR_IO);
     cr_assert_eq(read, ND_ERR_IO);
@@ -282,88 +233,47 @@ Test(source, a_call_that_fails_is_no_damage)
     fake_free(&state);
     nd_layout_destroy(layout);
     nd_source_close(source);
-    nd_manifest_fini(&m);
-    assert_ok(fake_load_all(path));
-    free(path);
-}
-
-/* Flips a bit of each byte at the beginning of a file, then of each `stride`-th one. */
-static void check_guarded(const char *path, char *file, off_t dense, off_t stride)
-{
-    struct stat st;
-    cr_assert_eq(stat(file, &st), 0);
-    int fd = open(file, O_RDWR);
-    assert_ok(fake_load_all(path));
-    for (off_t at = 0; at < st.st_size; at += at < dense ? 1 : stride) {
-        uint8_t byte;
-        cr_assert_eq(pread(fd, &byte, 1, at), 1);
-        byte ^= (uint8_t)(1 << (at % 8));
-        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-        cr_assert_eq(fake_load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
-        byte ^= (uint8_t)(1 << (at % 8));
-        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-    }
-    assert_ok(fake_load_all(path));
-    close(fd);
-    free(file);
-}
-
-Test(source, every_header_byte_and_sampled_data_bytes_and_all_hashes_are_guarded)
-{
-    char *path = path_of(3), *hashes = NULL;
-    write_two_ranks(3);
-    check_guarded(path, first_file(path), 512, 61);
-    assert_ok(nd_fs_format(&hashes, "%s/state/shard-00001.hashes", path));
-    check_guarded(path, hashes, 0, 1);
-    free(path);
+    assert_ok(fake_load_all(s.path));
+    fake_forget(&s);
 }
 
 Test(source, refuses_files_that_are_missing_cut_linked_or_foreign)
 {
-    char *path = path_of(1), *file, *aside = NULL;
-    write_two_ranks(1);
-    file = first_file(path);
-    assert_ok(nd_fs_format(&aside, "%s/elsewhere", fake_run.path));
-    cr_assert_eq(rename(file, aside), 0);
-    assert_fails(fake_load_all(path), ND_ERR_DATA, "No such file");
-    cr_assert_eq(symlink(aside, file), 0);
-    assert_fails(fake_load_all(path), ND_ERR_DATA, "it is a link");
-    assert_fails(fake_verify(path), ND_ERR_DATA, "it is a link");
-    cr_assert_eq(unlink(file), 0);
-    cr_assert_eq(mkdir(file, 0777), 0);
-    assert_fails(fake_load_all(path), ND_ERR_DATA, "is a folder, not a file");
-    cr_assert_eq(rmdir(file), 0);
-    cr_assert_eq(rename(aside, file), 0);
-    assert_ok(fake_load_all(path));
-    assert_ok(fake_verify(path));
-    struct stat st;
-    cr_assert_eq(stat(file, &st), 0);
-    cr_assert_eq(truncate(file, st.st_size - 1), 0);
-    assert_fails(fake_load_all(path), ND_ERR_DATA, "it was written with");
-    cr_assert_eq(unlink(file), 0);
-    free(file);
-    free(aside);
-    nd_fs_remove_tree(path);
-    write_two_ranks(1);
-    assert_ok(fake_verify(path));
-    assert_ok(nd_fs_format(&file, "%s/state/foreign.safetensors", path));
-    close(open(file, O_CREAT | O_WRONLY, 0666));
-    assert_fails(fake_verify(path), ND_ERR_DATA, "files; the checkpoint has");
-    free(file);
-    free(path);
+    static nd_status (*const calls[])(const char *) = {fake_load_all, fake_verify};
+    static const struct {
+        const char *command;
+        const char *says[2]; /* each of the calls behind it; "": it succeeds; NULL: not called */
+    } cases[] = {
+        {"mv $f ../../kept", {"No such file"}},
+        {"ln -s ../../kept $f", {"it is a link", "it is a link"}},
+        {"rm $f && mkdir $f", {"is a folder, not a file"}},
+        {"rmdir $f && cp ../../kept $f", {"", ""}},
+        {"truncate -s -1 $f", {"it was written with"}},
+        {"cp ../../kept $f && touch foreign.safetensors", {NULL, "files; the checkpoint has"}},
+    };
+    fake_saved s = save_of_two_ranks(1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        shell(&fake_run, shell_line("cd checkpoint-1/state && "
+                                    "f=shard-00002-model-00001-of-00002.safetensors && %s",
+                                    cases[i].command));
+        for (int k = 0; k < 2; k++) {
+            const char *words = cases[i].says[k];
+            nd_error_clear();
+            const nd_status status = words ? calls[k](s.path) : ND_OK;
+            cr_assert_eq(status, words && words[0] ? ND_ERR_DATA : ND_OK, "%s, call %d: %d",
+                         cases[i].command, k, (int)status);
+            cr_assert(!words || strstr(nd_error_last()->message, words), "%s, call %d: %s",
+                      cases[i].command, k, nd_error_last()->message);
+        }
+    }
+    fake_forget(&s);
 }
 
 Test(source, hash_files_of_another_checkpoint_are_refused)
 {
-    char *path = path_of(1), *other = path_of(2), *from = NULL, *to = NULL;
-    write_two_ranks(1);
-    write_two_ranks(2);
-    assert_ok(nd_fs_format(&from, "%s/state/shard-00001.hashes", other));
-    assert_ok(nd_fs_format(&to, "%s/state/shard-00001.hashes", path));
-    cr_assert_eq(rename(from, to), 0);
-    assert_fails(fake_load_all(path), ND_ERR_DATA, "of another checkpoint");
-    free(from);
-    free(to);
-    free(other);
-    free(path);
+    fake_saved s = save_of_two_ranks(1), other = save_of_two_ranks(3);
+    fake_move("checkpoint-3/state/shard-00001.hashes", "checkpoint-1/state/shard-00001.hashes");
+    assert_fails(fake_load_all(s.path), ND_ERR_DATA, "of another checkpoint");
+    fake_forget(&s);
+    fake_forget(&other);
 }

@@ -4,21 +4,10 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/llamas.h"
 #include "trainer/precision/precision.h"
 
 enum { Q, K, V, O, GATE, UP, DOWN };
-
-/* Llama 3.1 8B. */
-static nd_shape eight_b(void)
-{
-    return (nd_shape){.vocab = 128256,
-                      .hidden = 4096,
-                      .ffn = 14336,
-                      .layers = 32,
-                      .heads = 32,
-                      .kv_heads = 8,
-                      .head_dim = 128};
-}
 
 static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
 {

@@ -2,29 +2,8 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
+#include "tests/unit/trainer/llamas.h"
 #include "trainer/report/report.h"
-
-static const nd_shape llama_8b = {.vocab = 128256,
-                                  .hidden = 4096,
-                                  .ffn = 14336,
-                                  .layers = 32,
-                                  .heads = 32,
-                                  .kv_heads = 8,
-                                  .head_dim = 128};
-static const nd_shape llama_70b = {.vocab = 128256,
-                                   .hidden = 8192,
-                                   .ffn = 28672,
-                                   .layers = 80,
-                                   .heads = 64,
-                                   .kv_heads = 8,
-                                   .head_dim = 128};
-static const nd_shape llama_405b = {.vocab = 128256,
-                                    .hidden = 16384,
-                                    .ffn = 53248,
-                                    .layers = 126,
-                                    .heads = 128,
-                                    .kv_heads = 8,
-                                    .head_dim = 128};
 
 /* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count
  * of four digits. */

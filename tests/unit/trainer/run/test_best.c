@@ -4,9 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
-#include "trainer/checkpoint/folder.h"
 #include "trainer/run/state.h"
 
 static const nd_config config = {
@@ -107,40 +105,31 @@ Test(best, a_state_may_be_validated_when_its_checkpoint_is_durable)
 
 Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
 {
-    static const struct {
-        int64_t step;
-        double loss;
-    } lines[] = {{4, 3.0}, {8, 1.0}, {12, 2.0}, {14, 2.5}, {16, 0.25}};
-    tempdir dir;
+#define JOINED                                                                                     \
+    "{\"step\":4,\"validation_loss\":3}\n{\"step\":8,\"validation_loss\":1}\n"                     \
+    "{\"step\":12,\"validation_loss\":2}\n{\"step\":14,\"validation_loss\":2.5}\n"                 \
+    "{\"step\":16,\"validation_loss\":0.25}\n"
     nd_run_best best = {0};
-    tempdir_make(&dir);
-    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
-    cr_assert_not_null(out);
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        fprintf(out, "{\"step\":%lld,\"validation_loss\":%g}\n", (long long)lines[i].step,
-                lines[i].loss);
-    }
-    cr_assert_eq(fclose(out), 0);
-    fake_write_small(dir.path, 4);
-    fake_write_small(dir.path, 12); /* that of step 8 was deleted */
-    cr_assert_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_OK, "%s",
-                 nd_error_last()->message);
+    fake_setup();
+    fake_file("metrics.jsonl", JOINED);
+    fake_write_small(4);
+    fake_write_small(12); /* that of step 8 was deleted */
+    assert_ok(nd_run_best_replay(&best, &config, fake_run.path, 14));
     cr_expect(best.step == 8 && best.loss == 1.0 && best.stale == 2);
     cr_expect(best.saved_step == 12 && best.saved_loss == 2.0);
     /* Losses of separate documents and of joined ones do not compare. */
     nd_config separate = config;
     separate.data.documents = ND_DOCUMENTS_SEPARATE;
     separate.train.sequence_length = 32;
-    out = fopen(tempdir_file(&dir, "metrics.jsonl"), "a");
-    fprintf(out, "{\"step\":18,\"validation_loss\":7.5,\"separate_length\":32}\n");
-    fprintf(out, "{\"step\":19,\"validation_loss\":0.5,\"separate_length\":64}\n");
-    cr_assert_eq(fclose(out), 0);
-    cr_assert_eq(nd_run_best_replay(&best, &separate, dir.path, 20), ND_OK);
+    fake_file("metrics.jsonl",
+              JOINED "{\"step\":18,\"validation_loss\":7.5,\"separate_length\":32}\n"
+                     "{\"step\":19,\"validation_loss\":0.5,\"separate_length\":64}\n");
+    assert_ok(nd_run_best_replay(&best, &separate, fake_run.path, 20));
     cr_expect(best.step == 18 && best.loss == 7.5 && best.saved_step == 0);
-    cr_assert_eq(nd_run_best_replay(&best, &config, dir.path, 20), ND_OK);
+    assert_ok(nd_run_best_replay(&best, &config, fake_run.path, 20));
     cr_expect(best.step == 16 && best.loss == 0.25);
-    nd_fs_remove_tree(dir.path);
-    cr_expect_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_ERR_DATA);
+    fake_teardown();
+    cr_expect_eq(nd_run_best_replay(&best, &config, fake_run.path, 14), ND_ERR_DATA);
 }
 
 /* Lines of validations that a full disk has lost. */

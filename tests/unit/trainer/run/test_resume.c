@@ -10,28 +10,14 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/state.h"
 
-static tempdir dir;
-static const nd_mesh one = {{1, 1, 1, 1, 1}};
 static nd_resume found;
-
-TEMPDIR_SUITE(resume, tempdir_leave_empty);
 
 /* A text of this many x; its path. */
 static const char *write_text(const char *name, size_t size)
 {
     static char text[1 << 20];
     memset(text, 'x', size);
-    return tempdir_write(&dir, name, text, size);
-}
-
-static void save(int64_t step)
-{
-    fake_write_small(dir.path, step);
-}
-
-static bool exists(const char *name)
-{
-    return tempdir_has_path(tempdir_file(&dir, name));
+    return tempdir_write(&fake_run, name, text, size);
 }
 
 /* As rank 0 searches, in the folder `run` (output.dir). below: only checkpoints before that step;
@@ -55,63 +41,62 @@ static nd_status find(const char *run, const char *resume)
 static void save_some(int64_t first, int64_t last)
 {
     for (int64_t step = first; step <= last; step++) {
-        save(step);
+        fake_write_small(step);
     }
 }
 
 static void damage(int64_t step)
 {
-    char name[64];
-    snprintf(name, sizeof name, "checkpoint-%lld/manifest.json", (long long)step);
-    tempdir_write(&dir, name, "{", 1);
+    fake_file(shell_line("checkpoint-%lld/manifest.json", (long long)step), "{");
 }
 
 Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
 {
     save_some(3, 6);
     damage(6);
-    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-100"), 0777), 0); /* another program's */
-    assert_ok(find(dir.path, "4"));
+    fake_folder("checkpoint-100"); /* another program's */
+    assert_ok(find(fake_run.path, "4"));
     assert_ok(nd_resume_set_later_aside(&found));
-    cr_assert(exists("checkpoint-3") && exists("checkpoint-4") && exists("checkpoint-100"));
-    cr_assert(exists("checkpoint-5.old/manifest.json") && !exists("checkpoint-5"));
-    cr_assert(exists("checkpoint-6.bad") && !exists("checkpoint-6"));
-    assert_ok(find(dir.path, "latest"));
+    cr_assert(fake_exists("checkpoint-3") && fake_exists("checkpoint-4") &&
+              fake_exists("checkpoint-100"));
+    cr_assert(fake_exists("checkpoint-5.old/manifest.json") && !fake_exists("checkpoint-5"));
+    cr_assert(fake_exists("checkpoint-6.bad") && !fake_exists("checkpoint-6"));
+    assert_ok(find(fake_run.path, "latest"));
     cr_assert_eq(found.step, 4);
 }
 
 Test(resume, from_one_that_was_set_aside_puts_its_successor_aside)
 {
-    save(6);
-    assert_ok(nd_checkpoint_set_aside(dir.path, 6, "old", NULL));
+    fake_write_small(6);
+    assert_ok(nd_checkpoint_set_aside(fake_run.path, 6, "old", NULL));
     save_some(5, 6);
-    tempdir_write(&dir, "metrics.jsonl", "x", 1);
-    assert_ok(find(dir.path, tempdir_file(&dir, "checkpoint-6.old")));
+    fake_file("metrics.jsonl", "x");
+    assert_ok(find(fake_run.path, fake_path("checkpoint-6.old")));
     cr_assert(nd_resume_is_own(&found));
     assert_ok(nd_resume_set_later_aside(&found));
-    cr_assert(exists("checkpoint-5") && exists("checkpoint-6.old/manifest.json"));
-    cr_assert(exists("checkpoint-6.old-2/manifest.json") && !exists("checkpoint-6"));
+    cr_assert(fake_exists("checkpoint-5") && fake_exists("checkpoint-6.old/manifest.json"));
+    cr_assert(fake_exists("checkpoint-6.old-2/manifest.json") && !fake_exists("checkpoint-6"));
 }
 
 Test(resume, changes_nothing_in_the_folder_of_another_run)
 {
     save_some(3, 5);
-    tempdir_write(&dir, "metrics.jsonl", "x", 1);
+    fake_file("metrics.jsonl", "x");
     damage(5);
-    assert_ok(find("/nonexistent/fork", dir.path));
+    assert_ok(find("/nonexistent/fork", fake_run.path));
     cr_assert_eq(found.step, 4);
     cr_assert_not(nd_resume_is_own(&found));
-    assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-3")));
+    assert_ok(find("/nonexistent/fork", fake_path("checkpoint-3")));
     assert_ok(nd_resume_set_later_aside(&found));
-    cr_assert(exists("checkpoint-4") && exists("checkpoint-5"));
+    cr_assert(fake_exists("checkpoint-4") && fake_exists("checkpoint-5"));
     /* Nor where checkpoints lie without their run; the run that goes on here does. */
-    shell(&dir, "mv metrics.jsonl elsewhere");
-    assert_ok(find("", tempdir_file(&dir, "checkpoint-3")));
+    shell(&fake_run, "mv metrics.jsonl elsewhere");
+    assert_ok(find("", fake_path("checkpoint-3")));
     cr_assert(found.found && !found.continues && !found.searched && !found.run[0]);
-    shell(&dir, "mv elsewhere metrics.jsonl");
-    assert_ok(find("", dir.path));
+    shell(&fake_run, "mv elsewhere metrics.jsonl");
+    assert_ok(find("", fake_run.path));
     cr_assert(nd_resume_is_own(&found));
-    cr_assert(exists("checkpoint-5.bad") && !exists("checkpoint-5"));
+    cr_assert(fake_exists("checkpoint-5.bad") && !fake_exists("checkpoint-5"));
 }
 
 /* After damage was found in a shard, the search goes on below; also in the folder of another run,
@@ -120,13 +105,14 @@ Test(resume, goes_on_below_a_checkpoint_whose_shard_is_damaged)
 {
     save_some(3, 5);
     for (int64_t below = 5; below > 3; below--) {
-        assert_ok(find_below("/nonexistent/fork", dir.path, below));
+        assert_ok(find_below("/nonexistent/fork", fake_run.path, below));
         cr_assert_eq(found.step, below - 1);
         cr_assert(found.searched && !nd_resume_is_own(&found));
     }
-    bool older = find_below("/nonexistent/fork", dir.path, 3) == ND_OK;
+    bool older = find_below("/nonexistent/fork", fake_run.path, 3) == ND_OK;
     cr_assert(!older || !found.found, "step %lld", (long long)found.step);
-    cr_assert(exists("checkpoint-3") && exists("checkpoint-4") && exists("checkpoint-5"));
+    cr_assert(fake_exists("checkpoint-3") && fake_exists("checkpoint-4") &&
+              fake_exists("checkpoint-5"));
 }
 
 Test(resume, names_a_folder_that_is_not_there)
@@ -140,67 +126,64 @@ Test(resume, names_a_folder_that_is_not_there)
 
 Test(resume, names_a_checkpoint_of_another_program)
 {
-    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-500"), 0777), 0);
-    tempdir_write(&dir, "checkpoint-500/config.json", "{}", 2);
-    tempdir_write(&dir, "checkpoint-500/model.safetensors", "x", 1);
-    assert_fails(find(dir.path, "500"), ND_ERR_DATA,
+    fake_folder("checkpoint-500");
+    fake_file("checkpoint-500/config.json", "{}");
+    fake_file("checkpoint-500/model.safetensors", "x");
+    assert_fails(find(fake_run.path, "500"), ND_ERR_DATA,
                  "checkpoint-500 is no checkpoint of ndtrain; to begin with its weights");
-    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
+    assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
     cr_assert_null(strstr(nd_error_last()->message, "auto"));
-    tempdir_write(&dir, "run.json", "{}", 2); /* a run that ended before its first checkpoint */
-    for (int i = 0; i < 2; i++) {             /* metrics.jsonl alone shows it too */
-        assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "or give auto to begin this run again");
-        assert_ok(find(dir.path, "auto"));
+    fake_file("run.json", "{}");  /* a run that ended before its first checkpoint */
+    for (int i = 0; i < 2; i++) { /* metrics.jsonl alone shows it too */
+        assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA,
+                     "or give auto to begin this run again");
+        assert_ok(find(fake_run.path, "auto"));
         cr_assert(!found.found && found.continues);
-        shell(&dir, i ? "true" : "mv run.json metrics.jsonl");
+        shell(&fake_run, i ? "true" : "mv run.json metrics.jsonl");
     }
-    assert_fails(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")), ND_ERR_DATA,
+    assert_fails(find("/nonexistent/new", fake_path("checkpoint-500")), ND_ERR_DATA,
                  "give it as --model-path");
 }
 
 Test(resume, names_the_damaged_checkpoint_to_examine)
 {
-    char words[PATH_MAX + 64];
     save_some(9, 10);
     damage(9);
     damage(10);
-    snprintf(words, sizeof words, "ndtrain ckpt verify %s/checkpoint-10.bad`", dir.path);
-    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, words);
+    assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA,
+                 shell_line("ndtrain ckpt verify %s/checkpoint-10.bad`", fake_run.path));
     cr_assert_null(strstr(nd_error_last()->message, "what else is there"));
-    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-7"), 0777), 0); /* without a manifest */
-    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "what else is there: checkpoint-7; `");
+    fake_folder("checkpoint-7"); /* without a manifest */
+    assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA, "what else is there: checkpoint-7; `");
 }
 
 /* A checkpoint may be moved to another disk, with a link in its place. */
 Test(resume, a_link_to_a_checkpoint_is_one)
 {
     static const char *const words[] = {"latest", "auto", "6"};
-    char big[PATH_MAX], later[PATH_MAX];
-    save(4);
+    char target[PATH_MAX];
+    fake_write_small(4);
     save_some(6, 7);
-    snprintf(big, sizeof big, "%s", tempdir_file(&dir, "big"));
-    snprintf(later, sizeof later, "%s", tempdir_file(&dir, "later"));
-    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-7"), later), 0);
-    cr_assert_eq(symlink("later", tempdir_file(&dir, "checkpoint-7")), 0);
-    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-6"), big), 0);
-    cr_assert_eq(symlink("big", tempdir_file(&dir, "checkpoint-6")), 0);
-    assert_ok(find(dir.path, "6"));
+    shell(&fake_run, "mv checkpoint-7 later && ln -s later checkpoint-7");
+    shell(&fake_run, "mv checkpoint-6 big && ln -s big checkpoint-6");
+    assert_ok(find(fake_run.path, "6"));
     assert_ok(nd_resume_set_later_aside(&found));
-    cr_assert(exists("checkpoint-7.old/manifest.json") && exists("later") &&
-              !exists("checkpoint-7"));
+    cr_assert(fake_exists("checkpoint-7.old/manifest.json") && fake_exists("later") &&
+              !fake_exists("checkpoint-7"));
     for (int i = 0; i < 3; i++) {
-        assert_ok(find(dir.path, words[i]));
+        assert_ok(find(fake_run.path, words[i]));
         cr_assert(found.step == 6 && nd_resume_is_own(&found));
     }
-    assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
+    assert_ok(find("/nonexistent/fork", fake_path("checkpoint-6")));
     cr_assert(found.found && found.step == 6 && !found.continues);
-    nd_fs_remove_tree(big); /* a disk that is not mounted */
+    nd_fs_remove_tree(fake_path("big")); /* a disk that is not mounted */
     for (int i = 0; i < 3; i++) {
-        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link that leads");
+        assert_fails(find(fake_run.path, words[i]), ND_ERR_DATA,
+                     "checkpoint-6 is a link that leads");
     }
-    assert_ok(find(dir.path, "4"));
+    assert_ok(find(fake_run.path, "4"));
     assert_ok(nd_resume_set_later_aside(&found));
-    cr_assert_eq(readlink(tempdir_file(&dir, "checkpoint-6.old"), later, sizeof later), 3);
+    cr_assert_eq(readlink(fake_path("checkpoint-6.old"), target, sizeof target), 3);
 }
 
 Test(resume, allows_only_keys_that_are_compared)
@@ -211,7 +194,7 @@ Test(resume, allows_only_keys_that_are_compared)
         {"optimizer.schedul", "(did you mean optimizer.schedule?)"},
         {"samples_per_stop", "(did you mean samples_per_step?)"}};
     nd_inputs inputs = {0};
-    nd_config config = {.source = "", .output.dir = dir.path, .launch.node_rank = 1};
+    nd_config config = {.source = "", .output.dir = fake_run.path, .launch.node_rank = 1};
     config.checkpoint.resume = (char *)"";
     for (int i = 0; i < 3; i++) {
         config.checkpoint.allow = (char *)words[i][0];
@@ -264,40 +247,50 @@ static nd_inputs inputs;
 static nd_manifest manifest;
 static char *first_tokenizer, *first_allow;
 
-static void begin_comparison(void)
+static void begin(void)
 {
+    fake_setup();
     inputs = (nd_inputs){.shape = fake_shape(true)};
     assert_ok(nd_config_init(&config));
     first_tokenizer = config.data.tokenizer;
     first_allow = config.checkpoint.allow;
     config.data.tokenizer = (char *)"bytes";
     config.train.steps = 100;
-    config.resolved_mesh = one;
+    config.resolved_mesh = fake_one;
 }
 
-/* The checkpoint is one of this run, after step 6. */
-static void save_run(void)
-{
-    manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
-    json_decref(manifest.identity);
-    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
-}
-
-static void end_comparison(void)
+static void end(void)
 {
     config.data.tokenizer = first_tokenizer;
     config.checkpoint.allow = first_allow;
     nd_manifest_fini(&manifest);
     nd_dataset_close(inputs.data);
     nd_config_fini(&config);
+    fake_teardown();
+}
+
+TestSuite(resume, .init = begin, .fini = end);
+
+/* The next case begins with a folder and a configuration of its own. */
+static void begin_again(void)
+{
+    end();
+    begin();
+}
+
+/* The checkpoint is one of this run, after step 6. */
+static void save_run(void)
+{
+    manifest = fake_manifest(&inputs.shape, &fake_one, 1, 6, false);
+    json_decref(manifest.identity);
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
 }
 
 /* The run reads the bytes of this file from now on. */
 static void read_text(const char *name)
 {
     nd_dataset_close(inputs.data);
-    assert_ok(
-        nd_dataset_open(tempdir_file(&dir, name), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    assert_ok(nd_dataset_open(fake_path(name), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
 }
 
 /* The sentence of the error has only the first difference. */
@@ -319,20 +312,18 @@ static nd_status check(const char *tokenizer, const char *allow)
 
 static void set(const char *key, const char *value)
 {
-    char text[80];
-    const int used = snprintf(text, sizeof text, "%.*s: {%s: %s}", (int)strcspn(key, "."), key,
-                              strchr(key, '.') + 1, value);
-    assert_ok(nd_config_read_text(&config, text, (size_t)used, "a test"));
+    const char *text =
+        shell_line("%.*s: {%s: %s}", (int)strcspn(key, "."), key, strchr(key, '.') + 1, value);
+    assert_ok(nd_config_read_text(&config, text, strlen(text), "a test"));
 }
 
 /* A run with another value needs the key in --resume-allow; with the old one it needs nothing. */
 static void expect_setting(const char *key, const char *old, const char *other)
 {
-    char words[128];
-    snprintf(words, sizeof words, "made with %s %s, and this run has %s; use the same value", key,
-             old, other);
     set(key, other);
-    REFUSED(NULL, "", words);
+    REFUSED(
+        NULL, "",
+        shell_line("made with %s %s, and this run has %s; use the same value", key, old, other));
     assert_ok(check(NULL, key));
     set(key, old);
     assert_ok(check(NULL, ""));
@@ -343,12 +334,11 @@ Test(resume, another_batch_and_other_data_need_a_word)
 {
     static char text[1 << 20];
     memset(text, 'x', sizeof text);
-    tempdir_write(&dir, "text", text, sizeof text);
+    tempdir_write(&fake_run, "text", text, sizeof text);
     text[8000] = 'y';
-    tempdir_write(&dir, "other", text, sizeof text);
+    tempdir_write(&fake_run, "other", text, sizeof text);
     text[0] = 'y';
-    tempdir_write(&dir, "shorter", text, sizeof text / 2);
-    begin_comparison();
+    tempdir_write(&fake_run, "shorter", text, sizeof text / 2);
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
     read_text("text");
@@ -379,7 +369,6 @@ Test(resume, another_batch_and_other_data_need_a_word)
     expect_setting("data.long_rows", "cut", "drop");
     expect_setting("data.end_of_text", "-1", "3");
     expect_setting("optimizer.name", "adamw", "sgd");
-    end_comparison();
 }
 
 static void store_setting(void *context, const char *key, const char *value, bool job)
@@ -400,9 +389,9 @@ Test(resume, settings_count_where_they_have_an_effect)
                  {{"optimizer.warmup_ratio", "0.5"}, "optimizer.warmup_steps", "5", false},
                  {{"optimizer.warmup_ratio", "0.5"}, "optimizer.warmup_ratio", "0.25", true},
                  {{"train.precision", "fp8"}, "model.seed", "9", true}};
-    write_text("text", 300);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        begin_comparison();
+        begin_again();
+        write_text("text", 300);
         set(cases[i].both[0], cases[i].both[1]);
         read_text("text");
         save_run();
@@ -410,7 +399,6 @@ Test(resume, settings_count_where_they_have_an_effect)
         set(cases[i].key, cases[i].other);
         cr_expect_eq(check(NULL, ""), cases[i].counts ? ND_ERR_CONFIG : ND_OK, "%zu", i);
         cr_expect_eq(check(NULL, cases[i].key), ND_OK, "%zu", i);
-        end_comparison();
     }
 }
 
@@ -429,7 +417,6 @@ Test(resume, says_what_has_changed)
     size_t size, count = 0;
     write_text("text", 3000);
     write_text("other", 2000); /* both of its digests differ */
-    begin_comparison();
     set("checkpoint.interval", "2");
     set("checkpoint.export_model", "true");
     read_text("text");
@@ -440,9 +427,9 @@ Test(resume, says_what_has_changed)
     }
     read_text("other");
     config.checkpoint.allow = (char *)"data.path,optimizer.lr";
-    tempdir_catch_stderr(&dir);
+    tempdir_catch_stderr(&fake_run);
     assert_ok(nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, true));
-    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_IO, &said, &size));
+    assert_ok(nd_fs_read(fake_path("stderr"), 1 << 20, ND_ERR_IO, &said, &size));
     for (int i = 0; i < 4; i++) {
         cr_expect_not_null(strstr(said, lines[i]), "no \"%s\" in:\n%s", lines[i], said);
     }
@@ -451,7 +438,6 @@ Test(resume, says_what_has_changed)
     }
     cr_expect_eq(count, 4, "%s", said);
     free(said);
-    end_comparison();
 }
 
 /* What the training data are counts, whatever those of a validation are. In a mix that is neither
@@ -460,10 +446,9 @@ Test(resume, documents_are_those_of_the_training_data)
 {
     static const nd_document_rules separate = {
         .rule = ND_DOCUMENTS_SEPARATE, .end_of_text = 'y', .model_end = -1};
-    const char *path = tempdir_write(&dir, "text", "xxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxy", 36);
+    const char *path = fake_file("text", "xxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxy");
     nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
     nd_dataset *some, *all, **const list[] = {&inputs.data, &all, &parts[0].data, &parts[1].data};
-    begin_comparison();
     config.data.documents = ND_DOCUMENTS_SEPARATE; /* of a validation */
     for (int i = 0; i < 4; i++) {
         assert_ok(nd_dataset_open(path, ND_DATA_TEXT, "bytes", 256, 8, list[i]));
@@ -478,7 +463,6 @@ Test(resume, documents_are_those_of_the_training_data)
     nd_dataset_close(inputs.data);
     inputs.data = some;
     REFUSED(NULL, "data.path", "made with data.documents join, and this run has auto");
-    end_comparison();
 }
 
 /* A mix of two texts, and its order. */
@@ -515,7 +499,7 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
                  {{0.123457, 0.876543}, "1000000"},
                  {{1, 3.14159265358979}, "1048576"}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        begin_comparison();
+        begin_again();
         char period[64];
         inputs.data = mixed(cases[c].weights[0], cases[c].weights[1]);
         save_run();
@@ -523,16 +507,14 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
         take_pair(manifest.identity, "data.path period", period);
         cr_assert_str_eq(period, cases[c].period ? cases[c].period : "");
         if (cases[c].period) {
-            char words[200];
-            snprintf(words, sizeof words,
-                     "checkpoint-6 was made with data.path period 65536, and this run has %s; ",
-                     cases[c].period);
-            REFUSED(NULL, "", words);
+            REFUSED(NULL, "",
+                    shell_line("checkpoint-6 was made with data.path period 65536, and this run "
+                               "has %s; ",
+                               cases[c].period));
             assert_ok(check(NULL, "data.path"));
         } else {
             assert_ok(check(NULL, ""));
         }
-        end_comparison();
     }
 }
 
@@ -540,10 +522,9 @@ static nd_dataset *open_rows(const char *rows)
 {
     static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
     const nd_token_cache_request request = {
-        .job = {.rules = &corpus, .threads = 1}, .folder = dir.path, .vocab = 256};
+        .job = {.rules = &corpus, .threads = 1}, .folder = fake_run.path, .vocab = 256};
     nd_dataset *out;
-    assert_ok(nd_dataset_open_text(tempdir_write(&dir, "a.jsonl", rows, strlen(rows)), ND_DATA_AUTO,
-                                   request, 8, &out));
+    assert_ok(nd_dataset_open_text(fake_file("a.jsonl", rows), ND_DATA_AUTO, request, 8, &out));
     return out;
 }
 
@@ -554,7 +535,7 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
                                "{\"prompt\": \"f\", \"completion\": \"ghi\"}\n";
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
     for (int mix = 0; mix < 2; mix++) {
-        begin_comparison();
+        begin_again();
         nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
         char value[64];
         parts[0].data = open_rows(rows);
@@ -577,7 +558,6 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
         /* Those of joined documents had no such order. */
         take_pair(manifest.identity, "data.documents", value);
         assert_ok(check(NULL, "data.documents"));
-        end_comparison();
         nd_dataset_close(parts[1].data); /* unless the mix has it */
     }
 }
@@ -585,7 +565,6 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
 /* Of 31,775 blocks, of which 48 were seen in 6 steps. */
 Test(resume, another_batch_keeps_the_end_of_the_epochs)
 {
-    begin_comparison();
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
     nd_dataset_part part = {.name = "", .epochs = 0.01};
@@ -638,17 +617,15 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
     config.train.gradient_accumulation_steps = 3;
     manifest.samples_seen = 49;
     REFUSED(NULL, "samples_per_step,data.path", "give --num-steps 2650 in its place");
-    end_comparison();
 }
 
 Test(resume, compares_tokenizers_by_their_content)
 {
     char a[PATH_MAX], moved[PATH_MAX], other[PATH_MAX];
     write_text("text", 300);
-    snprintf(a, sizeof a, "%s", tempdir_write(&dir, "a.json", "{1}", 3));
-    snprintf(moved, sizeof moved, "%s", tempdir_write(&dir, "moved.json", "{1}", 3));
-    snprintf(other, sizeof other, "%s", tempdir_write(&dir, "other.json", "{2}", 3));
-    begin_comparison();
+    snprintf(a, sizeof a, "%s", fake_file("a.json", "{1}"));
+    snprintf(moved, sizeof moved, "%s", fake_file("moved.json", "{1}"));
+    snprintf(other, sizeof other, "%s", fake_file("other.json", "{2}"));
     read_text("text");
     config.data.tokenizer = inputs.tokenizer = a;
     save_run();
@@ -663,5 +640,4 @@ Test(resume, compares_tokenizers_by_their_content)
     save_run();
     assert_ok(check(a, ""));
     REFUSED(moved, "", "moved.json; use the same value");
-    end_comparison();
 }

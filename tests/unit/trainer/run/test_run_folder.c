@@ -23,28 +23,44 @@ static void write_file(const char *path, const char *text)
     assert_ok(nd_fs_write_atomic(path, text, strlen(text)));
 }
 
+static void make_folders(const char *path)
+{
+    assert_ok(nd_fs_make_folders(path, "it", ""));
+}
+
 static bool is_folder(const char *path)
 {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    bool is = false;
+    assert_ok(nd_fs_is_folder(path, &is));
+    return is;
+}
+
+/* Makes the folder of a run with this output.dir and this name of its configuration. */
+static void make_run(const char *source, const char *folder, const char *expected)
+{
+    const nd_config config = {.source = (char *)source, .output.dir = (char *)folder};
+    char *got = NULL;
+    assert_ok(nd_run_folder_create(&config, &got));
+    cr_assert_str_eq(got, expected);
+    cr_assert(is_folder(got));
+    free(got);
+}
+
+/* A run with this output.dir is refused with these words. */
+static void refuse_run(const char *folder, const char *words)
+{
+    const nd_config config = {.source = "", .output.dir = (char *)folder};
+    char *got = (char *)"untouched";
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, words);
+    cr_assert_str_eq(got, "untouched");
 }
 
 Test(run_folder, fresh_ones_are_numbered_by_configuration)
 {
-    nd_config config = {.source = "configs/tp_hsdp.yaml", .output.dir = ""};
-    for (int n = 1; n <= 3; n++) {
-        char *got = NULL, expected[64];
-        snprintf(expected, sizeof expected, "runs/tp_hsdp-%d", n);
-        assert_ok(nd_run_folder_create(&config, &got));
-        cr_assert_str_eq(got, expected);
-        cr_assert(is_folder(got));
-        free(got);
-    }
-    config.source = "";
-    char *got = NULL;
-    assert_ok(nd_run_folder_create(&config, &got));
-    cr_assert_str_eq(got, "runs/run-1");
-    free(got);
+    make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-1");
+    make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-2");
+    make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-3");
+    make_run("", "", "runs/run-1");
 }
 
 /* Processes that start together each get a folder of their own: as many folders as processes. */
@@ -80,14 +96,8 @@ Test(run_folder, two_runs_never_share_one)
 
 Test(run_folder, a_given_one_is_made_with_its_parents_and_may_be_empty)
 {
-    nd_config config = {.source = "", .output.dir = "a/b//c/"};
-    char *got = NULL;
-    assert_ok(nd_run_folder_create(&config, &got));
-    cr_assert_str_eq(got, "a/b//c/");
-    cr_assert(is_folder("a/b/c"));
-    free(got);
-    assert_ok(nd_run_folder_create(&config, &got));
-    free(got);
+    make_run("", "a/b//c/", "a/b//c/");
+    make_run("", "a/b//c/", "a/b//c/");
 }
 
 Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
@@ -96,21 +106,17 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
     const char *const folders[] = {"one", "two", "three", "four"};
     for (int i = 0; i < 4; i++) {
         char path[PATH_MAX];
-        nd_config config = {.source = "", .output.dir = (char *)folders[i]};
-        cr_assert_eq(mkdir(config.output.dir, 0777), 0);
-        snprintf(path, sizeof path, "%s/%s", config.output.dir, marks[i]);
-        write_file(path, "precious");
-        char *got = (char *)"untouched";
-        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "already holds a run");
         nd_run_lock lock;
-        assert_ok(nd_run_lock_acquire(config.output.dir, &lock));
-        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
-                     "another process trains in");
-        nd_run_lock_release(&lock);
-        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, marks[i]);
-        cr_assert_not_null(strstr(nd_error_last()->message, "--resume-from-checkpoint auto"));
-        cr_assert_str_eq(got, "untouched");
         struct stat st;
+        make_folders(folders[i]);
+        snprintf(path, sizeof path, "%s/%s", folders[i], marks[i]);
+        write_file(path, "precious");
+        refuse_run(folders[i], "already holds a run");
+        assert_ok(nd_run_lock_acquire(folders[i], &lock));
+        refuse_run(folders[i], "another process trains in");
+        nd_run_lock_release(&lock);
+        refuse_run(folders[i], marks[i]);
+        cr_assert_not_null(strstr(nd_error_last()->message, "--resume-from-checkpoint auto"));
         cr_assert_eq(stat(path, &st), 0);
         cr_assert_eq(st.st_size, 8);
     }
@@ -119,27 +125,21 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
 /* One that was copied there: a restart of the fresh run would go on from it. */
 Test(run_folder, one_that_holds_a_checkpoint_is_refused)
 {
-    char *got = NULL;
-    nd_config config = {.source = "", .output.dir = "one"};
-    assert_ok(nd_fs_make_folders("one/checkpoint-7", "it", "")); /* another program's */
-    assert_ok(nd_fs_make_folders("one/checkpoint-6.old/state", "it", ""));
-    assert_ok(nd_run_folder_create(&config, &got));
-    free(got);
-    assert_ok(nd_fs_make_folders("one/checkpoint-5/state", "it", ""));
-    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
-                 "already holds a run (checkpoint-5)");
-    config.output.dir = "two";
-    assert_ok(nd_fs_make_folders("two", "it", ""));
+    make_folders("one/checkpoint-7"); /* another program's */
+    make_folders("one/checkpoint-6.old/state");
+    make_run("", "one", "one");
+    make_folders("one/checkpoint-5/state");
+    refuse_run("one", "already holds a run (checkpoint-5)");
+    make_folders("two");
     cr_assert_eq(symlink("../one/checkpoint-5", "two/checkpoint-3"), 0);
-    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
-                 "already holds a run (checkpoint-3)");
+    refuse_run("two", "already holds a run (checkpoint-3)");
 }
 
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
     nd_run run = {.dir = (char *)"one", .made = true, .record = "one/run.json"};
-    assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
+    make_folders("one/tensorboard");
     write_file("one/run.json", "{}");
     write_file("one/metrics.jsonl", "");
     write_file("one/mine", "");
@@ -169,7 +169,7 @@ Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it
                                         "one/tensorboard"};
     nd_run run = {.dir = (char *)"one", .made = true};
     nd_run_lock winner;
-    assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
+    make_folders("one/tensorboard");
     write_file("one/run.json", "{}");
     write_file("one/metrics.jsonl", "");
     assert_ok(nd_run_lock_acquire("one", &winner));
@@ -183,6 +183,15 @@ Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it
     }
 }
 
+static int names_here(void)
+{
+    nd_fs_names names;
+    assert_ok(nd_fs_list(".", &names));
+    const int count = names.count;
+    nd_fs_names_fini(&names);
+    return count;
+}
+
 /* What a check answers, the start of a run answers too; refused, it leaves nothing. */
 Test(run_folder, a_check_makes_nothing)
 {
@@ -194,10 +203,7 @@ Test(run_folder, a_check_makes_nothing)
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++) {
         config.output.dir = (char *)free_ones[i];
         assert_ok(nd_run_folder_check(&config, &inputs, NULL));
-        nd_fs_names names;
-        assert_ok(nd_fs_list(".", &names));
-        cr_expect_eq(names.count, 0, "%s", free_ones[i]);
-        nd_fs_names_fini(&names);
+        cr_expect_eq(names_here(), 0, "%s", free_ones[i]);
     }
     write_file("file", "");
     write_file("runs", "");
@@ -212,14 +218,11 @@ Test(run_folder, a_check_makes_nothing)
                                  "z/../held", "z/../file/x", "/proc/nd/x", long_name,  deep};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
         char *got = NULL;
-        nd_fs_names names;
         config.output.dir = (char *)taken[i];
         cr_expect_eq(nd_run_folder_check(&config, &inputs, NULL), ND_ERR_CANTCREATE, "%.99s",
                      taken[i]);
         cr_expect_eq(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "%.99s", taken[i]);
-        assert_ok(nd_fs_list(".", &names));
-        cr_expect_eq(names.count, 3, "%.99s left something", taken[i]);
-        nd_fs_names_fini(&names);
+        cr_expect_eq(names_here(), 3, "%.99s left something", taken[i]);
     }
 }
 
@@ -236,23 +239,23 @@ static void expect_newest(const char *expected)
  * nothing is examined. */
 Test(run_folder, the_newest_is_the_one_that_has_something_saved)
 {
-    assert_ok(nd_fs_make_folders("runs/x-1", "it", ""));
+    make_folders("runs/x-1");
     cr_assert_eq(symlink("checkpoint-5", "runs/x-1/checkpoint-5"), 0); /* it cannot be examined */
-    assert_ok(nd_fs_make_folders("runs/x-2/checkpoint-5/state", "it", ""));
-    assert_ok(nd_fs_make_folders("runs/x-9/checkpoint-5.old/state", "it", ""));
-    assert_ok(nd_fs_make_folders("runs/y-9/checkpoint-5/state", "it", ""));
+    make_folders("runs/x-2/checkpoint-5/state");
+    make_folders("runs/x-9/checkpoint-5.old/state");
+    make_folders("runs/y-9/checkpoint-5/state");
     write_file("runs/x-8", ""); /* no folder */
     expect_newest("runs/x-2");
-    assert_ok(nd_fs_make_folders("runs/x-3/checkpoint-5.bad/state", "it", ""));
+    make_folders("runs/x-3/checkpoint-5.bad/state");
     expect_newest("runs/x-3");
-    assert_ok(nd_fs_make_folders("runs/x-4", "it", ""));
+    make_folders("runs/x-4");
     cr_assert_eq(symlink("../x-2/checkpoint-5", "runs/x-4/checkpoint-6"), 0);
     expect_newest("runs/x-4");
-    assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-5.bad/state", "it", ""));
-    assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-6.old/state", "it", ""));
-    assert_ok(nd_fs_make_folders("runs/x-6/checkpoint-7", "it", "")); /* another program's */
+    make_folders("runs/x-5/checkpoint-5.bad/state");
+    make_folders("runs/x-5/checkpoint-6.old/state");
+    make_folders("runs/x-6/checkpoint-7"); /* another program's */
     expect_newest("runs/x-5");
-    assert_ok(nd_fs_make_folders("runs/x-10/checkpoint-5/state", "it", ""));
+    make_folders("runs/x-10/checkpoint-5/state");
     expect_newest("runs/x-10");
 }
 
@@ -288,11 +291,7 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
 {
     write_file("file", "");
-    nd_config config = {.source = "", .output.dir = "file"};
-    char *got = NULL;
-    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "is a file");
-    config.output.dir = "file/below";
-    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "file/below");
-    config.output.dir = "/proc/nd/run";
-    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "/proc/nd/run");
+    refuse_run("file", "is a file");
+    refuse_run("file/below", "file/below");
+    refuse_run("/proc/nd/run", "/proc/nd/run");
 }
