@@ -9,6 +9,9 @@
 
 enum { Q, K, V, O, GATE, UP, DOWN };
 
+static nd_shape shape = LLAMA(4096, 14336, 32, 32);
+static nd_filter f; /* of the test */
+
 static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
 {
     nd_config c = {
@@ -18,66 +21,53 @@ static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
     return c;
 }
 
-static nd_filter filter_of(const char *text, nd_fp8_recipe recipe, const nd_shape *shape)
+static nd_status start(const char *text, nd_fp8_recipe recipe)
 {
-    nd_filter f;
     nd_config c = config_of(text, recipe);
-    cr_assert_eq(nd_filter_init(&f, &c, shape), ND_OK, "%s", nd_error_last()->message);
-    return f;
+    nd_filter_fini(&f);
+    return nd_filter_init(&f, &c, &shape);
 }
 
-static void expect_refused(const char *text, const nd_shape *shape, const char *a, const char *b)
+static void expect_refused(const char *text, const char *a, const char *b)
 {
-    nd_filter f;
-    nd_config c = config_of(text, ND_FP8_TENSORWISE);
-    cr_assert_eq(nd_filter_init(&f, &c, shape), ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, a), "%s", nd_error_last()->message);
+    assert_fails(start(text, ND_FP8_TENSORWISE), ND_ERR_CONFIG, a);
     cr_expect(strstr(nd_error_last()->message, b), "%s", nd_error_last()->message);
 }
 
 Test(filter, accelerate_leaves_out_the_first_and_the_last)
 {
-    nd_shape shape = eight_b();
-    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("accelerate", ND_FP8_TENSORWISE));
     cr_expect_eq(f.converted, 7 * 32 - 1);
     cr_expect_not(nd_filter_converts(&f, 0, Q));
     cr_expect(nd_filter_converts(&f, 0, K));
     cr_expect(nd_filter_converts(&f, 1, Q));
     cr_expect(nd_filter_converts(&f, 31, DOWN));
-    nd_filter_fini(&f);
 }
 
 Test(filter, nothing_without_fp8)
 {
-    nd_shape shape = eight_b();
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
-    nd_filter f;
     c.train.precision = ND_PRECISION_BF16;
-    cr_assert_eq(nd_filter_init(&f, &c, &shape), ND_OK);
+    assert_ok(nd_filter_init(&f, &c, &shape));
     cr_expect_not(nd_filter_converts(&f, 1, K));
-    nd_filter_fini(&f);
 }
 
 /* torchao's own words: Llama 8B's wk and wv (4096 -> 1024) stay in BF16 under both recipes. */
 Test(filter, thresholds_of_torchao)
 {
-    nd_shape shape = eight_b();
-    nd_filter f = filter_of("auto", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("auto", ND_FP8_TENSORWISE));
     cr_expect_eq(f.converted, 5 * 32);
     cr_expect(nd_filter_converts(&f, 0, Q), "it has no first and last");
     cr_expect_not(nd_filter_converts(&f, 5, K));
     cr_expect_not(nd_filter_converts(&f, 5, V));
-    nd_filter_fini(&f);
-    f = filter_of("auto", ND_FP8_ROWWISE, &shape);
+    assert_ok(start("auto", ND_FP8_ROWWISE));
     cr_expect_eq(f.converted, 5 * 32);
-    nd_filter_fini(&f);
     shape.hidden = 2048; /* o: 2048 x 4096, gate: 14336 x 2048, down: 2048 x 14336 */
-    f = filter_of("auto", ND_FP8_ROWWISE_GW_HP, &shape);
+    assert_ok(start("auto", ND_FP8_ROWWISE_GW_HP));
     cr_expect_not(nd_filter_converts(&f, 0, O));
     cr_expect(nd_filter_converts(&f, 0, GATE));
     cr_expect_not(nd_filter_converts(&f, 0, DOWN));
     cr_expect_not(nd_filter_converts(&f, 0, Q), "4096 x 2048 is at both limits");
-    nd_filter_fini(&f);
 }
 
 /* gate_proj, (ffn, hidden), at both sides of each limit. */
@@ -95,25 +85,19 @@ Test(filter, limits_of_torchao_are_inclusive)
         {ND_FP8_ROWWISE, 4112, 2048, true},     {ND_FP8_ROWWISE, 4096, 2064, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_shape shape = eight_b();
         shape.ffn = cases[i].ffn;
         shape.hidden = cases[i].hidden;
-        nd_config c = config_of("auto", cases[i].recipe);
-        nd_filter f; /* where no linear is left, it is refused */
-        const bool any = nd_filter_init(&f, &c, &shape) == ND_OK;
+        const bool any = start("auto", cases[i].recipe) == ND_OK; /* refused: no linear is left */
         cr_expect_eq(any && nd_filter_converts(&f, 1, GATE), cases[i].converts, "case %zu", i);
-        nd_filter_fini(&f);
     }
 }
 
 Test(filter, patterns)
 {
-    nd_shape shape = eight_b();
-    nd_filter f = filter_of("mlp,layers.3.self_attn.q_proj", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("mlp,layers.3.self_attn.q_proj", ND_FP8_TENSORWISE));
     cr_expect_eq(f.converted, 3 * 32 + 1);
     cr_expect(nd_filter_converts(&f, 3, Q));
     cr_expect_not(nd_filter_converts(&f, 30, Q));
-    nd_filter_fini(&f);
     static const struct {
         const char *text;
         int64_t converted;
@@ -125,56 +109,47 @@ Test(filter, patterns)
         {"model.layers.[0-2].mlp.up_proj", 3},
     };
     for (size_t i = 0; i < sizeof matched / sizeof *matched; i++) {
-        f = filter_of(matched[i].text, ND_FP8_TENSORWISE, &shape);
+        assert_ok(start(matched[i].text, ND_FP8_TENSORWISE));
         cr_expect_eq(f.converted, matched[i].converted, "%s", matched[i].text);
-        nd_filter_fini(&f);
     }
-    expect_refused("w1", &shape, "w1 matches no linear", "layers.0 to 31 with self_attn.q_proj, ");
-    expect_refused("mlp, lm_head", &shape, "lm_head", "BF16");
+    expect_refused("w1", "w1 matches no linear", "layers.0 to 31 with self_attn.q_proj, ");
+    expect_refused("mlp, lm_head", "lm_head", "BF16");
 }
 
 Test(filter, sizes_of_sixteen)
 {
-    nd_shape shape = eight_b();
     shape.ffn = 14340;
-    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("accelerate", ND_FP8_TENSORWISE));
     cr_expect_eq(f.converted, 4 * 32 - 1);
-    nd_filter_fini(&f);
-    expect_refused("up_proj", &shape, "14340 x 4096", "divisible by 16");
+    expect_refused("up_proj", "14340 x 4096", "divisible by 16");
     shape.hidden = 4104;
-    expect_refused("accelerate", &shape, "multiple of 16", "4104");
+    expect_refused("accelerate", "multiple of 16", "4104");
     shape.hidden = shape.ffn = 1024;
     shape.heads = shape.kv_heads; /* so that all linears are of 1024 x 1024 */
-    expect_refused("auto", &shape, "auto no linear would run in FP8",
+    expect_refused("auto", "auto no linear would run in FP8",
                    "(hidden 1024, ffn 1024, 8 heads and 8 KV heads of 128)");
 }
 
 Test(filter, conditions_of_the_mesh)
 {
-    nd_shape shape = eight_b();
     nd_mesh mesh = {{1, 1, 1, 1, 8}};
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
-    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("accelerate", ND_FP8_TENSORWISE));
     cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_OK);
     c.train.sequence_length = 8200;
-    cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, "8200 tokens"), "%s", nd_error_last()->message);
+    assert_fails(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG, "8200 tokens");
     c.train.sequence_length = 8192;
     shape.ffn = 14352; /* 16 divides it, but not an eighth of it */
-    cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG);
-    cr_expect(strstr(nd_error_last()->message, "1794 x 4096"), "%s", nd_error_last()->message);
-    nd_filter_fini(&f);
-    f = filter_of("down_proj", ND_FP8_TENSORWISE, &shape);
+    assert_fails(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG, "1794 x 4096");
+    assert_ok(start("down_proj", ND_FP8_TENSORWISE));
     assert_fails(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG, "4096 x 1794");
-    nd_filter_fini(&f);
 }
 
 /* A product has micro-batch x sequence / cp tokens. */
 Test(filter, tokens_of_a_rank)
 {
-    nd_shape shape = eight_b();
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
-    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("accelerate", ND_FP8_TENSORWISE));
     for (int cp = 1; cp <= 5; cp++) {
         nd_mesh mesh = {{1, 1, 1, 1, 1}};
         mesh.size[ND_AXIS_CP] = cp;
@@ -189,7 +164,6 @@ Test(filter, tokens_of_a_rank)
             }
         }
     }
-    nd_filter_fini(&f);
 }
 
 static void add_line(void *context, const char *text)
@@ -200,9 +174,18 @@ static void add_line(void *context, const char *text)
 
 Test(filter, table_names_every_linear_once)
 {
+    static const char *const parts[] = {
+        "223 of 225 linears in FP8, weights gathered in BF16\n",
+        "x e4m3 per tensor, fast accumulation\n  input gradient: e5m2 per tensor x e4m3 per "
+        "tensor\n  weight gradient: e5m2 per tensor",
+        "128256 x 4096   bf16: the last linear",
+        "layers.0.self_attn.q_proj",
+        "first linear",
+        "layers.1-31.self_attn.q_proj",
+        "layers.0-31.mlp.down_proj          4096 x 14336  fp8\n",
+        "lm_head"};
     char text[4096] = "";
-    nd_shape shape = eight_b();
-    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("accelerate", ND_FP8_TENSORWISE));
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
     nd_device cpu = {.kind = ND_DEVICE_CPU};
     nd_rank rank = {.device = &cpu, .config = &c};
@@ -214,16 +197,9 @@ Test(filter, table_names_every_linear_once)
         lines++;
     }
     cr_expect_eq(lines, 4 + 9, "q in two lines, six others, the head\n%s", text);
-    cr_expect(strstr(text, "223 of 225 linears in FP8, weights gathered in BF16\n"), "%s", text);
-    cr_expect(strstr(text, "x e4m3 per tensor, fast accumulation\n  input gradient: e5m2 per "
-                           "tensor x e4m3 per tensor\n  weight gradient: e5m2 per tensor"));
-    cr_expect(strstr(text, "128256 x 4096   bf16: the last linear"), "%s", text);
-    cr_expect(strstr(text, "layers.0.self_attn.q_proj"), "%s", text);
-    cr_expect(strstr(text, "first linear"), "%s", text);
-    cr_expect(strstr(text, "layers.1-31.self_attn.q_proj"), "%s", text);
-    cr_expect(strstr(text, "layers.0-31.mlp.down_proj          4096 x 14336  fp8\n"), "%s", text);
-    cr_expect(strstr(text, "lm_head"), "%s", text);
-    nd_filter_fini(&f);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        cr_expect(strstr(text, parts[i]), "no \"%s\" in:\n%s", parts[i], text);
+    }
 }
 
 Test(filter, linears_that_share_an_input_are_adjacent)
@@ -243,9 +219,8 @@ Test(filter, linears_that_share_an_input_are_adjacent)
 
 Test(filter, what_autotune_has_no_choice_for_is_named)
 {
-    nd_shape shape = eight_b();
     nd_linear_choice choice = {.forced = false};
-    nd_filter f = filter_of("*", ND_FP8_TENSORWISE, &shape);
+    assert_ok(start("*", ND_FP8_TENSORWISE));
     for (int input = 0; input < ND_INPUT_COUNT; input++) {
         for (int mask = 0; mask < ND_LINEAR_SETS; mask++) {
             choice.fp8[input][mask] = (int8_t)mask;
@@ -253,10 +228,8 @@ Test(filter, what_autotune_has_no_choice_for_is_named)
     }
     cr_assert_eq(nd_filter_choose(&f, &choice), ND_OK);
     choice.fp8[ND_INPUT_GATE_UP][3] = -1;
-    cr_assert_eq(nd_filter_choose(&f, &choice), ND_ERR_DATA);
-    cr_expect(strstr(nd_error_last()->message, "in layer 0 (mlp.gate_proj, mlp.up_proj); "), "%s",
-              nd_error_last()->message);
+    assert_fails(nd_filter_choose(&f, &choice), ND_ERR_DATA,
+                 "in layer 0 (mlp.gate_proj, mlp.up_proj); ");
     choice.fp8[ND_INPUT_GATE_UP][3] = 4; /* a third linear */
     cr_expect_eq(nd_filter_choose(&f, &choice), ND_ERR_DATA);
-    nd_filter_fini(&f);
 }
