@@ -128,6 +128,23 @@ float mesh_value(uint64_t seed, int64_t index)
     return (float)((int)((x ^ x >> 31) % 17) - 8) / 8.0f;
 }
 
+float mesh_get(nd_tensor t, int64_t row, int64_t column)
+{
+    const int64_t at = row * t.stride[0] + column;
+    return t.dtype == ND_DTYPE_F32 ? ((const float *)t.data)[at]
+                                   : nd_bf16_to_f32(((const nd_bf16 *)t.data)[at]);
+}
+
+void mesh_put(nd_tensor t, int64_t row, int64_t column, float value)
+{
+    const int64_t at = row * t.stride[0] + column;
+    if (t.dtype == ND_DTYPE_F32) {
+        ((float *)t.data)[at] = value;
+    } else {
+        ((nd_bf16 *)t.data)[at] = nd_bf16_from_f32(value);
+    }
+}
+
 /* 4 to 1 quarters, by the quarter of an axis counted from either end. Not powers of two alone: by
  * those a scale may be wrong and FP8 values are still the same. */
 static float quarters(int64_t at, int64_t extent, bool from_end)
@@ -250,18 +267,28 @@ size_t mesh_model_bytes(const nd_model *model)
     return o->plan.total;
 }
 
-nd_status mesh_load_batch(nd_model *m, int micro, nd_activation_set **set)
+enum { T = 32 };
+
+nd_status mesh_load_ids(nd_model *m, const int32_t *ids, const int32_t *labels,
+                        nd_activation_set **set)
 {
-    enum { T = 32 };
-    int32_t ids[T], labels[T], positions[T];
+    int32_t positions[T];
     *set = nd_model_take_set(m);
     ND_ASSERT(m->dims.B * m->dims.S == T);
     for (int i = 0; i < T; i++) {
-        ids[i] = (i * 7 + 3 * micro) % 97;
-        labels[i] = (i * 13 + 5) % 97;
         positions[i] = i;
     }
     return nd_model_load_batch(m, *set, ids, labels, positions);
+}
+
+nd_status mesh_load_batch(nd_model *m, int micro, nd_activation_set **set)
+{
+    int32_t ids[T], labels[T];
+    for (int i = 0; i < T; i++) {
+        ids[i] = (i * 7 + 3 * micro) % 97;
+        labels[i] = (i * 13 + 5) % 97;
+    }
+    return mesh_load_ids(m, ids, labels, set);
 }
 
 nd_status mesh_micro_batch(nd_model *m, int micro, nd_pass pass)

@@ -28,6 +28,9 @@ mesh_ranks mesh_ranks_of(nd_mesh mesh, int64_t layers, bool tied,
                          nd_status (*body)(nd_rank *rank, void *context), const void *context);
 /* ND_OK when `body` was on every rank; else the first failure. */
 nd_status mesh_ranks_run(const mesh_ranks *job);
+/* For Criterion: it is ND_OK, or the words are said with the failure. */
+#define expect_ranks(job, words, ...)                                                              \
+    cr_expect_eq(mesh_ranks_run(job), ND_OK, words ": %s", ##__VA_ARGS__, nd_error_last()->message)
 
 /* Sizes that no number of shards divides evenly, and whose parts on up to four tp ranks the FP8
  * products take; the vocabulary is odd. */
@@ -37,6 +40,9 @@ nd_shape mesh_shape_of(int64_t layers, bool tied);
  * holds sums of many products of two of them: a test that adds such values expects the exact sum,
  * in any order. */
 float mesh_value(uint64_t seed, int64_t index);
+/* An element of a tensor in F32 or BF16. */
+float mesh_get(nd_tensor t, int64_t row, int64_t column);
+void mesh_put(nd_tensor t, int64_t row, int64_t column, float value);
 /* The value of an element of a parameter, by its number in the flattened global tensor. Each
  * quarter of the rows and of the columns has another largest value, so that the largest value of a
  * shard or of a tp rank's part is not that of the whole. */
@@ -73,8 +79,10 @@ nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options,
                                  uint64_t seed, nd_model **out);
 /* That its plan has. */
 size_t mesh_model_bytes(const nd_model *model);
-/* Takes a set for one sequence whose ids depend on `micro`. The model has mesh_config_of's 32
- * tokens and a vocabulary of 97 or more. */
+/* Takes a set for one sequence of mesh_config_of's 32 tokens. */
+nd_status mesh_load_ids(nd_model *model, const int32_t *ids, const int32_t *labels,
+                        nd_activation_set **set);
+/* The same of ids that depend on `micro`. The model has a vocabulary of 97 or more. */
 nd_status mesh_load_batch(nd_model *model, int micro, nd_activation_set **set);
 /* Its forward and, to train, its backward. */
 nd_status mesh_micro_batch(nd_model *model, int micro, nd_pass pass);

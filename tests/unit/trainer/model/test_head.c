@@ -293,18 +293,12 @@ static nd_status run_rank(head_test *test)
 {
     nd_model *m = test->model;
     const head_case *c = test->world->of;
-    int32_t positions[T];
-    for (int i = 0; i < T; i++) {
-        positions[i] = i;
-    }
     /* Buffers were planned for one chunk; the labels are ordered by the rows of a chunk. */
     m->dims.head_rows = c->head_rows ? c->head_rows : m->dims.head_rows;
     ND_CHECK(m->dims.head_rows == (c->head_rows ? c->head_rows : m->dims.Tl), "more chunks than 1");
     ND_CHECK(m->dims.head_columns == m->dims.V, "more tiles than 1");
     m->dims.head_columns = c->columns ? c->columns : m->dims.V;
-    test->set = nd_model_take_set(m);
-    ND_TRY(nd_model_load_batch(m, test->set, test->world->ids[test->dp],
-                               test->world->labels[test->dp], positions));
+    ND_TRY(mesh_load_ids(m, test->world->ids[test->dp], test->world->labels[test->dp], &test->set));
     nd_fsdp_begin_step(&m->fsdp, 0);
     for (int micro = 0; micro < MICROS; micro++) {
         ND_TRY(micro_batch(test, micro));
@@ -349,7 +343,7 @@ static void check_gradients(const head_world *world)
 
 static void run(const head_case *c)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}}, mesh = {{1, 1, c->dp, 1, c->tp}};
+    const nd_mesh mesh = {{1, 1, c->dp, 1, c->tp}};
     head_world *world = calloc(1, sizeof *world);
     nd_layout *whole = NULL;
     mesh_ranks job = mesh_ranks_of(mesh, 1, c->tied, body, world);
@@ -357,10 +351,9 @@ static void run(const head_case *c)
     job.config.train.gradient_accumulation_steps = MICROS;
     job.config.train.sample_prompt = (char *)"x";
     world->of = c;
-    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &job.shape, .mesh = &one}, &whole),
-                 ND_OK);
+    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &job.shape}, &whole), ND_OK);
     make_world(world, whole);
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s: %s", c->name, nd_error_last()->message);
+    expect_ranks(&job, "%s", c->name);
     check_gradients(world);
     nd_layout_destroy(whole);
     free(world);
@@ -473,16 +466,15 @@ static nd_status same_in_tiles(nd_model *m, nd_activation_set *set)
 
 static nd_status bf16_body(nd_rank *rank, void *context)
 {
-    static int32_t ids[T], labels[T], positions[T];
+    static int32_t ids[T], labels[T];
     nd_model *m = NULL;
+    nd_activation_set *set;
     for (int i = 0; i < T; i++) {
         ids[i] = i;
         labels[i] = i * 97 % MANY;
-        positions[i] = i;
     }
     ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &m));
-    nd_activation_set *set = nd_model_take_set(m);
-    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    ND_TRY(mesh_load_ids(m, ids, labels, &set));
     return same_in_tiles(m, set);
 }
 
@@ -491,5 +483,5 @@ Test(head, bf16_tiles_are_summed_before_they_are_rounded)
     mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 1}}, 1, false, bf16_body, NULL);
     job.shape.vocab = MANY;
     job.config.train.precision = ND_PRECISION_BF16;
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    expect_ranks(&job, "in tiles");
 }

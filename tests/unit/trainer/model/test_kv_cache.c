@@ -121,8 +121,7 @@ Test(kv_cache, pieces_have_the_logits_of_the_whole)
         for (int tied = 0; tied < 2; tied++) {
             mesh_ranks job = job_of(1, tied == 1, precisions[p], pieces_body, NULL);
             job.config.fp8.recipe = ND_FP8_ROWWISE; /* a row's scale is its own */
-            cr_assert_eq(mesh_ranks_run(&job), ND_OK, "precision %d, tied %d: %s", p, tied,
-                         nd_error_last()->message);
+            expect_ranks(&job, "precision %d, tied %d", p, tied);
         }
     }
 }
@@ -188,8 +187,7 @@ Test(kv_cache, padded_fp8_products_give_the_same_bits)
         for (int i = 0; i < 3; i++) {
             mesh_ranks job = job_of(tp, false, ND_PRECISION_FP8, padding_body, NULL);
             job.config.fp8.recipe = recipes[i];
-            cr_expect_eq(mesh_ranks_run(&job), ND_OK, "recipe %d, tp %d: %s", i, tp,
-                         nd_error_last()->message);
+            expect_ranks(&job, "recipe %d, tp %d", i, tp);
         }
     }
 }
@@ -239,18 +237,17 @@ static double nll_of(const float *logits, const int32_t *labels)
  * of the thread's stack: tp ranks run at the same time. */
 static nd_status loss_body(nd_rank *rank, void *context)
 {
-    int32_t ids[T], labels[T], positions[T];
+    int32_t ids[T], labels[T];
     float logits[T * V];
     nd_model *m = NULL;
+    nd_activation_set *set;
     double loss = 0;
     for (int i = 0; i < T; i++) {
         ids[i] = id_at(0, i);
         labels[i] = id_at(0, i + 1);
-        positions[i] = i;
     }
     ND_TRY(mesh_model_open(rank, &(nd_model_options){.forward_only = true}, 3, &m));
-    nd_activation_set *set = nd_model_take_set(m);
-    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    ND_TRY(mesh_load_ids(m, ids, labels, &set));
     ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
     loss = m->numbers->loss_sum;
     ND_TRY(mesh_model_open(rank, &cached, 3, &m));
@@ -271,8 +268,7 @@ Test(kv_cache, logits_are_those_of_the_training_model)
         mesh_ranks job = job_of(1 << i % 3, false, ND_PRECISION_FP32, loss_body, NULL);
         job.shape.window = window[0];
         job.shape.full.bits[0] = (uint64_t)window[1];
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, window %lld: %s", 1 << i % 3,
-                     (long long)window[0], nd_error_last()->message);
+        expect_ranks(&job, "tp %d, window %lld", 1 << i % 3, (long long)window[0]);
     }
 }
 
@@ -297,7 +293,7 @@ Test(kv_cache, any_number_of_rows_on_tp_ranks)
     double worst = 0, largest = 0;
     for (int i = 0; i < 3; i++) {
         mesh_ranks job = job_of(1 << i, false, ND_PRECISION_FP32, odd_rows_body, results[i]);
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d: %s", 1 << i, nd_error_last()->message);
+        expect_ranks(&job, "tp %d", 1 << i);
         for (int r = 1; r < 1 << i; r++) {
             cr_expect_eq(memcmp(results[i], results[i] + r * LONG * V, LONG * V * sizeof(float)), 0,
                          "tp rank %d has logits of its own", r);

@@ -178,23 +178,6 @@ static int tp_index(const linear_test *test)
     return test->model->rank->coord.at[ND_AXIS_TP];
 }
 
-static float get(nd_tensor t, int64_t i, int64_t j)
-{
-    int64_t at = i * t.stride[0] + j;
-    return t.dtype == ND_DTYPE_F32 ? ((const float *)t.data)[at]
-                                   : nd_bf16_to_f32(((const nd_bf16 *)t.data)[at]);
-}
-
-static void put(nd_tensor t, int64_t i, int64_t j, float value)
-{
-    int64_t at = i * t.stride[0] + j;
-    if (t.dtype == ND_DTYPE_F32) {
-        ((float *)t.data)[at] = value;
-    } else {
-        ((nd_bf16 *)t.data)[at] = nd_bf16_from_f32(value);
-    }
-}
-
 /* `rounded`: how often BF16 rounds something that is at most s.size; 0: the result is F32, where
  * only the inverse scales round. Without FP8 and BF16 the sum is exact. */
 static nd_status expect(const linear_test *test, double found, sum s, int rounded, const char *what,
@@ -223,7 +206,7 @@ static nd_status check_output(const linear_test *test, nd_input input, nd_tensor
         for (int64_t i = 0; i < y.shape[0]; i++) {
             for (int64_t j = 0; j < p->local_rows; j++) {
                 sum s = output_sum(&test->world->linears[l], begin + i, p->row_begin + j);
-                ND_TRY(expect(test, (double)get(y, i, offset + j), s, column ? 1 : 2,
+                ND_TRY(expect(test, (double)mesh_get(y, i, offset + j), s, column ? 1 : 2,
                               nd_linears[l].module, i, j));
             }
         }
@@ -242,8 +225,8 @@ static nd_status check_input_gradient(const linear_test *test, nd_input input, n
     for (int64_t i = 0; i < dx.shape[0]; i++) {
         for (int64_t j = 0; j < dx.shape[1]; j++) {
             sum s = input_gradient_sum(test->world, input, row + i, col + j);
-            ND_TRY(expect(test, (double)get(dx, i, j), s, column ? parts + 1 : 1, "input gradient",
-                          i, j));
+            ND_TRY(expect(test, (double)mesh_get(dx, i, j), s, column ? parts + 1 : 1,
+                          "input gradient", i, j));
         }
     }
     return ND_OK;
@@ -259,7 +242,7 @@ static nd_status check_weight_gradient(const linear_test *test, int linear)
                                         p->col_begin + j);
             s.value *= test->times;
             s.size *= test->times;
-            ND_TRY(expect(test, (double)get(dw, i, j), s, 0, p->name, i, j));
+            ND_TRY(expect(test, (double)mesh_get(dw, i, j), s, 0, p->name, i, j));
         }
     }
     return ND_OK;
@@ -294,7 +277,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
                       .scale = acts.scale};
     for (int64_t i = 0; i < T; i++) {
         for (int64_t j = 0; j < p->local_cols; j++) {
-            put(x->stored, i, j, input_value(test->model->layout, input, i, p->col_begin + j));
+            mesh_put(x->stored, i, j, input_value(test->model->layout, input, i, p->col_begin + j));
         }
     }
     return ND_OK;
@@ -322,7 +305,7 @@ static void write_gradient(const linear_test *test, nd_input input, nd_tensor dy
         const nd_param *p = param_of(test, l);
         for (int64_t i = 0; i < dy.shape[0]; i++) {
             for (int64_t j = 0; j < p->local_rows; j++) {
-                put(dy, i, offset + j, gradient_value(l, begin + i, p->row_begin + j));
+                mesh_put(dy, i, offset + j, gradient_value(l, begin + i, p->row_begin + j));
             }
         }
         offset += p->local_rows;
@@ -404,8 +387,8 @@ static nd_status three_micro_batches(linear_test *test)
     for (int64_t i = 0; i < m->dims.Tl; i++) {
         for (int64_t k = 0; k < C; k++) {
             int64_t token = m->dims.Tl * tp_index(test) + i;
-            put(a->x_in, i, k, stream_value(token, k, false));
-            put(a->x_mid, i, k, stream_value(token, k, true));
+            mesh_put(a->x_in, i, k, stream_value(token, k, false));
+            mesh_put(a->x_mid, i, k, stream_value(token, k, true));
         }
     }
     for (int i = 0; i < 3; i++) {
@@ -433,11 +416,10 @@ static nd_status body(nd_rank *rank, void *context)
 
 static void run(const linear_case *c)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}}, mesh = {{1, 1, 1, 1, c->tp}};
+    const nd_mesh mesh = {{1, 1, 1, 1, c->tp}};
     linear_world *world = calloc(1, sizeof *world);
     nd_layout *whole = NULL;
     mesh_ranks job = mesh_ranks_of(mesh, 1, false, body, world);
-    nd_layout_options options = {.shape = &job.shape, .mesh = &one};
     job.config.parallel.recompute = c->recompute;
     job.config.fp8.all_gather = c->all_gather;
     if (c->filter) {
@@ -445,13 +427,12 @@ static void run(const linear_case *c)
         job.config.fp8.filter = (char *)c->filter;
     }
     world->of = c;
-    cr_assert_eq(nd_layout_create(&options, &whole), ND_OK);
+    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &job.shape}, &whole), ND_OK);
     for (int l = 0; l < ND_LINEAR_COUNT; l++) {
         make_values(world, whole, l);
     }
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, filter %s, all-gather %d, recompute %d: %s",
-                 c->tp, c->filter ? c->filter : "none", c->all_gather, (int)c->recompute,
-                 nd_error_last()->message);
+    expect_ranks(&job, "tp %d, filter %s, all-gather %d, recompute %d", c->tp,
+                 c->filter ? c->filter : "none", c->all_gather, (int)c->recompute);
     nd_layout_destroy(whole);
     free(world);
 }

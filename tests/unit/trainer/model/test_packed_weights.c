@@ -109,7 +109,7 @@ static void run(const packed_case *c)
     job.config.parallel.reshard_after_forward = c->zero3;
     spy.made = spy.read = 0;
     cr_assert_eq(nd_ops_ref(&spy.ref), ND_OK);
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s: %s", c->name, nd_error_last()->message);
+    expect_ranks(&job, "%s", c->name);
     cr_expect_eq(spy.made, STEPS * ranks * c->made, "%s: %d forms were made, not %d", c->name,
                  spy.made, STEPS * ranks * c->made);
     const int read = STEPS * ranks * (c->read + c->validated);

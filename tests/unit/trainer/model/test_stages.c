@@ -81,6 +81,6 @@ Test(stages, ranges_of_blocks_give_the_bits_of_all_blocks)
         job.shape.rms_eps = 1e-5;
         job.config.train.precision = cases[i].precision;
         job.config.parallel.recompute = cases[i].recompute;
-        cr_expect_eq(mesh_ranks_run(&job), ND_OK, "case %zu: %s", i, nd_error_last()->message);
+        expect_ranks(&job, "case %zu", i);
     }
 }

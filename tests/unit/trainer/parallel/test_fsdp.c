@@ -63,15 +63,9 @@ static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
             }
             job.body = body;
             text_of(&c, text, sizeof text);
-            cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s: %s", text, nd_error_last()->message);
+            expect_ranks(&job, "%s", text);
         }
     }
-}
-
-static float gathered_value(nd_tensor t, int64_t i)
-{
-    return t.dtype == ND_DTYPE_F32 ? ((const float *)t.data)[i]
-                                   : nd_bf16_to_f32(((const nd_bf16 *)t.data)[i]);
 }
 
 /* A weight's scale is that of its largest element, wherever that lies. */
@@ -104,12 +98,11 @@ static nd_status check_param(const mesh_shards *s, const nd_param *p, uint64_t s
             int64_t local = i * p->local_cols + j;
             float expected =
                 mesh_param_value(seed, p, (p->row_begin + i) * p->cols + p->col_begin + j);
-            float found = fp8 ? ((const uint8_t *)w.data)[local] : gathered_value(w, local);
+            float found = fp8 ? ((const uint8_t *)w.data)[local] : mesh_get(w, 0, local);
             expected = fp8 ? nd_fp8_from_f32(ND_DTYPE_F8_E4M3, expected * scale) : expected;
             ND_CHECK(found == expected,
-                     "%s: row %lld, column %lld of the local block is %g, not "
-                     "%g",
-                     p->name, (long long)i, (long long)j, (double)found, (double)expected);
+                     "%s: row %lld, column %lld of the local block is %g, not %g", p->name,
+                     (long long)i, (long long)j, (double)found, (double)expected);
         }
     }
     return ND_OK;
@@ -325,7 +318,7 @@ Test(fsdp, a_unit_is_gathered_once_and_only_into_a_free_buffer)
         fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}, .zero2 = zero2};
         mesh_ranks job = job_of(&c);
         job.body = prefetch_body;
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+        expect_ranks(&job, "zero2 %d", zero2);
     }
 }
 
@@ -513,7 +506,7 @@ Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
         const int64_t kept = shards == 1 ? 0 : LAYERS * block;
         int64_t most = 0;
         for (int u = 0; u < layout->unit_count; u++) {
-            most = layout->units[u].shard_count > most ? layout->units[u].shard_count : most;
+            most = nd_max(most, layout->units[u].shard_count);
         }
         most = nd_min(most, ND_FSDP_PIECE);
         cr_expect_eq(nd_memplan_class_bytes(&p.plan, ND_MEM_STATE), 0);

@@ -83,9 +83,8 @@ static nd_status check_span(void *context, const nd_span *span)
  * squares add up exactly in any order. */
 static nd_status expected_squares(const nd_rank *rank, double *out)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *whole = NULL;
-    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &rank->shape, .mesh = &one}, &whole));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &rank->shape}, &whole));
     *out = 0.0;
     for (int i = 0; i < whole->param_count; i++) {
         const nd_param *p = &whole->params[i];
@@ -137,9 +136,8 @@ Test(fsdp_grads, sums_and_norm_of_every_mesh)
                 job.config.train.precision = ND_PRECISION_FP8;
                 job.config.fp8.all_gather = true;
             }
-            cr_assert_eq(mesh_ranks_run(&job), ND_OK,
-                         "dp_replicate %d dp_shard %d cp %d tp %d, variant %d: %s", n[1], n[2],
-                         n[3], n[4], variant, nd_error_last()->message);
+            expect_ranks(&job, "dp_replicate %d dp_shard %d cp %d tp %d, variant %d", n[1], n[2],
+                         n[3], n[4], variant);
         }
     }
 }

@@ -142,6 +142,6 @@ Test(timing, a_layer_of_a_mesh)
         job.shape.qk_norm = fp8;
         job.shape.post_norm = fp8 ? 2 : 0;
         job.config.train.precision = fp8 ? ND_PRECISION_FP8 : ND_PRECISION_BF16;
-        cr_expect_eq(mesh_ranks_run(&job), ND_OK, "fp8 %d: %s", fp8, nd_error_last()->message);
+        expect_ranks(&job, "fp8 %d", fp8);
     }
 }
