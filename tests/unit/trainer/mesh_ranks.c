@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/weights/weights.h"
 
 nd_config mesh_config_of(void)
@@ -23,17 +24,8 @@ nd_config mesh_config_of(void)
 
 nd_shape mesh_shape_of(int64_t layers, bool tied)
 {
-    return (nd_shape){.vocab = 97,
-                      .hidden = 32,
-                      .ffn = 64,
-                      .layers = layers,
-                      .heads = 4,
-                      .kv_heads = 4,
-                      .head_dim = 16,
-                      .max_positions = 64,
-                      .init_std = 0.02,
-                      .tied = tied,
-                      .rope = {.theta = 10000.0}};
+    return (nd_shape){SIZES(97, 32, 64, layers, 4, 4, 16), .max_positions = 64, .init_std = 0.02,
+                      .tied = tied, .rope = {.theta = 10000.0}};
 }
 
 mesh_ranks mesh_ranks_of(nd_mesh mesh, int64_t layers, bool tied,

@@ -4,15 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/unit/trainer/shapes.h"
+
 nd_shape fake_shape(bool tied)
 {
-    return (nd_shape){.vocab = 97,
-                      .hidden = 24,
-                      .ffn = 36,
-                      .layers = 3,
-                      .heads = 8,
-                      .kv_heads = 4,
-                      .head_dim = 4,
+    return (nd_shape){SIZES(97, 24, 36, 3, 8, 4, 4),
                       .max_positions = 64,
                       .rms_eps = 1e-5,
                       .init_std = 0.02,

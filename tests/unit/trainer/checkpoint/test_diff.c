@@ -2,8 +2,6 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"

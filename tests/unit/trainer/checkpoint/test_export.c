@@ -2,7 +2,6 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/math.h"

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>

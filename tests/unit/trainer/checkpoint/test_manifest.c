@@ -154,20 +154,11 @@ Test(manifest, models_differ_in_each_number_that_counts)
                               &x.window,          &x.rotated,  &rope->original_max_positions,
                               &rope->exact_range, &x.bos_id,   &x.eos_id,
                               &x.max_positions};
-    double *const real[] = {&x.rms_eps,
-                            &rope->theta,
-                            &rope->factor,
-                            &x.residual_scale,
-                            &rope->low_freq_factor,
-                            &x.window_theta,
-                            &rope->beta_fast,
-                            &rope->beta_slow,
-                            &x.attention_scale,
-                            &rope->high_freq_factor,
-                            &x.logits_divisor,
-                            &rope->query_beta,
-                            &x.embedding_scale,
-                            &rope->attention_factor};
+    double *const real[] = {&x.rms_eps,         &rope->theta,      &rope->attention_factor,
+                            &rope->factor,      &rope->beta_fast,  &rope->low_freq_factor,
+                            &rope->beta_slow,   &rope->query_beta, &rope->high_freq_factor,
+                            &x.window_theta,    &x.logits_divisor, &x.residual_scale,
+                            &x.attention_scale, &x.embedding_scale};
     enum { WHOLE = sizeof whole / sizeof *whole, REAL = sizeof real / sizeof *real, IDLE = 3 };
     for (int i = 0; i < WHOLE + REAL + 3; i++) {
         x = plain;

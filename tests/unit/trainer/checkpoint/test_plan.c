@@ -2,13 +2,12 @@
 #include <criterion/criterion.h>
 #include <malloc.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_state.h"
-#include "tests/unit/trainer/llamas.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/checkpoint/shard.h"
 
 /* How often each element of each tensor was written, over all ranks. */

@@ -4,10 +4,7 @@
  * there. */
 #undef _FILE_OFFSET_BITS /* else the headers rename what is defined here */
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -3,9 +3,9 @@
  * are made by cuBLASLt's double: tests/hostcuda/test_tune.c. */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/dry/dry.h"
 
 enum { LAYERS = 3, MICROS = 4, TOKENS = 64 };
@@ -18,20 +18,12 @@ static void setup(void)
     assert_ok(nd_config_init(&config));
     config.train.sequence_length = TOKENS;
     config.train.gradient_accumulation_steps = MICROS;
-    rank_of_one = (nd_rank){.world_size = 1,
-                            .mesh = {{1, 1, 1, 1, 1}},
-                            .config = &config,
-                            .shape = {.vocab = 256,
-                                      .hidden = 64,
-                                      .ffn = 96,
-                                      .layers = LAYERS,
-                                      .heads = 4,
-                                      .kv_heads = 2,
-                                      .head_dim = 16,
-                                      .max_positions = 128,
-                                      .rms_eps = 1e-5,
-                                      .init_std = 0.02,
-                                      .rope = {.theta = 10000.0}}};
+    rank_of_one =
+        (nd_rank){.world_size = 1,
+                  .mesh = {{1, 1, 1, 1, 1}},
+                  .config = &config,
+                  .shape = {SIZES(256, 64, 96, LAYERS, 4, 2, 16), .max_positions = 128,
+                            .rms_eps = 1e-5, .init_std = 0.02, .rope = {.theta = 10000.0}}};
     assert_ok(nd_ops_ref(&rank_of_one.ops));
 }
 
@@ -58,6 +50,15 @@ static nd_calls listed(const nd_linear_choice *choice)
     return calls;
 }
 
+/* Of a step as the filter has it. */
+static int64_t times_of_step(nd_call_kind kind)
+{
+    nd_calls calls = listed(NULL);
+    const int64_t times = times_of(&calls, kind);
+    nd_calls_free(&calls);
+    return times;
+}
+
 static int host_ranks = 1;
 
 static nd_step_work counted(void)
@@ -76,10 +77,8 @@ static void use_mesh(nd_mesh mesh, int ranks)
 /* Four products a block and three for the head, each with its two gradients. */
 Test(dry_run, products_of_a_step_in_bf16)
 {
-    nd_calls calls = listed(NULL);
-    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT), MICROS * 3 * (4 * LAYERS + 1));
-    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT_FP8), 0);
-    nd_calls_free(&calls);
+    cr_expect_eq(times_of_step(ND_CALL_PRODUCT), MICROS * 3 * (4 * LAYERS + 1));
+    cr_expect_eq(times_of_step(ND_CALL_PRODUCT_FP8), 0);
 }
 
 /* Full recompute makes q k v, o, and gate and up again; down's output is not needed. With
@@ -93,10 +92,8 @@ Test(dry_run, recompute_counts)
         {ND_RECOMPUTE_SELECTIVE, 0}, {ND_RECOMPUTE_ALL_BUT_ATTENTION, 2}, {ND_RECOMPUTE_FULL, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config.parallel.recompute = cases[i].recompute;
-        nd_calls calls = listed(NULL);
-        cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT),
+        cr_expect_eq(times_of_step(ND_CALL_PRODUCT),
                      MICROS * (3 * (4 * LAYERS + 1) + cases[i].products * LAYERS), "case %zu", i);
-        nd_calls_free(&calls);
     }
 }
 
@@ -171,8 +168,7 @@ Test(dry_run, a_rank_of_a_mesh)
     rank_of_one.coord = nd_mesh_coord_of(&rank_of_one.mesh, 9);
     for (int ring = 0; ring < 2; ring++) {
         config.parallel.cp_comm = ring ? ND_CP_RING : ND_CP_ALLGATHER;
-        nd_calls calls = listed(NULL);
-        nd_calls_free(&calls);
+        cr_expect_gt(times_of_step(ND_CALL_PRODUCT), 0);
     }
 }
 
@@ -193,12 +189,11 @@ static double moved_bytes(int64_t weights)
  * forward has two products and its backward five. */
 Test(dry_run, work_is_that_of_the_formula)
 {
-    nd_step_work work;
     const nd_shape *s = &rank_of_one.shape;
+    const nd_step_work work = counted();
     double tokens = MICROS * TOKENS, each = 64.0 * 128 + 64.0 * 64 + 3.0 * 64 * 96;
     double weights = LAYERS * each + 256.0 * 64;
     double pairs = (double)s->heads * TOKENS * (TOKENS + 1) / 2 * MICROS * LAYERS;
-    work = counted();
     cr_expect_eq(work.flops_bf16, 6 * weights * tokens, "%g", work.flops_bf16);
     cr_expect_eq(work.flops_attention, 14 * pairs * (double)s->head_dim);
     cr_expect_eq(work.flops_fp8 + work.flops_f32 + work.wire_bytes, 0.0);
@@ -235,32 +230,28 @@ Test(dry_run, work_of_copies_of_kv_heads)
  * forward some of them again; gradients are reduced in F32. Shards are padded a little. */
 Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
 {
-    nd_step_work work;
     double once = (double)nd_shape_parameters(&rank_of_one.shape) * 3 / 4;
     config.train.gradient_accumulation_steps = 1;
     use_mesh((nd_mesh){{1, 1, 4, 1, 1}}, 4);
     config.parallel.reshard_after_forward = false;
-    work = counted();
-    double kept = work.wire_bytes;
+    double kept = counted().wire_bytes;
     cr_expect_geq(kept, once * (2 + 4), "%g of %g", kept, once);
     cr_expect_leq(kept, once * (2 + 4) * 1.05, "%g of %g", kept, once);
     config.parallel.reshard_after_forward = true;
-    work = counted();
-    cr_expect_gt(work.wire_bytes, kept * 1.05);
-    cr_expect_leq(work.wire_bytes, once * (2 + 2 + 4) * 1.05);
+    const double freed = counted().wire_bytes;
+    cr_expect_gt(freed, kept * 1.05);
+    cr_expect_leq(freed, once * (2 + 2 + 4) * 1.05);
     /* Of three micro-batches, each reduces its gradients. */
     config.train.gradient_accumulation_steps = 3;
-    work = counted();
-    cr_expect_geq(work.wire_bytes, once * (2 + 3 * 4));
+    cr_expect_geq(counted().wire_bytes, once * (2 + 3 * 4));
 }
 
 /* With tensor parallelism the input of q k v and that of gate and up are gathered again beside
  * their input gradients, whose sums go out beside weight gradients: BF16 of each rank's tokens. */
 Test(dry_run, work_of_tensor_parallelism_hides_four_exchanges_of_a_block)
 {
-    nd_step_work work;
     use_mesh((nd_mesh){{1, 1, 1, 1, 2}}, 2);
-    work = counted();
+    const nd_step_work work = counted();
     const double hidden = work.wire_bytes - work.exposed_bytes;
     cr_expect_eq(hidden, MICROS * LAYERS * 4.0 * (TOKENS / 2) * 64 * 2, "%g", hidden);
     /* Beside these: the lookup and the head, each forward and backward, four of a block forward

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/layout/layout.h"
 
 enum { ROUNDS = 60 };
@@ -232,8 +233,7 @@ static void check_holders(const holdings *h)
 
 static void check_replica(const random_case *c, int replica)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    holdings h = {.of = c, .whole = layout_at(c, &one, (nd_coord){{0}})};
+    holdings h = {.of = c, .whole = layout_at(c, NULL, (nd_coord){{0}})};
     h.holders = calloc((size_t)h.whole->param_count, sizeof *h.holders);
     h.owners = calloc((size_t)h.whole->param_count, sizeof *h.owners);
     for (int i = 0; i < h.whole->param_count; i++) {
@@ -271,13 +271,7 @@ Test(spans, every_element_lies_in_one_place_of_random_meshes)
 Test(spans, a_vocabulary_smaller_than_tp)
 {
     random_case c = {.mesh = {{1, 1, 2, 1, 4}},
-                     .shape = {.vocab = 5,
-                               .hidden = 12,
-                               .ffn = 8,
-                               .layers = 1,
-                               .heads = 4,
-                               .kv_heads = 4,
-                               .head_dim = 2},
+                     .shape = {SIZES(5, 12, 8, 1, 4, 4, 2)},
                      .text = "vocabulary of 5"};
     check_replica(&c, 0);
 }

@@ -289,29 +289,24 @@ static nd_status collect(void *context, const nd_span *span)
     return ND_OK;
 }
 
-static nd_status run_rank(head_test *test)
+static nd_status body(nd_rank *rank, void *context)
 {
-    nd_model *m = test->model;
-    const head_case *c = test->world->of;
+    head_test t = {
+        .world = context, .dp = rank->coord.at[ND_AXIS_DP_SHARD], .tp = rank->coord.at[ND_AXIS_TP]};
+    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &t.model));
+    nd_model *m = t.model;
+    const head_case *c = t.world->of;
     /* Buffers were planned for one chunk; the labels are ordered by the rows of a chunk. */
     m->dims.head_rows = c->head_rows ? c->head_rows : m->dims.head_rows;
     ND_CHECK(m->dims.head_rows == (c->head_rows ? c->head_rows : m->dims.Tl), "more chunks than 1");
     ND_CHECK(m->dims.head_columns == m->dims.V, "more tiles than 1");
     m->dims.head_columns = c->columns ? c->columns : m->dims.V;
-    ND_TRY(mesh_load_ids(m, test->world->ids[test->dp], test->world->labels[test->dp], &test->set));
+    ND_TRY(mesh_load_ids(m, t.world->ids[t.dp], t.world->labels[t.dp], &t.set));
     nd_fsdp_begin_step(&m->fsdp, 0);
     for (int micro = 0; micro < MICROS; micro++) {
-        ND_TRY(micro_batch(test, micro));
+        ND_TRY(micro_batch(&t, micro));
     }
-    return mesh_each_span(m->layout, collect, test);
-}
-
-static nd_status body(nd_rank *rank, void *context)
-{
-    head_test test = {
-        .world = context, .dp = rank->coord.at[ND_AXIS_DP_SHARD], .tp = rank->coord.at[ND_AXIS_TP]};
-    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &test.model));
-    return run_rank(&test);
+    return mesh_each_span(m->layout, collect, &t);
 }
 
 /* Gradients summed over data ranks, chunks and micro-batches. Sizes: every counted token has a

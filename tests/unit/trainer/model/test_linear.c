@@ -369,24 +369,20 @@ static nd_status check_kept(const linear_test *test)
     return ND_OK;
 }
 
-static nd_status micro_batch(linear_test *test)
-{
-    const nd_unit *unit = nd_layout_unit(test->model->layout, ND_UNIT_BLOCK, LAYER);
-    ND_TRY(nd_fsdp_grad_acquire(&test->model->fsdp, unit));
-    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        ND_TRY(check_input(test, input));
-    }
-    return nd_fsdp_grad_release(&test->model->fsdp, unit);
-}
-
 /* Two micro-batches of one step, then the first of the next step. */
-static nd_status three_micro_batches(linear_test *test)
+static nd_status body(nd_rank *rank, void *context)
 {
-    nd_model *m = test->model;
-    const nd_block_acts *a = nd_set_block(test->set, LAYER);
+    linear_test test = {.world = context};
+    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &test.model));
+    nd_model *m = test.model;
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, LAYER);
+    test.set = nd_model_take_set(m);
+    ND_TRY(check_kept(&test));
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
+    const nd_block_acts *a = nd_set_block(test.set, LAYER);
     for (int64_t i = 0; i < m->dims.Tl; i++) {
         for (int64_t k = 0; k < C; k++) {
-            int64_t token = m->dims.Tl * tp_index(test) + i;
+            int64_t token = m->dims.Tl * tp_index(&test) + i;
             mesh_put(a->x_in, i, k, stream_value(token, k, false));
             mesh_put(a->x_mid, i, k, stream_value(token, k, true));
         }
@@ -395,22 +391,14 @@ static nd_status three_micro_batches(linear_test *test)
         if (i != 1) {
             nd_fsdp_begin_step(&m->fsdp, 0);
         }
-        test->times = i == 1 ? 2.0 : 1.0;
-        ND_TRY(micro_batch(test));
+        test.times = i == 1 ? 2.0 : 1.0;
+        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
+        for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+            ND_TRY(check_input(&test, input));
+        }
+        ND_TRY(nd_fsdp_grad_release(&m->fsdp, unit));
     }
-    return ND_OK;
-}
-
-static nd_status body(nd_rank *rank, void *context)
-{
-    linear_test test = {.world = context};
-    ND_TRY(mesh_model_open(rank, NULL, WEIGHTS, &test.model));
-    const nd_unit *unit = nd_layout_unit(test.model->layout, ND_UNIT_BLOCK, LAYER);
-    test.set = nd_model_take_set(test.model);
-    ND_TRY(check_kept(&test));
-    ND_TRY(nd_fsdp_acquire(&test.model->fsdp, unit));
-    ND_TRY(three_micro_batches(&test));
-    nd_fsdp_release(&test.model->fsdp, unit);
+    nd_fsdp_release(&m->fsdp, unit);
     return ND_OK;
 }
 

@@ -66,8 +66,16 @@ typedef struct packed_case {
 } packed_case;
 
 /* Steps whose weights differ, each with a validation. */
-static nd_status run_steps(nd_model *m, const packed_case *c)
+static nd_status body(nd_rank *rank, void *context)
 {
+    const packed_case *c = context;
+    const mesh_packed packed = {.blocks = c->keep == KEEP_ALL, .head = c->keep != KEEP_NONE};
+    nd_ops ops = *rank->ops;
+    nd_model *m = NULL;
+    ops.product = spy_product;
+    ops.form = spy_form;
+    rank->ops = &ops;
+    ND_TRY(mesh_model_open_packed(rank, NULL, packed, 1, &m));
     for (int step = 0; step < STEPS; step++) {
         m->numbers->tokens = T;
         nd_fsdp_begin_step(&m->fsdp, 0);
@@ -81,19 +89,6 @@ static nd_status run_steps(nd_model *m, const packed_case *c)
         nd_fsdp_weights_changed(&m->fsdp);
     }
     return ND_OK;
-}
-
-static nd_status body(nd_rank *rank, void *context)
-{
-    const packed_case *c = context;
-    nd_ops ops = *rank->ops;
-    nd_model *m = NULL;
-    ops.product = spy_product;
-    ops.form = spy_form;
-    rank->ops = &ops;
-    const mesh_packed packed = {.blocks = c->keep == KEEP_ALL, .head = c->keep != KEEP_NONE};
-    ND_TRY(mesh_model_open_packed(rank, NULL, packed, 1, &m));
-    return run_steps(m, c);
 }
 
 static void run(const packed_case *c)
@@ -110,18 +105,10 @@ static void run(const packed_case *c)
     spy.made = spy.read = 0;
     cr_assert_eq(nd_ops_ref(&spy.ref), ND_OK);
     expect_ranks(&job, "%s", c->name);
-    cr_expect_eq(spy.made, STEPS * ranks * c->made, "%s: %d forms were made, not %d", c->name,
-                 spy.made, STEPS * ranks * c->made);
-    const int read = STEPS * ranks * (c->read + c->validated);
+    const int made = STEPS * ranks * c->made, read = STEPS * ranks * (c->read + c->validated);
+    cr_expect_eq(spy.made, made, "%s: %d forms were made, not %d", c->name, spy.made, made);
     cr_expect_eq(spy.read, read, "%s: %d products read a form, not %d", c->name, spy.read, read);
 }
-
-#define ONE                                                                                        \
-    {                                                                                              \
-        {                                                                                          \
-            1, 1, 1, 1, 1                                                                          \
-        }                                                                                          \
-    }
 
 /* Products of a forward, and as many of input gradients: q k v together, o, gate and up together,
  * down, and the head; in FP8 each linear has its own. */
@@ -129,20 +116,21 @@ enum { PRODUCTS = 4 * LAYERS + 1, FP8_PRODUCTS = 7 * LAYERS + 1, AGAIN = 3 * LAY
 
 Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
 {
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
     const packed_case cases[] = {
-        {"one micro-batch", ONE, 1},
-        {"three", ONE, 3, .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
-        {"three, bf16, tied", ONE, 3, .precision = ND_PRECISION_BF16, .tied = true,
+        {"one micro-batch", one, 1},
+        {"three", one, 3, .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
+        {"three, bf16, tied", one, 3, .precision = ND_PRECISION_BF16, .tied = true,
          .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
-        {"two tiles of the head, whose weight gradients read the same rows", ONE, 3, .vocab = 1500,
+        {"two tiles of the head, whose weight gradients read the same rows", one, 3, .vocab = 1500,
          .made = 2 * (PRODUCTS + 1) + 3, .read = 3 * (2 * (PRODUCTS + 1) + 2),
          .validated = PRODUCTS + 1},
-        {"full recompute", ONE, 1, ND_RECOMPUTE_FULL, .made = AGAIN, .read = 2 * AGAIN,
+        {"full recompute", one, 1, ND_RECOMPUTE_FULL, .made = AGAIN, .read = 2 * AGAIN,
          .validated = AGAIN},
-        {"recompute of all but attention", ONE, 1, ND_RECOMPUTE_ALL_BUT_ATTENTION,
+        {"recompute of all but attention", one, 1, ND_RECOMPUTE_ALL_BUT_ATTENTION,
          .made = 2 * LAYERS, .read = 2 * 2 * LAYERS, .validated = 2 * LAYERS},
-        {"selective recompute", ONE, 1, ND_RECOMPUTE_SELECTIVE},
-        {"full recompute, two micro-batches", ONE, 2, ND_RECOMPUTE_FULL, .made = 2 * PRODUCTS,
+        {"selective recompute", one, 1, ND_RECOMPUTE_SELECTIVE},
+        {"full recompute, two micro-batches", one, 2, ND_RECOMPUTE_FULL, .made = 2 * PRODUCTS,
          .read = 2 * (2 * PRODUCTS + AGAIN), .validated = PRODUCTS},
         {"fsdp 2 x tp 2",
          {{1, 1, 2, 1, 2}},
@@ -157,12 +145,12 @@ Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
          .made = 2,
          .read = 2 * 2,
          .validated = 1},
-        {"only the head's are kept", ONE, 2, .vocab = 1500, .keep = KEEP_HEAD, .made = 2 * 2 + 2,
+        {"only the head's are kept", one, 2, .vocab = 1500, .keep = KEEP_HEAD, .made = 2 * 2 + 2,
          .read = 2 * (2 * 2 + 2), .validated = 2},
-        {"none is kept", ONE, 2, .keep = KEEP_NONE},
-        {"codes", ONE, 2, .precision = ND_PRECISION_FP8, .all_gather = true,
+        {"none is kept", one, 2, .keep = KEEP_NONE},
+        {"codes", one, 2, .precision = ND_PRECISION_FP8, .all_gather = true,
          .made = 2 * FP8_PRODUCTS, .read = 2 * 2 * FP8_PRODUCTS, .validated = FP8_PRODUCTS},
-        {"codes are cast for each product", ONE, 2, .precision = ND_PRECISION_FP8, .made = 2,
+        {"codes are cast for each product", one, 2, .precision = ND_PRECISION_FP8, .made = 2,
          .read = 2 * 2, .validated = 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -49,37 +49,31 @@ static int64_t gathers(const nd_rank *rank)
 }
 
 /* ZeRO-3 gathers blocks again in backward, except the two that are there still; ZeRO-2 does not. */
-static nd_status run_model(nd_model *m, spy *eye)
+static nd_status body(nd_rank *rank, void *context)
 {
-    const nd_rank *rank = m->rank;
+    spy eye = {.ops = rank->ops};
+    nd_ops spying = *rank->ops;
+    nd_model *m = NULL;
     nd_activation_set *set;
+    spying.attention_fwd = attention_fwd;
+    spying.attention_bwd = attention_bwd;
+    rank->ops = &spying;
+    of_thread = &eye;
+    ND_TRY(mesh_model_open(rank, NULL, 1, &m));
+    eye.model = m;
     int64_t expected = 2 + LAYERS, again = m->fsdp.resident ? 0 : LAYERS - ND_FSDP_BLOCK_SLOTS;
     ND_TRY(mesh_load_batch(m, 1, &set));
     m->numbers->tokens = 2 * T;
     nd_fsdp_begin_step(&m->fsdp, 0);
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
-    ND_CHECK(!eye->late && eye->forward == LAYERS, "forward: a unit was not prefetched");
+    ND_CHECK(!eye.late && eye.forward == LAYERS, "forward: a unit was not prefetched");
     ND_CHECK(gathers(rank) == expected, "forward gathered %lld times, not %lld",
              (long long)gathers(rank), (long long)expected);
     ND_TRY(nd_model_backward(m, set));
-    ND_CHECK(!eye->late && eye->backward == LAYERS, "backward: a unit was not prefetched");
+    ND_CHECK(!eye.late && eye.backward == LAYERS, "backward: a unit was not prefetched");
     ND_CHECK(gathers(rank) == expected + again, "both gathered %lld times, not %lld",
              (long long)gathers(rank), (long long)(expected + again));
     return nd_model_give_back(m, set);
-}
-
-static nd_status body(nd_rank *rank, void *context)
-{
-    spy eye = {.ops = rank->ops};
-    nd_ops spying = *rank->ops;
-    nd_model *model = NULL;
-    spying.attention_fwd = attention_fwd;
-    spying.attention_bwd = attention_bwd;
-    rank->ops = &spying;
-    of_thread = &eye;
-    ND_TRY(mesh_model_open(rank, NULL, 1, &model));
-    eye.model = model;
-    return run_model(model, &eye);
 }
 
 Test(prefetch, the_next_unit_is_gathered_one_ahead)

@@ -8,7 +8,7 @@
 #include "runtime/tensor/fp8.h"
 #include "tests/unit/trainer/mesh_ranks.h"
 
-enum { LAYERS = 5 }; /* more than the two buffers that blocks share */
+enum { LAYERS = 5, MICROS = 3 }; /* layers: more than the two buffers that blocks share */
 
 /* Blocks of different sizes: the largest HP segment is that of layer 3, which stays in BF16, the
  * largest FP8 segment that of layer 2. */
@@ -52,13 +52,11 @@ static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
     char text[160];
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
         for (int variant = 0; variant < 8 * precision_count; variant++) {
-            fsdp_case c = {meshes[m], precisions[variant / 8], variant & 1, variant & 2,
-                           variant & 4};
+            fsdp_case c = {meshes[m],   precisions[variant / 8],       variant & 1, variant & 2,
+                           variant & 4, .micros = weights ? 1 : MICROS};
             mesh_ranks job = job_of(&c);
-            if ((c.zero2 || c.shares) && !weights) {
-                continue;
-            }
-            if (c.shares && nd_mesh_group_size(&c.mesh, ND_GROUP_DP_SHARD_CP) > 1) {
+            const int shards = nd_mesh_group_size(&c.mesh, ND_GROUP_DP_SHARD_CP);
+            if (weights ? c.shares && shards > 1 : c.zero2 || c.shares) {
                 continue;
             }
             job.body = body;
@@ -324,8 +322,6 @@ Test(fsdp, a_unit_is_gathered_once_and_only_into_a_free_buffer)
 
 /* Gradients. */
 
-enum { MICROS = 3 };
-
 static uint64_t gradient_seed(uint64_t step, int replica, int member, int micro, bool lookup)
 {
     return ((((step * 2 + (uint64_t)replica) * 8 + (uint64_t)member) * MICROS + (uint64_t)micro) *
@@ -430,9 +426,11 @@ static nd_status check_sum(void *context, const nd_span *span)
     return ND_OK;
 }
 
-static nd_status two_steps(mesh_shards *s)
+/* Two steps. */
+static nd_status gradient_body(nd_rank *rank, void *context)
 {
-    nd_rank *rank = s->rank;
+    mesh_shards *s;
+    ND_TRY(mesh_shards_open(rank, false, &s));
     gradient_pass g = {
         .s = s, .replica = rank->coord.at[ND_AXIS_DP_REPLICATE], .member = s->layout->shard_index};
     for (int64_t i = 0; i < s->layout->shard_total; i++) {
@@ -446,16 +444,6 @@ static nd_status two_steps(mesh_shards *s)
         ND_TRY(mesh_each_span(s->layout, check_sum, &g));
     }
     return ND_OK;
-}
-
-static nd_status gradient_body(nd_rank *rank, void *context)
-{
-    nd_config config = *rank->config;
-    mesh_shards *s;
-    config.train.gradient_accumulation_steps = MICROS;
-    rank->config = &config;
-    ND_TRY(mesh_shards_open(rank, false, &s));
-    return two_steps(s);
 }
 
 Test(fsdp, gradients_add_over_ranks_and_micro_batches)

@@ -97,9 +97,11 @@ static nd_status expected_squares(const nd_rank *rank, double *out)
     return ND_OK;
 }
 
-static nd_status synchronise(mesh_shards *s)
+static nd_status body(nd_rank *rank, void *context)
 {
     double squares = NAN, expected = NAN;
+    mesh_shards *s;
+    ND_TRY(mesh_shards_open(rank, false, &s));
     ND_CHECK(s->rank->mesh.size[ND_AXIS_TP] > 1 || !s->fsdp.packed,
              "norm gradients have a copy at tp 1");
     ND_TRY(write_gradients(s));
@@ -109,13 +111,6 @@ static nd_status synchronise(mesh_shards *s)
     ND_TRY(expected_squares(s->rank, &expected));
     ND_CHECK(squares == expected, "the squares add up to %.17g, not %.17g", squares, expected);
     return ND_OK;
-}
-
-static nd_status body(nd_rank *rank, void *context)
-{
-    mesh_shards *s;
-    ND_TRY(mesh_shards_open(rank, false, &s));
-    return synchronise(s);
 }
 
 Test(fsdp_grads, sums_and_norm_of_every_mesh)

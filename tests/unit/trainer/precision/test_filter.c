@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
-#include "tests/unit/trainer/llamas.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/precision/precision.h"
 
 enum { Q, K, V, O, GATE, UP, DOWN };
 
-static nd_shape shape = LLAMA(4096, 14336, 32, 32);
+static nd_shape shape = {SIZES(128256, 4096, 14336, 32, 32, 8, 128)};
 static nd_filter f; /* of the test */
 
 static nd_config config_of(const char *filter, nd_fp8_recipe recipe)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
-#include <math.h>
 
-#include "tests/unit/trainer/llamas.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/report/report.h"
 
 /* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count

@@ -6,14 +6,14 @@
 
 #include "runtime/base/fs.h"
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/report/report.h"
 
 static tempdir dir;
 
 TEMPDIR_SUITE(tensorboard, tempdir_leave_empty);
 
-static const nd_shape shape = {
-    .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
+static const nd_shape shape = {SIZES(256, 64, 128, 2, 4, 2, 16)};
 
 /* Opens the sink, writes one step, and closes it. */
 static void write_step(int64_t step, double loss)

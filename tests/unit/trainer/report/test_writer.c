@@ -3,7 +3,6 @@
 #include "trainer/report/writer.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/unit/trainer/report/report_files.h"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which steps and validations without a label that counts are named before a run begins. */
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "runtime/base/fs.h"
 #include "tests/support/tempdir.h"
 #include "trainer/run/run.h"
 
@@ -19,12 +16,10 @@ static nd_inputs inputs;
 
 static void setup(void)
 {
-    char caches[PATH_MAX];
     tempdir_make(&dir);
-    cr_assert_eq(nd_config_init(&config), ND_OK);
-    snprintf(caches, sizeof caches, "%s", tempdir_file(&dir, "caches"));
+    assert_ok(nd_config_init(&config));
     free(config.data.cache_dir);
-    config.data.cache_dir = strdup(caches);
+    config.data.cache_dir = strdup(tempdir_file(&dir, "caches"));
     config.train.sequence_length = S;
     config.train.micro_batch_size = config.train.gradient_accumulation_steps = 1;
     config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
@@ -60,17 +55,11 @@ static void open_sources(const char *format, nd_dataset **out)
 /* What is said of the steps after `begin`, with so many samples passed over. */
 static char *warnings(int64_t begin, int64_t ahead)
 {
-    char path[PATH_MAX], *said = NULL;
+    char *said = NULL;
     size_t size = 0;
-    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "said"));
-    int kept = dup(STDERR_FILENO), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
-    nd_status status = nd_inputs_warn_of_labels(&config, &inputs, begin, ahead);
-    cr_assert_eq(dup2(kept, STDERR_FILENO), STDERR_FILENO);
-    close(kept);
-    close(fd);
-    assert_ok(status);
-    assert_ok(nd_fs_read(path, 1 << 20, ND_ERR_IO, &said, &size));
+    tempdir_catch_stderr(&dir);
+    assert_ok(nd_inputs_warn_of_labels(&config, &inputs, begin, ahead));
+    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_IO, &said, &size));
     return said;
 }
 

@@ -15,7 +15,6 @@
  * is of (T: a step, V: a validation, P: sample texts), the step, a digest of the embedding and the
  * first id of each row; and at the end what ndlaunch would read.
  */
-#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

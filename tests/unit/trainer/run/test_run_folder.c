@@ -7,6 +7,7 @@
 
 #include "runtime/base/fs.h"
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/run/state.h"
 
 static tempdir dir;
@@ -263,13 +264,7 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
 Test(run_folder, a_checkpoint_needs_room_for_its_model)
 {
     nd_config config = {.optimizer.name = ND_OPTIMIZER_ADAMW, .output.dtype = ND_WEIGHTS_FP32};
-    const nd_inputs inputs = {.shape = {.vocab = 100,
-                                        .hidden = 1024,
-                                        .layers = 2,
-                                        .heads = 8,
-                                        .kv_heads = 8,
-                                        .head_dim = 128,
-                                        .ffn = 2048}};
+    const nd_inputs inputs = {.shape = {SIZES(100, 1024, 2048, 2, 8, 8, 128)}};
     const uint64_t parameters = (uint64_t)nd_shape_parameters(&inputs.shape);
     const uint64_t plain = nd_run_checkpoint_bytes(&config, &inputs);
     cr_assert_geq(plain, 12 * parameters);

@@ -3,17 +3,11 @@
 #include "tests/unit/runtime/config/support.h"
 
 #include "kernels/cuda/cuda_ops.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/step/step.h"
 
 /* Each number is one that the readers of config.json and YAML accept. */
-static const nd_shape small = {.vocab = 256,
-                               .hidden = 64,
-                               .ffn = 96,
-                               .layers = 2,
-                               .heads = 4,
-                               .kv_heads = 4,
-                               .head_dim = 16,
-                               .max_positions = 1 << 30};
+static const nd_shape small = {SIZES(256, 64, 96, 2, 4, 4, 16), .max_positions = 1 << 30};
 static const nd_ops ops = {.name = "some", .limits = {512, 32, 1 << 20}};
 
 static nd_status check_on(const nd_ops *backend, const nd_shape *shape, int64_t batch,
@@ -56,13 +50,7 @@ Test(limits, plans_that_no_host_can_address)
     s.layers = 8;
     expect_sentence(check_on(&any, &s, 65536, 134217728, 1), ND_ERR_RESOURCE,
                     "8796093022208 tokens|micro_batch_size 65536");
-    s = (nd_shape){.vocab = 1 << 24,
-                   .hidden = 1 << 20,
-                   .ffn = 1 << 22,
-                   .layers = 4096,
-                   .heads = 4096,
-                   .kv_heads = 4096,
-                   .head_dim = 1024};
+    s = (nd_shape){SIZES(1 << 24, 1 << 20, 1 << 22, 4096, 4096, 4096, 1024)};
     expect_sentence(check_on(&any, &s, 1, 1 << 20, 1), ND_ERR_RESOURCE, "4096 layers|GiB");
     cr_expect_eq(check_on(&any, &s, 1, 4096, 1), ND_OK, "%s", nd_error_last()->message);
 }

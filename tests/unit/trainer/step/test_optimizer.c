@@ -161,34 +161,27 @@ static nd_status check_gathered(mesh_shards *s, const optimizer_case *c)
     return ND_OK;
 }
 
-static nd_status update_and_check(mesh_shards *s, const optimizer_case *c, nd_optimizer *optimizer,
-                                  unsigned char *held)
-{
-    checking k = {c, s, held};
-    ND_TRY(fill_state(s));
-    for (int u = 0; u < s->layout->unit_count; u++) { /* copies of the old weights */
-        ND_TRY(nd_fsdp_acquire(&s->fsdp, &s->layout->units[u]));
-        nd_fsdp_release(&s->fsdp, &s->layout->units[u]);
-    }
-    ND_TRY(nd_optimizer_step(optimizer, NULL, c->step, lr, c->grad_norm));
-    ND_TRY(mesh_each_span(s->layout, check_span, &k));
-    ND_TRY(check_padding(&k));
-    return check_gathered(s, c);
-}
-
 static nd_status body(nd_rank *rank, void *context)
 {
     const optimizer_case *c = context;
-    mesh_shards *s;
+    checking k = {.of = c};
     nd_optimizer optimizer = {0};
-    unsigned char *held = NULL;
     nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(rank, false, &s));
+    ND_TRY(mesh_shards_open(rank, false, &k.s));
+    mesh_shards *s = k.s;
     ND_TRY_OUT(nd_optimizer_init(&optimizer, &s->fsdp));
-    ND_TRY_OUT(ND_ALLOC(s->layout->shard_total, &held));
-    status = update_and_check(s, c, &optimizer, held);
+    ND_TRY_OUT(ND_ALLOC(s->layout->shard_total, &k.held));
+    ND_TRY_OUT(fill_state(s));
+    for (int u = 0; u < s->layout->unit_count; u++) { /* copies of the old weights */
+        ND_TRY_OUT(nd_fsdp_acquire(&s->fsdp, &s->layout->units[u]));
+        nd_fsdp_release(&s->fsdp, &s->layout->units[u]);
+    }
+    ND_TRY_OUT(nd_optimizer_step(&optimizer, NULL, c->step, lr, c->grad_norm));
+    ND_TRY_OUT(mesh_each_span(s->layout, check_span, &k));
+    ND_TRY_OUT(check_padding(&k));
+    status = check_gathered(s, c);
 out:
-    free(held);
+    free(k.held);
     nd_optimizer_fini(&optimizer);
     return status;
 }

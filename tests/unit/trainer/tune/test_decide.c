@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/tune/measure.h"
 
 enum { Q = 1, K = 2, V = 4 };
@@ -32,13 +33,7 @@ Test(decide, choices_are_taken_by_the_filter)
     const nd_config c = {
         .train = {.precision = ND_PRECISION_FP8, .sequence_length = 64, .micro_batch_size = 1},
         .fp8.filter = (char *)"accelerate"};
-    const nd_shape shape = {.vocab = 256,
-                            .hidden = 64,
-                            .ffn = 96,
-                            .layers = 3,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 16};
+    const nd_shape shape = {SIZES(256, 64, 96, 3, 4, 2, 16)};
     nd_filter f;
     nd_linear_choice choice;
     memset(&choice, -1, sizeof choice);

@@ -2,17 +2,16 @@
 /* The record of autotune: what is written is read, what is damaged is said, nothing crashes. */
 #include <criterion/criterion.h>
 #include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/tensor/dtype.h"
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/shapes.h"
 #include "trainer/tune/measure.h"
 
-static const nd_shape shape = {
-    .vocab = 256, .hidden = 64, .ffn = 96, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};
+static const nd_shape shape = {SIZES(256, 64, 96, 3, 4, 2, 16)};
 static nd_config config;
 static nd_tuning written;
 static nd_lt_choice choices[2];

@@ -3,8 +3,6 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static nd_curve curve;
 

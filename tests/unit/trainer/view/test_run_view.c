@@ -2,7 +2,6 @@
 #include "trainer/view/parts.h"
 
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -313,16 +312,12 @@ Test(run_view, a_later_start_takes_the_reason_back)
 /* Of each kind the last events are there, the newest first, and all are counted. */
 Test(run_view, many_events_of_one_kind_leave_room_for_others)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    fputs("{\"event\":\"checkpoint_failed\",\"step\":1,\"why\":\"<disk>\"}\n", out);
+    static char text[64 * 1001] =
+        "{\"event\":\"checkpoint_failed\",\"step\":1,\"why\":\"<disk>\"}\n";
     for (int i = 0; i < 1000; i++) {
-        fputs("{\"event\":\"checkpoint\",\"step\":2}\n", out);
+        strcat(text, "{\"event\":\"checkpoint\",\"step\":2}\n");
     }
-    fclose(out);
     write_metrics(2, text);
-    free(text);
     json_t *data = data_of_run();
     cr_assert_eq(json_array_size(part_of(data, "runs/0/events")), 201);
     cr_assert_str_eq(nd_json_words(part_of(data, "runs/0/events/200"), "why"), "<disk>");
@@ -480,10 +475,8 @@ Test(run_view, copies_of_kv_heads_wait_for_each_other)
 Test(run_view, another_profile_is_refused)
 {
     nd_run_view view;
-    FILE *out = begin_profile("\"dp_shard\":1,\"tp\":1");
-    rewind(out);
-    fputs("[1, 2]                                          \n", out);
-    fclose(out);
+    fclose(begin_profile("\"dp_shard\":1,\"tp\":1"));
+    write_file("profile.json", "[1, 2]\n");
     view = open_view(0);
     json_t *run = json_object();
     assert_fails(nd_ranks_add(&view, &run), ND_ERR_DATA, "no profile");
