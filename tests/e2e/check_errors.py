@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import struct
-import subprocess
 import time
 
 import steps
@@ -42,25 +41,8 @@ def refused(t, code, words, *facts, **environment):
     check(not (t.folder / "out/metrics.jsonl").exists(), f"{words}\nwrote a run")
 
 
-def limited(t, limits, words):
-    """The command with limits of the shell: "-v 20000"."""
-    sets = "".join(f"ulimit {limit}; " for limit in limits.split(";"))
-    return ["sh", "-c", f'{sets}exec "$@"', "sh", *t.command(words)]
-
-
 def small_shared_memory(t, size, words):
-    """The command where /dev/shm is of this size."""
-    return ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"', "sh", *t.command(words)]
-
-
-def needs_mounts():
-    mounts = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True, check=False)
-    if mounts.returncode != 0:
-        raise steps.Skipped("file systems cannot be mounted here (unshare -rm)")
-
-
-def forget(t, name="out"):
-    shutil.rmtree(t.folder / name, ignore_errors=True)
+    return t.mounted(words, f"-t tmpfs -o size={size} tmpfs", "/dev/shm")
 
 
 @test
@@ -184,7 +166,7 @@ def every_number_that_is_accepted_can_be_planned(t):
                  f"--precision {pick('bf16', 'fp32', 'fp8')} --set train.gradient_accumulation_steps={pick(1, 1000000)} "
                  f"--micro-batch-size {pick(1, 2, 65536)} --sequence-length {pick(1, 64, 4096, 1 << 27)} "
                  f"--device {pick('cpu', 'cpu', 'cuda')}")
-        t.run(limited(t, "-t 30", f"ndtrain plan {OWN} --set fp8.filter='*' {flags}"), None)
+        t.run(t.limited("-t 30", f"ndtrain plan {OWN} --set fp8.filter='*' {flags}"), None)
         planned += "\nestimated step" in t.out  # it need not fit
         no = t.code == 1 and ("error: the job does not fit" in t.log or "no host can address" in t.log)
         check(no or t.code in (0, 2, 65, 71), f"exit code {t.code} of {flags}\n{model}\n{t.log}")
@@ -212,8 +194,8 @@ def generate(program):
 
 def runs_or_names_limit(t, limit, words):
     """The command runs, or ends with 71, the limit's name and one sentence. Whether it runs."""
-    forget(t)
-    soon_ended(t, limited(t, limit, words))
+    t.remove("out")
+    soon_ended(t, t.limited(limit, words))
     ends = t.sentences() == 1 and f"(ulimit {limit[:2]})" in t.out + t.log
     check(t.code == 0 and t.sentences() == 0 or t.code == 71 and ends, f"ulimit {limit}; {words}: {t.code}:\n{t.out}{t.log}")
     return t.code == 0
@@ -234,8 +216,8 @@ def limits_of_memory(t):
 @test
 def threads_that_no_limit_allows(t):
     """Without a launcher nobody compared the threads with the limits."""
-    refused(t, 71, limited(t, "-d 600000", f"{TRAIN} --set launch.threads_per_worker=200"), NEEDS, "(ulimit -d)")
-    refused(t, 71, limited(t, "-v 4000000", f"{TRAIN} --threads-per-worker 8"), NEEDS, "(ulimit -v)", OMP_STACKSIZE="1G")
+    refused(t, 71, t.limited("-d 600000", f"{TRAIN} --set launch.threads_per_worker=200"), NEEDS, "(ulimit -d)")
+    refused(t, 71, t.limited("-v 4000000", f"{TRAIN} --threads-per-worker 8"), NEEDS, "(ulimit -v)", OMP_STACKSIZE="1G")
     refused(t, 71, f"{TRAIN} --threads-per-worker 8", "a worker of 8 threads cannot start more than 1 here",
             "(OMP_STACKSIZE, ulimit -s)", OMP_STACKSIZE="900000G")
 
@@ -251,12 +233,12 @@ def limits_of_memory_for_many_threads(t):
     save_model(t)
     for words, *beyond in (TRAIN, 16384, 100000, 600000), (generate("ndtrain"), 200000):  # KiB
         words += " --threads-per-worker 60"
-        forget(t)
-        refused(t, 71, limited(t, "-v 500000", words), NEEDS, "(ulimit -v)")
+        t.remove("out")
+        refused(t, 71, t.limited("-v 500000", words), NEEDS, "(ulimit -v)")
         least, runs = needed(t), False
         for more in beyond:
-            forget(t)
-            soon_ended(t, limited(t, f"-v {least + more}", words))
+            t.remove("out")
+            soon_ended(t, t.limited(f"-v {least + more}", words))
             runs = t.code == 0
             check(t.code in (0, 71) and t.sentences() == (not runs), f"{more}: {t.code}: {t.out}{t.log}")
         check(runs, t.log)
@@ -266,21 +248,20 @@ def limits_of_memory_for_many_threads(t):
 def the_memory_that_is_asked_for_is_enough(t):
     """With what the sentence asks for, and a little more, a run with every thread that serves it ends well: the libraries do not say when
     they have no memory left."""
-    refused(t, 71, limited(t, "-v 110000", f"{LAUNCH} {TWO}"), NEEDS, "(ulimit -v)")
+    refused(t, 71, t.limited("-v 110000", f"{LAUNCH} {TWO}"), NEEDS, "(ulimit -v)")
     least = needed(t)
     for beyond in range(64, 8193, 1024):
-        forget(t)
-        soon_ended(t, limited(t, f"-v {least + beyond}", f"{LAUNCH} {TWO} --checkpoint-frequency 1 --log-with all"), 0)
+        t.remove("out")
+        soon_ended(t, t.limited(f"-v {least + beyond}", f"{LAUNCH} {TWO} --checkpoint-frequency 1 --log-with all"), 0)
 
 
 @test
 def a_small_folder_of_shared_memory(t):
     """The room that UCX will need is known before the start."""
-    needs_mounts()
     room = "/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers"
     refused(t, 71, small_shared_memory(t, "8m", f"{LAUNCH} {TWO}"), room, "enlarge it")
     # Without a limit the file system says that it has no room, and UCX takes none.
-    forget(t)
+    t.remove("out")
     refused(t, 71, small_shared_memory(t, 0, f"{LAUNCH} {TWO}"), "/dev/shm has room for 0.0 MiB", "enlarge it")
     save_model(t)
     refused(t, 71, small_shared_memory(t, "8m", f"{generate('ndlaunch')} --num-processes 2 --tp-size 2"), room, "enlarge it")
@@ -298,9 +279,8 @@ def limits_and_shared_memory_of_ranks_without_ndlaunch(t):
         check(not code or time.monotonic() - begin < steps.PATIENCE_S, "a rank waits for one that has left")
         check(not code or not (t.folder / "out/metrics.jsonl").exists(), "they wrote a run")
 
-    ranks(8, lambda words: limited(t, "-v 150000", words))
+    ranks(8, lambda words: t.limited("-v 150000", words))
     t.says(("(ulimit -v)", "of memory"))
-    needs_mounts()
     ranks(1, lambda words: small_shared_memory(t, "8m", words))
     t.says(("/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers", "enlarge it"))
     ranks(1, t.command, 0)
@@ -352,7 +332,7 @@ def llmc(t):
         t.write("tokens.bin", struct.pack("<256I", 20240801, 7, count, *[0] * 253) + struct.pack("<128I", *[token] * 128))
         t.run(words, 65, ("tokens.bin", number))
         check((t.folder / "out/metrics.jsonl").exists() == (number == "256"), "a run is written where a step has begun")
-        forget(t)
+        t.remove("out")
 
 
 @test
@@ -363,7 +343,7 @@ def megatron(t):
         t.write("corpus.bin", bytes(400))
         if length == 200:
             t.run(words)
-            forget(t)
+            t.remove("out")
     refused(t, 65, words, "corpus")
     t.write("corpus.idx", idx[:40])
     refused(t, 65, words, "corpus.idx")
@@ -375,11 +355,11 @@ def megatron(t):
 def weights(t):
     t.run(f"{LAUNCH} --set output.save_model=true")
     (t.folder / "out/model").rename(t.folder / "good")
-    forget(t)
+    t.remove("out")
     data = (t.folder / "good/model.safetensors").read_bytes()
     own = f"ndlaunch {FLAGS} --model-path"
     t.run(f"{own} good")
-    forget(t)
+    t.remove("out")
     for name, changed, *facts in (("cut", data[:-8], "model.safetensors"),
                                   ("extra", data.replace(b"lm_head.weight", b"lm_hood.weight", 1), "lm_", "extra"),
                                   ("two", data.replace(b"model.norm.weight", b'lm_head.weight","', 1), "two")):
@@ -396,7 +376,7 @@ def output_folder(t):
     before = t.read("out/metrics.jsonl")
     t.run(LAUNCH, 73, "out")
     check(t.read("out/metrics.jsonl") == before, "the older run is as it was")
-    forget(t)
+    t.remove("out")
     (t.folder / "out/model").mkdir(parents=True)
     refused(t, 73, LAUNCH, "already holds a run", "model")
     t.write("file", "x")

@@ -8,6 +8,7 @@ is that of Criterion, which .ci/suites counts.
 import argparse
 import concurrent.futures
 import fnmatch
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pathlib
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -142,6 +144,51 @@ class Steps:
         text = f"\n{self.out}\n{self.log}"
         return text.count("\nerror: ") + text.count(" failed first (")
 
+    def metrics(self, run="out", key=None):
+        """The rows of a run's metrics.jsonl that are whole; with a key its values in the rows that have it."""
+        rows = [json.loads(line) for line in self.read(f"{run}/metrics.jsonl").splitlines() if line.endswith("}")]
+        return [row[key] for row in rows if key in row] if key else rows
+
+    def curve(self, run="out", behind=0):
+        """What each step computed, without traffic and times; a line "resumed" takes back the later steps above it."""
+        curve = {}
+        for row in self.metrics(run):
+            if row.get("event") == "resumed":
+                curve = {step: values for step, values in curve.items() if step <= row["step"]}
+            elif "step_ms" in row:
+                curve[row["step"]] = dict(itertools.takewhile(lambda item: item[0] != "wire_bytes", row.items()))
+        return {step: values for step, values in curve.items() if step > behind}
+
+    def same_runs(self, a, b, steps):
+        """Both computed the same in so many steps, and have the same model."""
+        curves = self.curve(a), self.curve(b)
+        check(len(curves[0]) == steps and curves[0] == curves[1], f"{a} and {b} differ:\n{curves}")
+        self.same(f"{a}/model/model.safetensors", f"{b}/model/model.safetensors")
+
+    def has(self, *names):
+        """Whether the folder has one of these, or names of these patterns."""
+        return any(True for name in names for _ in self.folder.glob(name))
+
+    def remove(self, *names):
+        """Files and folders, which need not be there."""
+        for path in (self.folder / name for name in names):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def limited(self, limit, words):
+        """The command with a limit of the shell: "-v 20000"."""
+        return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *self.command(words)]
+
+    def mounted(self, words, what, place, behind=""):
+        """The command with what mount is given mounted at the place, and then more of the shell, which also sees it."""
+        (self.folder / place).mkdir(exist_ok=True, parents=True)
+        tried = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
+        if subprocess.run(tried, cwd=self.folder, capture_output=True, check=False).returncode != 0:
+            raise Skipped("file systems cannot be mounted here (unshare -rm)")
+        return ["unshare", "-rm", "sh", "-c", f'mount {what} {place} && "$@"; code=$?; {behind} exit $code', "sh", *self.command(words)]
+
     def says(self, says=(), never=()):
         for word in (says,) if isinstance(says, str) else says:
             check(word in self.out + self.log, f"no {word!r} in:\n{self.out}{self.log}")
@@ -163,6 +210,13 @@ class Steps:
         return [subprocess.Popen(self.command(words), cwd=self.folder / (folders[r] if folders else "."), stdin=subprocess.DEVNULL,
                                  stdout=open(self.folder / f"out{r}", "wb"), stderr=open(self.folder / f"log{r}", "wb"),
                                  env=os.environ | place | dict(RANK=str(r), LOCAL_RANK=str(r))) for r in range(count)]
+
+    def ended(self, process, code, says=(), log="log"):
+        """Waits for a process of start(), which ends with the code (128 + a signal) and writes these texts to its log."""
+        got = process.wait(LIMIT_S)
+        self.out, self.log, self.code = "", self.read(log), got if got >= 0 else 128 - got
+        check(self.code == code, f"ended with {self.code}, not {code}:\n{self.log}")
+        self.says(says)
 
     def wait(self, processes, code):
         for process in processes:
