@@ -200,8 +200,8 @@ def must_fit_the_run(t):
          "a step had 2 samples and has 4", "--resume-allow", "behind sample 8", "count on from 4")
     check('"samples_seen": 16,' in t.read("twice/checkpoint-6/manifest.json"), t.read("twice/checkpoint-6/manifest.json"))
     refused(t, 2, f"{TRAIN} --num-processes 1 {resumed}",
-            "this run has 1; keep the product of train.micro_batch_size, train.gradient_accumulation_steps and the data-parallel ranks, "
-            "for instance with --gradient-accumulation-steps 2")
+            "this run has 1; keep the product of train.micro_batch_size, train.gradient_accumulation_steps and the data-parallel "
+            "ranks, for instance with --gradient-accumulation-steps 2")
     refused(t, 2, f"{go_on} --sequence-length 32", "train.sequence_length 64, and this run has 32")
     refused(t, 2, f"{go_on} --optimizer sgd", "optimizer.name adamw, and this run has sgd")
     refused(t, 2, f"{go_on} --learning-rate 7e-3",

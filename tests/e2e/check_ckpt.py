@@ -159,7 +159,7 @@ def export(t):
     (t.folder / "e").symlink_to("d")
     refused(t, 73, f"{EXPORT} run e", '"e" exists already')
     refused(t, 73, f"{EXPORT} run /proc/model", '"/proc"')
-    refused(t, 73, ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", *t.command(f"{EXPORT} run f --dtype fp32")], "cannot reserve ")
+    refused(t, 73, t.limited("-f 8", f"{EXPORT} run f --dtype fp32"), "cannot reserve ")
     refused(t, 2, f"{CKPT} diff run run --dtype fp16", '--dtype is "fp16"')
     refused(t, 2, f"{EXPORT} run f --dtype fp16", "--dtype fp16 is for GGUF files (--gguf FILE)")
     refused(t, 2, f"{EXPORT} run f --dtype fp8", "it must be one of bf16|fp16|fp32|q8_0")
@@ -283,7 +283,7 @@ def help_and_wrong_verbs(t):
                         ("export run out", "ndtrain export writes models"),
                         ("ls run --josn", "did you mean --json?"), ("verify", "a folder is missing"), ("diff run", "a folder is missing")):
         ends(t, 2, f"{CKPT} {words}", fact)
-    ends(t, 73, ["sh", "-c", 'exec "$@" >/dev/full', "sh", *t.command(f"{CKPT} ls run")], "standard output")
+    ends(t, 73, t.in_shell('exec "$@" >/dev/full', f"{CKPT} ls run"), "standard output")
 
 
 @test

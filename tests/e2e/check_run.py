@@ -278,7 +278,7 @@ def output_that_is_lost_is_an_error(t):
     inputs = "--device cpu --set model.config=model.json --data-path text.txt --sequence-length 64"
     for command in (f"ndtrain plan {inputs}", f"ndtrain check {inputs} --set output.dir=out", "ndtrain --help", "ndtrain version",
                     "ndlaunch --help"):
-        t.run(["sh", "-c", 'exec "$@" >/dev/full', "sh", *t.command(command)], 73, "standard output cannot be written: No space left")
+        t.run(t.in_shell('exec "$@" >/dev/full', command), 73, "standard output cannot be written: No space left")
 
 
 @test

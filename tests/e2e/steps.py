@@ -167,7 +167,7 @@ class Steps:
 
     def has(self, *names):
         """Whether the folder has one of these, or names of these patterns."""
-        return any(True for name in names for _ in self.folder.glob(name))
+        return any(list(self.folder.glob(name)) for name in names)
 
     def remove(self, *names):
         """Files and folders, which need not be there."""
@@ -177,9 +177,13 @@ class Steps:
             else:
                 path.unlink(missing_ok=True)
 
+    def in_shell(self, script, words):
+        """The command as "$@" of a script."""
+        return ["sh", "-c", script, "sh", *self.command(words)]
+
     def limited(self, limit, words):
         """The command with a limit of the shell: "-v 20000"."""
-        return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *self.command(words)]
+        return self.in_shell(f'ulimit {limit}; exec "$@"', words)
 
     def mounted(self, words, what, place, behind=""):
         """The command with what mount is given mounted at the place, and then more of the shell, which also sees it."""
@@ -187,7 +191,7 @@ class Steps:
         tried = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
         if subprocess.run(tried, cwd=self.folder, capture_output=True, check=False).returncode != 0:
             raise Skipped("file systems cannot be mounted here (unshare -rm)")
-        return ["unshare", "-rm", "sh", "-c", f'mount {what} {place} && "$@"; code=$?; {behind} exit $code', "sh", *self.command(words)]
+        return ["unshare", "-rm", *self.in_shell(f'mount {what} {place} && "$@"; code=$?; {behind} exit $code', words)]
 
     def says(self, says=(), never=()):
         for word in (says,) if isinstance(says, str) else says:
