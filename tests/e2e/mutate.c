@@ -17,6 +17,14 @@ int nd_train_main(int argc, char **argv); /* main of trainer/main.c under anothe
 
 enum { CASES = 50, WORDS_MAX = 64 };
 
+/* What each case calls: arguments of ndtrain, or a function that reads the file. */
+typedef struct mutated {
+    const char *file;
+    const char *arguments; /* NULL: */
+    nd_status (*read)(const char *path);
+    const char *sentence; /* with which the line about a bad file begins */
+} mutated;
+
 static tempdir dir;
 static mutate_file good, changed;
 
@@ -201,15 +209,20 @@ static bool has_control_characters(const char *text)
     return false;
 }
 
-static void judge(const mutated *k, int number, int code)
+static void judge(const char *name, int number, int code, const char *sentence)
 {
-    cr_assert(is_documented(code), "%s, case %d ends with %d:\n%s", k->name, number, code,
+    cr_assert(is_documented(code), "%s, case %d ends with %d:\n%s", name, number, code,
               shell_output);
-    cr_assert_eq(lines_that_begin(shell_output, k->sentence ? k->sentence : "error: "), code != 0,
-                 "%s, case %d ends with %d and not one sentence:\n%s", k->name, number, code,
+    cr_assert_eq(lines_that_begin(shell_output, sentence), code != 0,
+                 "%s, case %d ends with %d and not one sentence:\n%s", name, number, code,
                  shell_output);
-    cr_assert(!has_control_characters(shell_output), "%s, case %d:\n%s", k->name, number,
+    cr_assert(!has_control_characters(shell_output), "%s, case %d:\n%s", name, number,
               shell_output);
+}
+
+void mutate_write(const char *name, const char *text)
+{
+    tempdir_write(&dir, name, text, strlen(text));
 }
 
 void mutate_read(const char *name, mutate_file *c)
@@ -221,14 +234,14 @@ void mutate_read(const char *name, mutate_file *c)
     fclose(in);
 }
 
-void mutate(const mutated *k)
+static void judge_all(const mutated *k)
 {
     source s = {.state = 20260000};
-    const char *number = getenv("ND_MUTATIONS");
+    const char *number = getenv("ND_MUTATIONS"), *name = criterion_current_test->name;
     int taken = 0, cases = number ? atoi(number) : CASES;
     cr_assert_gt(cases, 0, "ND_MUTATIONS is %s", number);
     mutate_read(k->file, &good);
-    for (const char *c = k->name; *c; c++) {
+    for (const char *c = name; *c; c++) {
         s.state = s.state * 31 + (unsigned char)*c;
     }
     for (int i = -1; i < cases; i++) { /* the first case is the good file */
@@ -237,33 +250,44 @@ void mutate(const mutated *k)
             change(&changed, &s);
         }
         tempdir_write(&dir, k->file, changed.bytes, changed.size);
-        if (k->made) {
-            tempdir_remove_tree(tempdir_file(&dir, k->made));
-        }
+        tempdir_remove_tree(tempdir_file(&dir, "out"));
         int code = run_case(k);
-        cr_assert(i >= 0 || code == 0, "%s, the good file ends with %d:\n%s", k->name, code,
+        cr_assert(i >= 0 || code == 0, "%s, the good file ends with %d:\n%s", name, code,
                   shell_output);
-        judge(k, i, code);
+        judge(name, i, code, k->sentence);
         taken += code == 0;
     }
-    fprintf(stderr, "%s: %d of %d files were taken\n", k->name, taken, cases + 1);
+    fprintf(stderr, "%s: %d of %d files were taken\n", name, taken, cases + 1);
+}
+
+void mutate(const char *file, const char *arguments)
+{
+    mutate_saying(file, arguments, "error: ");
+}
+
+void mutate_saying(const char *file, const char *arguments, const char *sentence)
+{
+    judge_all(&(mutated){.file = file, .arguments = arguments, .sentence = sentence});
+}
+
+void mutate_reader(const char *file, nd_status (*read_file)(const char *path))
+{
+    judge_all(&(mutated){.file = file, .read = read_file, .sentence = "error: "});
 }
 
 /* Good inputs. */
 
 void mutate_run(const char *arguments)
 {
-    const mutated k = {.name = "good", .arguments = arguments};
-    int code = run_case(&k);
+    int code = run_case(&(mutated){.arguments = arguments});
     cr_assert_eq(code, 0, "%s: %d:\n%s", arguments, code, shell_output);
 }
 
 int mutate_judge(const char *name, const char *arguments)
 {
-    const mutated k = {.name = name, .arguments = arguments, .made = "out"};
-    tempdir_remove_tree(tempdir_file(&dir, k.made));
-    int code = run_case(&k);
-    judge(&k, 0, code);
+    tempdir_remove_tree(tempdir_file(&dir, "out"));
+    int code = run_case(&(mutated){.arguments = arguments});
+    judge(name, 0, code, "error: ");
     return code;
 }
 

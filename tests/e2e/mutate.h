@@ -19,28 +19,26 @@ typedef struct mutate_file {
     size_t size;
 } mutate_file;
 
-/* A kind of file, and what each case calls: arguments of ndtrain, or a function that reads it. */
-typedef struct mutated {
-    const char *name, *file; /* the file that is changed */
-    const char *arguments;   /* of ndtrain, with single blanks; NULL: */
-    nd_status (*read)(const char *path);
-    const char *sentence; /* with which the line about a bad file begins; NULL: "error: " */
-    const char *made;     /* what a case makes, a file or a folder, or NULL */
-} mutated;
-
 /* The test's folder, with text.txt and model.json. */
 void mutate_setup(void);
 void mutate_teardown(void);
 tempdir *mutate_dir(void);
 
-/* Runs ndtrain, which ends with 0. */
-void mutate_run(const char *arguments);
+/* Writes a text into a file of the folder. */
+void mutate_write(const char *name, const char *text);
 /* Reads a file of the folder, which fits. */
 void mutate_read(const char *name, mutate_file *out);
+/* Runs ndtrain, which ends with 0. */
+void mutate_run(const char *arguments);
 /* Runs ndtrain, judges how it ends and returns its exit code; `name` says what the case is. */
 int mutate_judge(const char *name, const char *arguments);
-/* Judges the good file, which must be taken, and then the changed ones. */
-void mutate(const mutated *kind);
+/* Judges the good file, which must be taken, and then the changed ones, by ndtrain with these
+ * arguments (with single blanks), which makes nothing but `out`. */
+void mutate(const char *file, const char *arguments);
+/* The line about a bad file begins with this, and not with "error: ". */
+void mutate_saying(const char *file, const char *arguments, const char *sentence);
+/* By a function that reads the file. */
+void mutate_reader(const char *file, nd_status (*read)(const char *path));
 
 #define MUTATE_INPUT                                                                               \
     " --sequence-length 32 --device cpu --precision fp32 --set launch.threads_per_worker=1 "       \

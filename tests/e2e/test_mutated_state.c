@@ -26,19 +26,13 @@ TestSuite(mutated_state, .init = mutate_setup, .fini = mutate_teardown);
 Test(mutated_state, safetensors)
 {
     mutate_run(SAVING);
-    mutate(&(mutated){.name = "safetensors",
-                      .file = "first/model/model.safetensors",
-                      .arguments = LOADING " --set model.verify=false",
-                      .made = "out"});
+    mutate("first/model/model.safetensors", LOADING " --set model.verify=false");
 }
 
 Test(mutated_state, checksums)
 {
     mutate_run(SAVING);
-    mutate(&(mutated){.name = "SHA256SUMS",
-                      .file = "first/model/SHA256SUMS",
-                      .arguments = LOADING,
-                      .made = "out"});
+    mutate("first/model/SHA256SUMS", LOADING);
 }
 
 /* The index of a model in several files, here of one. */
@@ -72,10 +66,7 @@ Test(mutated_state, index_of_several_files)
     mutate_run(SAVING);
     write_index();
     shell(mutate_dir(), "cd first/model && mv model.safetensors model-00001-of-00001.safetensors");
-    mutate(&(mutated){.name = "index",
-                      .file = "first/model/model.safetensors.index.json",
-                      .arguments = LOADING " --set model.verify=false",
-                      .made = "out"});
+    mutate("first/model/model.safetensors.index.json", LOADING " --set model.verify=false");
 }
 
 #define CHECKPOINTING                                                                              \
@@ -83,24 +74,12 @@ Test(mutated_state, index_of_several_files)
     " --num-steps 2 --set output.dir=first --set output.save_model=false "                         \
     "--checkpoint-frequency 1"
 
-Test(mutated_state, manifest)
-{
-    mutate_run(CHECKPOINTING);
-    mutate(&(mutated){.name = "manifest",
-                      .file = "first/checkpoint-1/manifest.json",
-                      .arguments = "ckpt verify first/checkpoint-1",
-                      .sentence = "first/checkpoint-1: bad: "});
-}
-
 /* Resumed from a folder that is named, so that it is not set aside. */
 Test(mutated_state, resumed_manifest)
 {
     mutate_run(CHECKPOINTING);
-    mutate(&(mutated){.name = "resumed manifest",
-                      .file = "first/checkpoint-1/manifest.json",
-                      .arguments =
-                          MUTATE_TRAIN MUTATE_TEXT " --resume-from-checkpoint first/checkpoint-1",
-                      .made = "out"});
+    mutate("first/checkpoint-1/manifest.json",
+           MUTATE_TRAIN MUTATE_TEXT " --resume-from-checkpoint first/checkpoint-1");
 }
 
 static char found[PATH_MAX];
@@ -116,30 +95,31 @@ static const char *find(const char *pattern)
     return found;
 }
 
-static void damage_of_a_checkpoint(const char *name, const char *pattern)
+static void damage_of_a_checkpoint(const char *pattern)
 {
     mutate_run(CHECKPOINTING);
-    mutate(&(mutated){.name = name,
-                      .file = find(pattern),
-                      .arguments = "ckpt verify first/checkpoint-1",
-                      .sentence = "first/checkpoint-1: bad: "});
+    mutate_saying(find(pattern), "ckpt verify first/checkpoint-1", "first/checkpoint-1: bad: ");
+}
+
+Test(mutated_state, manifest)
+{
+    damage_of_a_checkpoint("first/checkpoint-1/manifest.json");
 }
 
 Test(mutated_state, shard)
 {
-    damage_of_a_checkpoint("shard", "first/checkpoint-1/state/*.safetensors");
+    damage_of_a_checkpoint("first/checkpoint-1/state/*.safetensors");
 }
 
 Test(mutated_state, hashes)
 {
-    damage_of_a_checkpoint("hashes", "first/checkpoint-1/state/*.hashes");
+    damage_of_a_checkpoint("first/checkpoint-1/state/*.hashes");
 }
 
 /* A tokenizer with the control tokens of chatml, a model for it, and rows. */
 static void write_texts(void)
 {
     static const char *const controls[] = {"<|im_start|>", "<|im_end|>"};
-    static const char rules[] = "{\"eos_token\": \"<|im_end|>\"}";
     json_t *file =
         json_load_file(ND_SOURCE "/tests/unit/trainer/text/goldens/llama3.json", 0, NULL);
     cr_assert_not_null(file);
@@ -152,7 +132,7 @@ static void write_texts(void)
           "mkdir tok && sed -i 's/\"vocab_size\": 256/\"vocab_size\": 512/' model.json");
     cr_assert_eq(json_dump_file(file, tempdir_file(mutate_dir(), "tok/tokenizer.json"), 0), 0);
     json_decref(file);
-    tempdir_write(mutate_dir(), "tok/tokenizer_config.json", rules, strlen(rules));
+    mutate_write("tok/tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\"}");
     FILE *rows = fopen(tempdir_file(mutate_dir(), "rows.jsonl"), "we");
     FILE *chat = fopen(tempdir_file(mutate_dir(), "chat.jsonl"), "we");
     cr_assert(rows && chat);
@@ -173,22 +153,16 @@ static void write_texts(void)
 Test(mutated_state, chat_rows)
 {
     write_texts();
-    mutate(&(mutated){.name = "chat",
-                      .file = "chat.jsonl",
-                      .arguments = ENCODING "--data-path chat.jsonl --chat-format chatml "
-                                            "--cache-dir made/cache --set output.dir=made/out",
-                      .made = "made"});
+    mutate("chat.jsonl", ENCODING "--data-path chat.jsonl --chat-format chatml "
+                                  "--cache-dir out/cache --set output.dir=out/out");
 }
 
 Test(mutated_state, token_cache)
 {
     write_texts();
     mutate_run(ENCODING "--data-path rows.jsonl --cache-dir cache --set output.dir=first");
-    mutate(&(mutated){.name = "token cache",
-                      .file = find("cache/*.tokens"),
-                      .arguments = ENCODING "--data-path rows.jsonl --cache-dir cache "
-                                            "--set output.dir=out",
-                      .made = "out"});
+    mutate(find("cache/*.tokens"), ENCODING "--data-path rows.jsonl --cache-dir cache "
+                                            "--set output.dir=out");
 }
 
 #define TOKENIZING "tokenize --tokenizer tok --threads 1 --output-prefix pair --overwrite --input "
@@ -202,8 +176,7 @@ Test(mutated_state, gzip)
     cr_assert(out && gzwrite(out, text->bytes, (unsigned)text->size) == (int)text->size);
     cr_assert_eq(gzclose(out), Z_OK);
     free(text);
-    mutate(&(mutated){
-        .name = "gzip", .file = "rows.jsonl.gz", .arguments = TOKENIZING "rows.jsonl.gz"});
+    mutate("rows.jsonl.gz", TOKENIZING "rows.jsonl.gz");
 }
 
 Test(mutated_state, zstd)
@@ -215,8 +188,7 @@ Test(mutated_state, zstd)
     cr_assert(!ZSTD_isError(size));
     tempdir_write(mutate_dir(), "rows.jsonl.zst", text[1].bytes, size);
     free(text);
-    mutate(&(mutated){
-        .name = "zstd", .file = "rows.jsonl.zst", .arguments = TOKENIZING "rows.jsonl.zst"});
+    mutate("rows.jsonl.zst", TOKENIZING "rows.jsonl.zst");
 }
 
 /* Files that generate, eval and report read. */
@@ -231,11 +203,9 @@ Test(mutated_state, prompts)
         "{\"prompt\": \"ab cd\", \"id\": [7], \"max_new_tokens\": 3}\n"
         "{\"ids\": [101, 102, 0], \"id\": \"a\"}\n\n{\"prompt\": \"\\u00e9 x\"}\n";
     mutate_run(SAVING);
-    tempdir_write(mutate_dir(), "prompts.jsonl", rows, sizeof rows - 1);
-    mutate(&(mutated){.name = "prompts",
-                      .file = "prompts.jsonl",
-                      .arguments = USING("generate") "--prompt-file prompts.jsonl "
-                                                     "--max-new-tokens 4"});
+    mutate_write("prompts.jsonl", rows);
+    mutate("prompts.jsonl", USING("generate") "--prompt-file prompts.jsonl "
+                                              "--max-new-tokens 4");
 }
 
 Test(mutated_state, requests)
@@ -245,10 +215,8 @@ Test(mutated_state, requests)
         "{\"context\": \"a\", \"delimiter\": \" \", \"choices\": [\"b c\", \"\\u00e9\"], "
         "\"gold\": 0}\n";
     mutate_run(SAVING);
-    tempdir_write(mutate_dir(), "requests.jsonl", rows, sizeof rows - 1);
-    mutate(&(mutated){.name = "requests",
-                      .file = "requests.jsonl",
-                      .arguments = USING("eval") "--requests requests.jsonl --jsonl"});
+    mutate_write("requests.jsonl", rows);
+    mutate("requests.jsonl", USING("eval") "--requests requests.jsonl --jsonl");
 }
 
 Test(mutated_state, generation_config)
@@ -256,37 +224,31 @@ Test(mutated_state, generation_config)
     static const char text[] =
         "{\"bos_token_id\": 1, \"eos_token_id\": [2, 200], \"temperature\": 0.6, \"top_p\": 0.9}";
     mutate_run(SAVING);
-    tempdir_write(mutate_dir(), "first/model/generation_config.json", text, sizeof text - 1);
-    mutate(&(mutated){.name = "generation_config",
-                      .file = "first/model/generation_config.json",
-                      .arguments = USING("generate") "--prompt ab --max-new-tokens 3"});
+    mutate_write("first/model/generation_config.json", text);
+    mutate("first/model/generation_config.json",
+           USING("generate") "--prompt ab --max-new-tokens 3");
 }
 
 Test(mutated_state, tokenizer_of_a_model)
 {
     mutate_run(SAVING);
-    mutate(&(mutated){.name = "tokenizer of a model",
-                      .file = "first/model/tokenizer.json",
-                      .arguments = USING("generate") "--prompt ab --max-new-tokens 3"});
+    mutate("first/model/tokenizer.json", USING("generate") "--prompt ab --max-new-tokens 3");
 }
 
-static void report_of(const char *name, const char *file)
+static void report_of(const char *file)
 {
     mutate_run(SAVING " --set log.interval=1");
-    mutate(&(mutated){.name = name,
-                      .file = file,
-                      .arguments = "report first -o report.html",
-                      .made = "report.html"});
+    mutate(file, "report first -o report.html");
 }
 
 Test(mutated_state, record_of_a_run)
 {
-    report_of("run.json", "first/run.json");
+    report_of("first/run.json");
 }
 
 Test(mutated_state, metrics_of_a_run)
 {
-    report_of("metrics", "first/metrics.jsonl");
+    report_of("first/metrics.jsonl");
 }
 
 static nd_status read_record(const char *path)
@@ -315,5 +277,5 @@ static nd_status read_record(const char *path)
 Test(mutated_state, record_of_autotune)
 {
     shell(mutate_dir(), "cp " ND_SOURCE "/tests/fuzz/seeds/autotune/* run.json");
-    mutate(&(mutated){.name = "autotune", .file = "run.json", .read = read_record});
+    mutate_reader("run.json", read_record);
 }

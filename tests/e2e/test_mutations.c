@@ -15,47 +15,37 @@
 
 TestSuite(mutations, .init = mutate_setup, .fini = mutate_teardown);
 
-static void write_text(const char *name, const char *text)
-{
-    tempdir_write(mutate_dir(), name, text, strlen(text));
-}
-
 Test(mutations, native_yaml)
 {
-    write_text("c.yaml", "# a comment\nmodel:\n  config: model.json\n  seed: 7\ndata:\n"
-                         "  path: text.txt\n  validation_path: ''\n  shuffle_seed: 3\ntrain:\n"
-                         "  steps: 3\n  sequence_length: 32\n  micro_batch_size: 2\n"
-                         "  gradient_accumulation_steps: 1\n  precision: bf16\noptimizer:\n"
-                         "  lr: 1e-3\n  betas: [0.9, 0.95]\n  schedule: cosine\n  warmup_steps: 1\n"
-                         "mesh: {dp_shard: -1, tp: 1}\nlaunch:\n  device: cpu\n");
-    mutate(&(mutated){
-        .name = "native yaml", .file = "c.yaml", .arguments = "check --config-file c.yaml"});
+    mutate_write("c.yaml",
+                 "# a comment\nmodel:\n  config: model.json\n  seed: 7\ndata:\n"
+                 "  path: text.txt\n  validation_path: ''\n  shuffle_seed: 3\ntrain:\n"
+                 "  steps: 3\n  sequence_length: 32\n  micro_batch_size: 2\n"
+                 "  gradient_accumulation_steps: 1\n  precision: bf16\noptimizer:\n"
+                 "  lr: 1e-3\n  betas: [0.9, 0.95]\n  schedule: cosine\n  warmup_steps: 1\n"
+                 "mesh: {dp_shard: -1, tp: 1}\nlaunch:\n  device: cpu\n");
+    mutate("c.yaml", "check --config-file c.yaml");
 }
 
 Test(mutations, accelerates_yaml)
 {
-    write_text("a.yaml",
-               "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\n"
-               "fsdp_config:\n  fsdp_reshard_after_forward: true\n  fsdp_version: 2\n"
-               "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 1\n"
-               "parallelism_config:\n  parallelism_config_dp_shard_size: 1\n"
-               "  parallelism_config_tp_size: 1\nrdzv_backend: static\nuse_cpu: true\n");
-    mutate(&(mutated){.name = "accelerate's yaml",
-                      .file = "a.yaml",
-                      .arguments = "check --config-file a.yaml" MUTATE_INPUT MUTATE_TEXT});
+    mutate_write("a.yaml",
+                 "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\n"
+                 "fsdp_config:\n  fsdp_reshard_after_forward: true\n  fsdp_version: 2\n"
+                 "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 1\n"
+                 "parallelism_config:\n  parallelism_config_dp_shard_size: 1\n"
+                 "  parallelism_config_tp_size: 1\nrdzv_backend: static\nuse_cpu: true\n");
+    mutate("a.yaml", "check --config-file a.yaml" MUTATE_INPUT MUTATE_TEXT);
 }
 
 Test(mutations, model_config)
 {
-    mutate(&(mutated){.name = "config.json",
-                      .file = "model.json",
-                      .arguments = "check" MUTATE_INPUT MUTATE_TEXT});
+    mutate("model.json", "check" MUTATE_INPUT MUTATE_TEXT);
 }
 
 Test(mutations, text)
 {
-    mutate(&(mutated){
-        .name = "text", .file = "text.txt", .arguments = MUTATE_TRAIN MUTATE_TEXT, .made = "out"});
+    mutate("text.txt", MUTATE_TRAIN MUTATE_TEXT);
 }
 
 Test(mutations, jsonl)
@@ -71,10 +61,7 @@ Test(mutations, jsonl)
                              i);
     }
     tempdir_write(mutate_dir(), "rows.jsonl", rows, used);
-    mutate(&(mutated){.name = "jsonl",
-                      .file = "rows.jsonl",
-                      .arguments = MUTATE_TRAIN " --data-path rows.jsonl --cache-dir cache",
-                      .made = "out"});
+    mutate("rows.jsonl", MUTATE_TRAIN " --data-path rows.jsonl --cache-dir cache");
 }
 
 Test(mutations, llmc)
@@ -86,12 +73,8 @@ Test(mutations, llmc)
         words[512 + i] = (uint16_t)(i * 7 % 256);
     }
     tempdir_write(mutate_dir(), "tokens.bin", words, sizeof words);
-    mutate(&(mutated){.name = "llmc",
-                      .file = "tokens.bin",
-                      .arguments =
-                          MUTATE_TRAIN " --set data.path=tokens.bin --set data.format=llmc "
-                                       "--set data.tokenizer=file",
-                      .made = "out"});
+    mutate("tokens.bin", MUTATE_TRAIN " --set data.path=tokens.bin --set data.format=llmc "
+                                      "--set data.tokenizer=file");
 }
 
 static void write_megatron(void)
@@ -118,15 +101,13 @@ static void write_megatron(void)
 Test(mutations, megatron_index)
 {
     write_megatron();
-    mutate(&(mutated){
-        .name = "megatron's index", .file = "corpus.idx", .arguments = CORPUS, .made = "out"});
+    mutate("corpus.idx", CORPUS);
 }
 
 Test(mutations, megatron_tokens)
 {
     write_megatron();
-    mutate(&(mutated){
-        .name = "megatron's tokens", .file = "corpus.bin", .arguments = CORPUS, .made = "out"});
+    mutate("corpus.bin", CORPUS);
 }
 
 Test(mutations, loss_mask)
@@ -146,8 +127,7 @@ Test(mutations, loss_mask)
     tempdir_write(mutate_dir(), "corpus.mask", file.data, file.count);
     free(spans.data);
     free(file.data);
-    mutate(
-        &(mutated){.name = "loss mask", .file = "corpus.mask", .arguments = CORPUS, .made = "out"});
+    mutate("corpus.mask", CORPUS);
 }
 
 static nd_status read_tokenizer(const char *path)
@@ -179,7 +159,7 @@ static nd_status read_tokenizer(const char *path)
     "\\\\S)\"}, "                                                                                  \
     "\"behavior\": \"Isolated\", \"invert\": false}, " BYTE_LEVEL "]}"
 
-static void mutate_tokenizer(const char *name, const char *pre_tokenizer)
+static void mutate_tokenizer(const char *pre_tokenizer)
 {
     char text[2048];
     snprintf(text, sizeof text,
@@ -194,18 +174,18 @@ static void mutate_tokenizer(const char *name, const char *pre_tokenizer)
              "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3}, \"merges\": [\"a b\", "
              "\"ab a\"]}}",
              pre_tokenizer);
-    write_text("tokenizer.json", text);
-    mutate(&(mutated){.name = name, .file = "tokenizer.json", .read = read_tokenizer});
+    mutate_write("tokenizer.json", text);
+    mutate_reader("tokenizer.json", read_tokenizer);
 }
 
 Test(mutations, tokenizer)
 {
-    mutate_tokenizer("tokenizer.json", BYTE_LEVEL);
+    mutate_tokenizer(BYTE_LEVEL);
 }
 
 Test(mutations, tokenizer_with_a_pattern)
 {
-    mutate_tokenizer("tokenizer.json with a pattern", SPLIT);
+    mutate_tokenizer(SPLIT);
 }
 
 static nd_status read_key(const char *path)
@@ -216,7 +196,7 @@ static nd_status read_key(const char *path)
 
 Test(mutations, key)
 {
-    write_text("job.key", "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n");
+    mutate_write("job.key", "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n");
     cr_assert_eq(chmod(tempdir_file(mutate_dir(), "job.key"), 0600), 0);
-    mutate(&(mutated){.name = "key", .file = "job.key", .read = read_key});
+    mutate_reader("job.key", read_key);
 }
