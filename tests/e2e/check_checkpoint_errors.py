@@ -9,12 +9,11 @@ some of each kind (ND_FAULTS_EVERY=N: an N-th of those).
 """
 import concurrent.futures
 import errno
-import json
 import os
 import re
 import sys
 
-from checkpoint_runs import FAULTS_EVERY, INTERVAL, MODEL, Bench, Failed, check, each
+from checkpoint_runs import FAULTS_EVERY, INTERVAL, MODEL, Bench, check, each
 
 STEPS = 8  # saves of steps 2, 4, 6 and 8
 ERRORS = ["ENOSPC", "EIO", "EROFS", "EDQUOT"]
@@ -75,8 +74,8 @@ def fail_call(bench, rank, calls, index, *flags):
     printed = bench.train(2, out, *flags, steps=STEPS, faults=dict(rank=rank, fail=f"{name}:{code}:{number}:1", log=log))
     failed = bool(SAID.search(printed))
     check(failed or not must_fail(calls, index), f"nothing is said:\n{printed}")
-    check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), "another result")
-    told = [event["step"] for event in bench.events(out) if event.get("event") == "checkpoint_failed"]
+    bench.same_result(out)
+    told = [event["step"] for event in bench.metrics(out) if event.get("event") == "checkpoint_failed"]
     check(told == ([step] if failed else []), f"metrics.jsonl has failed saves {told}")
     older = f"the state of the last step has no checkpoint; the newest one is that of step {STEPS - INTERVAL}\n"
     check((older in printed) == (failed and step == STEPS), f"not the last save:\n{printed}")
@@ -108,8 +107,8 @@ def matrix(bench, everything):
         def work(index):
             try:
                 failed.append(fail_call(bench, rank, calls, index))
-            except Failed as error:
-                raise Failed(f"rank {rank}, {ERRORS[index % len(ERRORS)]} of {calls[index]}: {error}") from None
+            except AssertionError as error:
+                raise AssertionError(f"rank {rank}, {ERRORS[index % len(ERRORS)]} of {calls[index]}: {error}") from None
         each(chosen, work)
         check(sum(failed) > len(failed) / 2, f"only {sum(failed)} of {len(failed)} saves failed")
         print(f"rank {rank}: of {len(chosen)} calls that failed, {sum(failed)} cost the checkpoint and none the run")
@@ -143,7 +142,7 @@ def stop(bench):
         names = bench.names(out)
         check(names and all(n.startswith("checkpoint-") for n in names), f"{out} left {names}")
         bench.train(2, out, "--resume-from-checkpoint", "latest", steps=STEPS)
-        check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), f"{out}: another result")
+        bench.same_result(out)
 
 
 def keep_names(bench):
@@ -169,7 +168,7 @@ def keep_names(bench):
 
 def limits(bench):
     """ulimit -f below the size of a shard: every save fails, on both ranks, and the run does not."""
-    (bench.folder / "large.json").write_text(json.dumps(MODEL | dict(hidden_size=256, intermediate_size=512, num_hidden_layers=3)))
+    bench.model("large.json", hidden_size=256, intermediate_size=512, num_hidden_layers=3)
     # Shared memory between two workers needs files of 8 MiB.
     for workers, kilobytes, model in ((1, 64, "model.json"), (2, 8192, "large.json")):
         printed = bench.train(workers, "limited", "--save-model", "false", "--model-config", model, steps=4,
@@ -204,12 +203,12 @@ def silent(bench):
         check(len(re.findall("has made no progress for 4 s .launch.comm_timeout_seconds.; the file system of .* does not answer",
                              printed)) == 1, f"{out} does not say once why it ended:\n{printed}")
         bench.train(2, out, "--resume-from-checkpoint", "auto", steps=STEPS)
-        check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), f"{out}: another result")
+        bench.same_result(out)
 
     def slow(_):
         printed = bench.train(2, "slow", *deadline, steps=2, faults=dict(rank=0, slow="fsync:700:1:1000"))
         check(bench.names("slow") == ["checkpoint-2"], f"left are {bench.names('slow')}:\n{printed}")
-        [saved] = [event for event in bench.events("slow") if event.get("event") == "checkpoint"]
+        [saved] = [event for event in bench.metrics("slow") if event.get("event") == "checkpoint"]
         check(saved["save_ms"] > 4000, f"the save took only {saved['save_ms']} ms")
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool: # they sleep

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from checkpoint_runs import FAULTS_EVERY, INTERVAL, LAST, STEPS, Bench, Failed, check, each, every, resumed_step
+from checkpoint_runs import FAULTS_EVERY, INTERVAL, LAST, STEPS, Bench, check, each, every, resumed_step
 
 RESUME = ("--resume-from-checkpoint", "auto")
 EXPORT = ("--checkpoint-export-model",)
@@ -48,7 +48,7 @@ def newest(calls, rank):
 
 def kill_at(bench, workers, rank, number, whole, calls, flags):
     out = f"killed-{workers}-{rank}-{number}"
-    code, printed = bench.run(bench.command(workers, out, *flags), dict(folder=bench.folder / out, rank=rank, kill=number))
+    code, printed = bench.end(bench.launch(workers, out, *flags), dict(folder=bench.folder / out, rank=rank, kill=number))
     check(code != 0, f"{out} was not killed:\n{printed}")
     check_complete(bench, out)
     printed = bench.train(workers, out, *RESUME, *flags)
@@ -56,7 +56,7 @@ def kill_at(bench, workers, rank, number, whole, calls, flags):
     wanted, got = newest(calls[:number if rank else number - 1], rank), resumed_step(printed) or 0
     check(got == wanted, f"the run went on from step {got}, and not from {wanted}:\n{printed}")
     # Behind the last commit only older checkpoints are left to be deleted, which the next save would do.
-    bench.same(out, whole, may_have_more=wanted == STEPS)
+    bench.same_end(out, whole, may_have_more=wanted == STEPS)
     for name in LAST if flags else []:
         check(bench.exported(out, name) == bench.exported(whole, name), f"{out}/{name} holds another model")
     bench.remove(out)
@@ -66,8 +66,8 @@ def killed(bench, workers, rank, whole, calls, flags=()):
     def work(number):
         try:
             kill_at(bench, workers, rank, number, whole, calls, flags)
-        except Failed as error:
-            raise Failed(f"rank {rank} of {workers} killed at call {number}, {calls[number - 1]}: {error}") from None
+        except AssertionError as error:
+            raise AssertionError(f"rank {rank} of {workers} killed at call {number}, {calls[number - 1]}: {error}") from None
     return work
 
 
@@ -123,7 +123,7 @@ def disturbed(bench, command, generator, seconds):
     rank = generator.randrange(2)
     if generator.random() < 0.5:
         faults = dict(folder=bench.folder / "out", rank=rank, kill=generator.randrange(1, 700))
-        return bench.run(command, faults)[0]
+        return bench.end(command, faults)[0]
     with subprocess.Popen(command, cwd=bench.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL) as launcher:
         worker = None
@@ -145,8 +145,8 @@ def restarts(bench, rounds):
     begin = time.monotonic()
     bench.train(2, "long", steps=steps)
     seconds = time.monotonic() - begin
-    command = bench.command(2, "out", *RESUME, steps=steps)
-    for number in range(rounds):
+    command = bench.launch(2, "out", *RESUME, steps=steps)
+    for _ in range(rounds):
         for _ in range(5):
             code = disturbed(bench, command, generator, seconds)
             kills += code != 0
@@ -154,8 +154,7 @@ def restarts(bench, rounds):
                 break
         if code != 0:
             bench.train(2, "out", *RESUME, steps=steps)
-        check(bench.curve("out") == bench.curve("long"), f"round {number}: other steps after {kills} kills")
-        check(bench.model("out") == bench.model("long"), f"round {number}: another model after {kills} kills")
+        bench.same_result("out", "long")
         check(set(bench.names("out")) >= {f"checkpoint-{steps - INTERVAL}", f"checkpoint-{steps}"}, f"{bench.names('out')}")
         check(not [name for name in bench.names("out") if not name[-1].isdigit() or name[0] == "."], f"{bench.names('out')}")
         bench.remove("out")

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-from checkpoint_runs import FAULTS_EVERY, Bench, Failed, check, each
+from checkpoint_runs import FAULTS_EVERY, Bench, check, each
 
 ERRORS = ["EIO", "EMFILE", "EACCES"]
 REASONS = {name: os.strerror(getattr(errno, name)) for name in ERRORS}
@@ -201,7 +201,7 @@ def main():
         def note(job):
             try:
                 try_one(bench, job)
-            except Failed as failure:
+            except AssertionError as failure:
                 failures.append(str(failure))
 
         each(jobs, note)
