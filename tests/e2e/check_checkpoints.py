@@ -161,7 +161,8 @@ def a_failure_in_a_validation_costs_no_step(t):
     check(validations("out") == whole, validations("out"))
     # With a damaged line the last validation is made again, and no earlier one is the best.
     t.write("out/metrics.jsonl", "damaged\n" + t.read("out/metrics.jsonl").split("\n", 1)[1])
-    t.run(f"{go_on} --load-best-model-at-end true", says=("resumed after step 4", "validations before step 4 do not count for the best one"))
+    t.run(f"{go_on} --load-best-model-at-end true",
+          says=("resumed after step 4", "validations before step 4 do not count for the best one"))
     check(validations("out") == [*whole, whole[-1]], validations("out"))
     t.run(f"{validated} fork --resume-from-checkpoint out --set train.validation_batches=2",
           says="resume: a validation was over at most 6 sequences and is over at most 4")

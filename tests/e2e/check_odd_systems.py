@@ -159,7 +159,8 @@ def full_and_closed_outputs_of_a_used_model(t):
     """Outputs that take nothing."""
     save_model(t)
     for words, script, code in ((GENERATE, '"$@" >/dev/full', 73), (f"{GENERATE} --jsonl", '"$@" >/dev/full', 73),
-                                (EVAL, '"$@" >/dev/full', 73), (GENERATE, '"$@" >&-', 0), (EVAL, '"$@" 2>&-', 0), (GENERATE, 'ulimit -f 0; "$@" >text', 73)):
+                                (EVAL, '"$@" >/dev/full', 73), (GENERATE, '"$@" >&-', 0), (EVAL, '"$@" 2>&-', 0),
+                                (GENERATE, 'ulimit -f 0; "$@" >text', 73)):
         check(ends_well(t, t.in_shell(script, words)) == code, f"{words}, {script}: {t.code}:\n{t.out}{t.log}")
 
 

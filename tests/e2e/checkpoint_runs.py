@@ -34,9 +34,10 @@ class Bench(steps.Steps):
 
     def launch(self, workers, out, *flags, steps=STEPS):
         """The words of a run."""
-        return [*self.command("ndlaunch --device cpu --model-config model.json --data-path text.txt --validation-path '' --sequence-length 64 "
-                              f"--log-level info --num-processes {workers} --dp-shard-size {workers} --num-steps {steps} --save-dir {out} "
-                              f"--checkpoint-frequency {INTERVAL} --save-total-limit {KEPT}"), *flags]
+        words = ("ndlaunch --device cpu --model-config model.json --data-path text.txt --validation-path '' --sequence-length 64 "
+                 f"--log-level info --num-processes {workers} --dp-shard-size {workers} --num-steps {steps} --save-dir {out} "
+                 f"--checkpoint-frequency {INTERVAL} --save-total-limit {KEPT}")
+        return [*self.command(words), *flags]
 
     def end(self, command, faults=None):
         """The exit code (128 + signal) and all that it printed. `faults`: settings of fault_calls.c, for the worker `rank`."""

@@ -89,6 +89,7 @@ class Steps:
 
     def __init__(self, build, folder):
         self.build, self.folder, self.out, self.log, self.code = pathlib.Path(build), pathlib.Path(folder), "", "", 0
+        self.started = []  # by start()
 
     def write(self, name, content):
         """Text, bytes, or a list of rows of JSON."""
@@ -205,8 +206,9 @@ class Steps:
 
     def start(self, words, log="log", **more):
         """A process whose log is a file."""
-        return subprocess.Popen(self.command(words), cwd=self.folder, stdin=more.pop("stdin", subprocess.DEVNULL),
-                                stdout=more.pop("stdout", subprocess.DEVNULL), stderr=open(self.folder / log, "wb"), **more)
+        self.started.append(subprocess.Popen(self.command(words), cwd=self.folder, stdin=more.pop("stdin", subprocess.DEVNULL),
+                                             stdout=more.pop("stdout", subprocess.DEVNULL), stderr=open(self.folder / log, "wb"), **more))
+        return self.started[-1]
 
     def ranks(self, words, count=2, folders=None):
         """Processes as torchrun starts them; rank R writes outR and logR."""
@@ -256,6 +258,11 @@ def run_test(function, setup, build):
             return None
         except Exception: # pylint: disable=broad-except
             return traceback.format_exc()[-12000:]
+        finally:
+            for process in steps.started:
+                if process.poll() is None:
+                    process.terminate()  # its workers end with it
+                    process.wait(LIMIT_S)
     return ""
 
 
