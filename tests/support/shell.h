@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 
 #include "tests/support/printed.h"
-#include "tests/support/skip.h"
 #include "tests/support/tempdir.h"
 
 /* What the last command printed, on both streams. */
@@ -53,15 +52,6 @@ static inline void shell_ends_saying(const tempdir *dir, int code, const char *c
     const int got = shell_run(dir, command);
     cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
     shell_says(facts);
-}
-
-/* Makes a folder for a file system of the test's own, or skips the test where none is permitted. */
-static inline void shell_needs_disk(const tempdir *dir, const char *name)
-{
-    if (shell_run(dir, printed("mkdir %s && unshare -rm true", name)) != 0) {
-        tempdir_remove(dir);
-        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
-    }
 }
 
 #define says(...) shell_says((const char *const[]){__VA_ARGS__, NULL})
