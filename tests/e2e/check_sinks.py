@@ -55,4 +55,4 @@ def a_run_that_is_killed_while_its_metrics_hang_leaves_whole_lines(t):
         t.run("ndtrain report out", says="step 2 of 1")
 
 
-steps.main("sinks_of_a_run", setup)
+steps.main("sinks", setup)
