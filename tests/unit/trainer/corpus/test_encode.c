@@ -10,7 +10,7 @@
 #include "trainer/corpus/chat.h"
 
 static tempdir dir;
-static corpus_result out;        /* of the last encoding; freed at the end of a test */
+static corpus_result out, whole; /* of the last encoding, and what it should be */
 static nd_tokenizer *opened[16]; /* closed at the end of a test */
 static nd_corpus_rules rules = {.json_key = "text", .pairs = true};
 static nd_corpus_job job = {.rules = &rules}; /* with the tokenizer in use */
@@ -35,6 +35,7 @@ static void teardown(void)
         nd_tokenizer_close(opened[i]);
     }
     corpus_free(&out);
+    corpus_free(&whole);
     tempdir_remove(&dir);
 }
 
@@ -93,7 +94,6 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
         cr_assert_eq(nd_text_cut(job.tokenizer, "a b\nc\n d e", 8), cases[i].cut, "%s",
                      cases[i].family);
         char *text = corpus_text(i + 1, 20000);
-        corpus_result whole = {0};
         job.block_bytes = 1 << 20;
         job.threads = 1;
         assert_ok(encode_text("a.txt", text, &whole));
@@ -103,7 +103,6 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
             assert_ok(encode_text("a.txt", text, &out));
             corpus_assert_equal(&whole, &out, cases[i].family);
         }
-        corpus_free(&whole);
         free(text);
     }
 }
@@ -151,25 +150,23 @@ static void write_rows(const char *name, int rows)
 
 Test(corpus, rows_do_not_depend_on_threads_and_blocks)
 {
-    corpus_result one = {0};
     use(text_open("llama3"));
     job.eod = 420;
     write_rows("a.jsonl", 500);
-    assert_ok(corpus_encode_path(tempdir_file(&dir, "a.jsonl"), job, &one));
-    cr_expect_eq(one.counts.documents + one.counts.empty, 500);
-    cr_expect_eq(one.counts.empty, 48);
-    cr_expect_eq(one.ends.count, (size_t)one.counts.documents);
-    cr_expect_eq(one.spans.count, 2u * 167u);
-    cr_expect_eq(one.ids.data[one.ids.count - 1], 420);
-    cr_expect_eq(one.ends.data[one.ends.count - 1], (int32_t)one.ids.count);
+    assert_ok(corpus_encode_path(tempdir_file(&dir, "a.jsonl"), job, &whole));
+    cr_expect_eq(whole.counts.documents + whole.counts.empty, 500);
+    cr_expect_eq(whole.counts.empty, 48);
+    cr_expect_eq(whole.ends.count, (size_t)whole.counts.documents);
+    cr_expect_eq(whole.spans.count, 2u * 167u);
+    cr_expect_eq(whole.ids.data[whole.ids.count - 1], 420);
+    cr_expect_eq(whole.ends.data[whole.ends.count - 1], (int32_t)whole.ids.count);
     for (int threads = 1; threads <= 5; threads += 2) {
         job.threads = threads;
         job.block_bytes = 100 * (size_t)threads;
         assert_ok(corpus_encode_path(tempdir_file(&dir, "a.jsonl"), job, &out));
-        corpus_assert_equal(&one, &out, "threads");
-        cr_expect_eq(memcmp(&one.counts, &out.counts, sizeof one.counts), 0);
+        corpus_assert_equal(&whole, &out, "threads");
+        cr_expect_eq(memcmp(&whole.counts, &out.counts, sizeof whole.counts), 0);
     }
-    corpus_free(&one);
 }
 
 /* Prompt and completion are encoded one by one; only the prompt is in a span. */
@@ -249,7 +246,6 @@ Test(corpus, what_the_rules_refuse_has_a_line)
 Test(corpus, a_separator_makes_documents)
 {
     static const char text[] = "first\n\nsecond one\n\n\n\nthird\n\n";
-    corpus_result whole = {0};
     use(text_open("llama2"));
     rules.separator = "\n\n";
     rules.separator_size = 2;
@@ -261,7 +257,6 @@ Test(corpus, a_separator_makes_documents)
         assert_ok(encode_text("a.txt", text, &out));
         corpus_assert_equal(&whole, &out, "separator");
     }
-    corpus_free(&whole);
 }
 
 Test(corpus, how_a_separator_is_written)
@@ -791,14 +786,14 @@ static nd_status encode_prompt(const char *messages, nd_ids *ids)
 /* The prompt has the ids that the rendered text has when its control tokens are parsed. */
 static void assert_prompt(const char *messages, const char *rendered)
 {
-    nd_encoder *whole = make_encoder(ND_SPECIAL_PARSE);
+    nd_encoder *encoder = make_encoder(ND_SPECIAL_PARSE);
     nd_ids ids = {0};
     assert_ok(encode_prompt(messages, &ids));
-    text_expect_ids(whole, rendered, ids.data, ids.count);
+    text_expect_ids(encoder, rendered, ids.data, ids.count);
     cr_expect_eq(encode_prompt("[]", &ids), ND_ERR_DATA);
     cr_expect_eq(encode_prompt("[{}]", &ids), ND_ERR_DATA);
     free(ids.data);
-    nd_encoder_destroy(whole);
+    nd_encoder_destroy(encoder);
 }
 
 static void assert_prompt_fails(const char *messages, const char *words)
@@ -1015,14 +1010,12 @@ Test(corpus, messages_that_are_left_out_change_no_other_row)
 #define GOOD  ROW2(SAYS("user", "the end"), SAYS("assistant", "yes"))
 #define BAD   ROW2(SAYS("user", "it was"), "{\"role\": \"user\"}")
 #define AFTER "{\"text\": \"a b c d e f\"}\n"
-    corpus_result expected = {0};
     use_chatml();
     job.skip_bad = 1;
-    assert_ok(encode_text("a.jsonl", GOOD AFTER, &expected));
+    assert_ok(encode_text("a.jsonl", GOOD AFTER, &whole));
     encode_rows(GOOD BAD AFTER);
     cr_expect_eq(out.counts.bad, 1);
-    corpus_assert_equal(&expected, &out, "a bad row between two good ones");
-    corpus_free(&expected);
+    corpus_assert_equal(&whole, &out, "a bad row between two good ones");
 }
 
 /* NULL: they are taken. An answer that is a call would count as an empty one. */

@@ -189,33 +189,6 @@ Test(blend, a_step_says_where_its_samples_come_from)
     cr_assert(!batch.sources && !batch.source_valid);
 }
 
-/* The samples of a step are the same ones, whatever the number of data ranks. */
-Test(blend, order_does_not_depend_on_the_mesh)
-{
-    use_blend(0.5, 0.3, 0.2, NULL);
-    int64_t letters[3][256] = {{0}};
-    for (int kind = 0; kind < 3; kind++) {
-        const int dp = 1 << kind;
-        for (int r = 0; r < dp; r++) {
-            nd_loader_options o = {.deal = {S, 1, 1},
-                                   .micro_batch = 1,
-                                   .accumulation = 8 / dp,
-                                   .dp_size = dp,
-                                   .dp_index = r,
-                                   .seed = 3};
-            use_loader(dataset, &o);
-            for (int step = 0; step < 4; step++) {
-                next_batch();
-                for (int micro = 0; micro < 8 / dp; micro++) {
-                    letters[kind][step * 8 + micro * dp + r] = batch.inputs[micro * S];
-                }
-            }
-        }
-    }
-    cr_assert_eq(memcmp(letters[0], letters[1], sizeof letters[0]), 0);
-    cr_assert_eq(memcmp(letters[0], letters[2], sizeof letters[0]), 0);
-}
-
 /* FILES sparse files of this size, of which the last but one has an 'x' at `changed`, as sources of
  * a blend in a blend; -1: none has. */
 enum { FILES = 32 };

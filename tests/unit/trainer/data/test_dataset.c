@@ -69,25 +69,6 @@ Test(dataset, text_errors_say_what_to_do)
     assert_fails(try_open(path, ND_DATA_AUTO, "file", 256, 4), ND_ERR_CONFIG, "holds no token ids");
 }
 
-Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
-{
-    assert_ok(open_text_of("a.jsonl",
-                           "{\"text\": \"abc\", \"id\": 12345678901234567890}\r\n"
-                           "\n"
-                           "{\"text\": \"\"}\n"
-                           "{\"prompt\": \"PQ\", \"completion\": \"xyz\"}\n"
-                           "{\"prompt\": \"\", \"completion\": \"\\u00e9\\u0000\"}\n"
-                           "{\"text\": \"end\"}",
-                           4));
-    /* a b c P Q | x y z C3 A9 | 00 e n d */
-    cr_assert_eq(nd_dataset_tokens(dataset), 14);
-    cr_assert_eq(nd_dataset_blocks(dataset), 3);
-    cr_assert_str_eq(dataset->format->name, "encoded text");
-    assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
-    assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
-    assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
-}
-
 Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
 {
     /* Rows of lengths 1 to 40; token k of the concatenation is byte k % 251, written as an escape

@@ -29,36 +29,43 @@ static void assert_finds(const char *name, const char *ending)
     free(found);
 }
 
-#define MAKE(hub, model)                                                                           \
-    "mkdir -p " hub "/" model "/refs " hub "/" model "/blobs " hub "/" model                       \
-    "/snapshots/abc123 " hub "/" model "/snapshots/def456 && cd " hub "/" model                    \
-    " && echo '{}' > blobs/1 && ln -s ../../blobs/1 snapshots/abc123/config.json"                  \
-    " && ln -s ../../blobs/1 snapshots/def456/config.json && touch -d 2020-01-01 snapshots/abc123" \
-    " && printf abc123 > refs/main"
+/* A model with two snapshots, of which main is the older one. */
+static void make_model(const char *hub, const char *model)
+{
+    shell(&dir, shell_line("mkdir -p %s/%s && cd %s/%s && mkdir refs blobs snapshots && "
+                           "cd snapshots && mkdir abc123 def456 && echo '{}' > ../blobs/1 && "
+                           "ln -s ../../blobs/1 abc123/config.json && "
+                           "ln -s ../../blobs/1 def456/config.json && "
+                           "touch -d 2020-01-01 abc123 && printf abc123 > ../refs/main",
+                           hub, model, hub, model));
+}
 
+/* Each goes before those above it; an empty one is as if it were not set. */
 Test(hf_cache, finds_the_snapshot_of_main_in_each_place)
 {
-    shell(&dir, MAKE(".cache/huggingface/hub", "models--org--name"));
-    assert_finds("org/name", ".cache/huggingface/hub/models--org--name/snapshots/abc123");
-    shell(&dir, MAKE("xdg/huggingface/hub", "models--org--name"));
-    setenv("XDG_CACHE_HOME", tempdir_file(&dir, "xdg"), 1);
-    assert_finds("org/name", "xdg/huggingface/hub/models--org--name/snapshots/abc123");
-    shell(&dir, MAKE("home/hub", "models--org--name"));
-    setenv("HF_HOME", tempdir_file(&dir, "home"), 1);
-    assert_finds("org/name", "home/hub/models--org--name/snapshots/abc123");
-    shell(&dir, MAKE("older", "models--org--name"));
-    setenv("HUGGINGFACE_HUB_CACHE", tempdir_file(&dir, "older"), 1);
+    static const struct {
+        const char *variable, *folder, *hub;
+    } places[] = {{NULL, "", ".cache/huggingface/hub"},
+                  {"XDG_CACHE_HOME", "xdg", "xdg/huggingface/hub"},
+                  {"HF_HOME", "home", "home/hub"},
+                  {"HUGGINGFACE_HUB_CACHE", "older", "older"},
+                  {"HF_HUB_CACHE", "direct", "direct"}};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        char ending[128];
+        make_model(places[i].hub, "models--org--name");
+        if (places[i].variable) {
+            setenv(places[i].variable, tempdir_file(&dir, places[i].folder), 1);
+        }
+        snprintf(ending, sizeof ending, "%s/models--org--name/snapshots/abc123", places[i].hub);
+        assert_finds("org/name", ending);
+    }
+    setenv("HF_HUB_CACHE", "", 1);
     assert_finds("org/name", "older/models--org--name/snapshots/abc123");
-    setenv("HF_HUB_CACHE", "", 1); /* as if it were not set */
-    assert_finds("org/name", "older/models--org--name/snapshots/abc123");
-    shell(&dir, MAKE("direct", "models--org--name"));
-    setenv("HF_HUB_CACHE", tempdir_file(&dir, "direct"), 1);
-    assert_finds("org/name", "direct/models--org--name/snapshots/abc123");
 }
 
 Test(hf_cache, without_main_the_newest_snapshot_counts)
 {
-    shell(&dir, MAKE("h", "models--gpt"));
+    make_model("h", "models--gpt");
     setenv("HF_HUB_CACHE", tempdir_file(&dir, "h"), 1);
     shell(&dir, "rm h/models--gpt/refs/main");
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
