@@ -216,10 +216,13 @@ nd_status mesh_shards_open(nd_rank *rank, bool shares, mesh_shards **out)
     return nd_scales_start(&s->scales);
 }
 
-static nd_status start_model(opened *o, nd_rank *rank, const nd_model_options *options,
-                             mesh_packed packed, uint64_t seed)
+nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
+                                 uint64_t seed, nd_model **out)
 {
-    ND_TRY(nd_model_create(rank, options, &o->plan, &o->model));
+    opened *o = NULL;
+    ND_TRY(open_one(&o));
+    ND_TRY(nd_model_create(rank, options ? options : &(nd_model_options){0}, &o->plan, &o->model));
+    *out = o->model;
     ND_TRY(nd_model_plan_weights(o->model, false, &o->plan));
     if (packed.blocks) {
         nd_packed_plan(&o->model->packed, false, &o->plan);
@@ -232,16 +235,6 @@ static nd_status start_model(opened *o, nd_rank *rank, const nd_model_options *o
     ND_TRY(nd_model_start(o->model));
     ND_TRY(mesh_load(fsdp, seed));
     return nd_scales_refresh(&o->model->scales, fsdp->master, fsdp->version);
-}
-
-nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
-                                 uint64_t seed, nd_model **out)
-{
-    opened *o = NULL;
-    ND_TRY(open_one(&o));
-    ND_TRY(start_model(o, rank, options ? options : &(nd_model_options){0}, packed, seed));
-    *out = o->model;
-    return ND_OK;
 }
 
 nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64_t seed,

@@ -19,25 +19,12 @@ static void save(int64_t step)
 
 TestSuite(listing, .init = fake_setup, .fini = fake_teardown);
 
-/* "step name state" of each entry, in the order of the list. */
-static void expect(const char *const *lines, int expected)
+Test(listing, tells_what_lies_in_a_run)
 {
     nd_saved *list = NULL;
     int count = 0;
-    char line[400];
-    assert_ok(nd_saved_list(fake_run.path, &list, &count));
-    for (int i = 0; i < count && i < expected; i++) {
-        snprintf(line, sizeof line, "%lld %s %s", (long long)list[i].step, list[i].name,
-                 list[i].state);
-        cr_assert_str_eq(line, lines[i]);
-    }
-    cr_assert_eq(count, expected);
-    free(list);
-}
-
-Test(listing, tells_what_lies_in_a_run)
-{
     static const char *const lines[] = {
+        /* step, name and state of each entry, in their order */
         "1 checkpoint-1 good",
         "2 checkpoint-2 damaged manifest",
         "3 checkpoint-3 newer version",
@@ -75,7 +62,15 @@ Test(listing, tells_what_lies_in_a_run)
     fake_file("checkpoint-12", "x");
     cr_assert_eq(symlink("checkpoint-1", fake_path("checkpoint-13")), 0);
     cr_assert_eq(symlink("gone", fake_path("checkpoint-14")), 0);
-    expect(lines, (int)(sizeof lines / sizeof *lines));
+    assert_ok(nd_saved_list(fake_run.path, &list, &count));
+    for (int i = 0; i < count && i < (int)(sizeof lines / sizeof *lines); i++) {
+        char line[400];
+        snprintf(line, sizeof line, "%lld %s %s", (long long)list[i].step, list[i].name,
+                 list[i].state);
+        cr_assert_str_eq(line, lines[i]);
+    }
+    cr_assert_eq(count, (int)(sizeof lines / sizeof *lines));
+    free(list);
 }
 
 Test(listing, tells_what_a_checkpoint_is)

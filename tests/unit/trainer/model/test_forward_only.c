@@ -154,15 +154,8 @@ Test(forward_only, has_the_loss_of_the_training_model)
         {{{1, 1, 2, 1, 2}},
          ND_PRECISION_FP8,
          ND_FP8_ROWWISE,
-         ND_RECOMPUTE_NONE,
-         false,
-         "q_proj,o_proj,up_proj,down_proj"},
-        {{{1, 2, 1, 1, 2}},
-         ND_PRECISION_FP8,
-         ND_FP8_TENSORWISE,
-         ND_RECOMPUTE_NONE,
-         false,
-         "k_proj,o_proj,up_proj"},
+         .filter = "q_proj,o_proj,up_proj,down_proj"},
+        {{{1, 2, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, .filter = "k_proj,o_proj,up_proj"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mesh_ranks job = mesh_ranks_of(cases[i].mesh, LAYERS, i % 2 == 1, body, NULL);

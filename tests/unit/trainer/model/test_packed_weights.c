@@ -116,7 +116,7 @@ enum { PRODUCTS = 4 * LAYERS + 1, FP8_PRODUCTS = 7 * LAYERS + 1, AGAIN = 3 * LAY
 
 Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_mesh one = {{1, 1, 1, 1, 1}}, two = {{1, 1, 2, 1, 1}}, four = {{1, 1, 2, 1, 2}};
     const packed_case cases[] = {
         {"one micro-batch", one, 1},
         {"three", one, 3, .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
@@ -132,19 +132,9 @@ Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
         {"selective recompute", one, 1, ND_RECOMPUTE_SELECTIVE},
         {"full recompute, two micro-batches", one, 2, ND_RECOMPUTE_FULL, .made = 2 * PRODUCTS,
          .read = 2 * (2 * PRODUCTS + AGAIN), .validated = PRODUCTS},
-        {"fsdp 2 x tp 2",
-         {{1, 1, 2, 1, 2}},
-         2,
-         .made = 2 * PRODUCTS,
-         .read = 2 * 2 * PRODUCTS,
+        {"fsdp 2 x tp 2", four, 2, .made = 2 * PRODUCTS, .read = 2 * 2 * PRODUCTS,
          .validated = PRODUCTS},
-        {"blocks share buffers",
-         {{1, 1, 2, 1, 1}},
-         2,
-         .zero3 = true,
-         .made = 2,
-         .read = 2 * 2,
-         .validated = 1},
+        {"blocks share buffers", two, 2, .zero3 = true, .made = 2, .read = 2 * 2, .validated = 1},
         {"only the head's are kept", one, 2, .vocab = 1500, .keep = KEEP_HEAD, .made = 2 * 2 + 2,
          .read = 2 * (2 * 2 + 2), .validated = 2},
         {"none is kept", one, 2, .keep = KEEP_NONE},

@@ -54,23 +54,14 @@ static const char *newest_file(void)
     return path;
 }
 
-typedef struct content {
-    char *bytes;
-    size_t size;
-} content;
+static char *content; /* of a file, of which the records before `at` were read */
+static size_t size, at;
 
-static content read_content(const char *path)
-{
-    content c = {0};
-    assert_ok(nd_fs_read(path, 1 << 22, ND_ERR_DATA, &c.bytes, &c.size));
-    return c;
-}
-
-static uint64_t le(const char *at, int bytes)
+static uint64_t le(const char *from, int bytes)
 {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++) {
-        value |= (uint64_t)(uint8_t)at[i] << (8 * i);
+        value |= (uint64_t)(uint8_t)from[i] << (8 * i);
     }
     return value;
 }
@@ -87,27 +78,27 @@ static uint32_t masked_crc(const char *bytes, size_t count)
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-/* Checks the frame at *at and moves past it; returns the message and its length. */
-static const char *next_record(const content *c, size_t *at, size_t *length)
+/* Checks the next frame and moves past it; returns the message and its length. */
+static const char *next_record(size_t *length)
 {
-    cr_assert_geq(c->size - *at, 16);
-    const char *frame = c->bytes + *at;
+    cr_assert_geq(size - at, 16);
+    const char *frame = content + at;
     *length = le(frame, 8);
     cr_assert_eq(le(frame + 8, 4), masked_crc(frame, 8));
-    cr_assert_geq(c->size - *at, 16 + *length);
+    cr_assert_geq(size - at, 16 + *length);
     cr_assert_eq(le(frame + 12 + *length, 4), masked_crc(frame + 12, *length));
-    *at += 16 + *length;
+    at += 16 + *length;
     return frame + 12;
 }
 
 /* A number with seven bits in each byte; moves past it. */
-static uint64_t varint(const char **at, const char *end)
+static uint64_t varint(const char **from, const char *end)
 {
     uint64_t value = 0;
     for (int shift = 0, more = 128; more; shift += 7) {
-        cr_assert_lt(*at, end);
-        more = **at & 128;
-        value |= (uint64_t)(*(*at)++ & 127) << shift;
+        cr_assert_lt(*from, end);
+        more = **from & 128;
+        value |= (uint64_t)(*(*from)++ & 127) << shift;
     }
     return value;
 }
@@ -115,23 +106,23 @@ static uint64_t varint(const char **at, const char *end)
 /* Where a field of a message begins, behind its key and length; NULL: not there. */
 static const char *field(const char *message, size_t length, uint32_t wanted, size_t *bytes)
 {
-    const char *at = message, *end = message + length;
-    while (at < end) {
-        const uint64_t key = varint(&at, end);
+    const char *from = message, *end = message + length;
+    while (from < end) {
+        const uint64_t key = varint(&from, end);
         const uint32_t type = key & 7;
-        const char *value = at;
+        const char *value = from;
         if (type == 0) {
-            varint(&at, end);
+            varint(&from, end);
         } else if (type == 2) {
-            const uint64_t size = varint(&at, end);
-            cr_assert_leq(size, (uint64_t)(end - at));
-            value = at;
-            at += size;
+            const uint64_t count = varint(&from, end);
+            cr_assert_leq(count, (uint64_t)(end - from));
+            value = from;
+            from += count;
         } else {
             cr_assert(type == 1 || type == 5, "wire type %u", type);
-            at += type == 1 ? 8 : 4;
+            from += type == 1 ? 8 : 4;
         }
-        *bytes = (size_t)(at - value);
+        *bytes = (size_t)(from - value);
         if (key >> 3 == wanted) {
             return value;
         }
@@ -142,15 +133,15 @@ static const char *field(const char *message, size_t length, uint32_t wanted, si
 Test(tensorboard, a_record_has_the_step_and_all_its_values)
 {
     write_step(300, 1.5);
-    content c = read_content(newest_file());
-    size_t at = 0, length, bytes;
-    const char *version = next_record(&c, &at, &length);
+    size_t length, bytes;
+    assert_ok(nd_fs_read(newest_file(), 1 << 22, ND_ERR_DATA, &content, &size));
+    const char *version = next_record(&length);
     const char *text = field(version, length, 3, &bytes);
     cr_assert_eq(bytes, strlen("brain.Event:2"));
     cr_assert_eq(memcmp(text, "brain.Event:2", bytes), 0);
-    next_record(&c, &at, &length); /* the configuration */
-    const char *event = next_record(&c, &at, &length);
-    cr_assert_eq(at, c.size, "there are no more records");
+    next_record(&length); /* the configuration */
+    const char *event = next_record(&length);
+    cr_assert_eq(at, size, "there are no more records");
     const char *step = field(event, length, 2, &bytes);
     cr_assert_eq(bytes, 2);
     cr_assert_eq((step[0] & 127) | step[1] << 7, 300);
@@ -171,7 +162,7 @@ Test(tensorboard, a_record_has_the_step_and_all_its_values)
         value += bytes;
         rest = (size_t)(end - value);
     }
-    free(c.bytes);
+    free(content);
 }
 
 /* Readers take the files of a folder by name and never go back. */

@@ -170,7 +170,6 @@ Test(shape, other_models_are_refused)
     refused("llama", "'hidden_act': 'gelu'",
             "hidden_act is \"gelu\"|only \"silu\" is supported, so use a model");
     refused("llama", "'sliding_window': 4096", "sliding_window is set|mistral");
-    refused("llama", "'attention_dropout': 0.1", "attention_dropout is 0.1");
     refused("llama", "'quantization_config': {}", "quantization_config");
     refused("llama", "'architectures': ['LlamaForSequenceClassification']",
             "architectures|LlamaForCausalLM");

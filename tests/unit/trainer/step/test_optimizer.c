@@ -234,16 +234,10 @@ Test(optimizer, shards)
                                      {{1, 1, 1, 2, 1}}};
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
         for (int variant = 0; variant < 8; variant++) {
-            optimizer_case c = {"shards",
-                                meshes[m],
-                                variant & 1 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW,
-                                1.0,
-                                4.0,
-                                1.0 / (4.0 + 1e-6),
-                                2,
-                                variant & 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
-                                variant & 4};
-            run(&c);
+            run(&(optimizer_case){
+                "shards", meshes[m], variant & 1 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW, 1.0, 4.0,
+                1.0 / (4.0 + 1e-6), 2, variant & 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
+                .zero2 = variant & 4});
         }
     }
 }

@@ -17,14 +17,12 @@ static nd_tuning written;
 static nd_lt_choice choices[2];
 static char *text;
 
+/* The last three are leading dimensions. */
+#define EXTENTS(m_, n_, k_, a_, b_, d_) .m = m_, .n = n_, .k = k_, .lda = a_, .ldb = b_, .ldd = d_
+
 static void setup(void)
 {
-    nd_lt_key y = {.m = 96,
-                   .n = 64,
-                   .k = 64,
-                   .lda = 64,
-                   .ldb = 64,
-                   .ldd = 192,
+    nd_lt_key y = {EXTENTS(96, 64, 64, 64, 64, 192),
                    .a = ND_DTYPE_F8_E4M3,
                    .b = ND_DTYPE_F8_E5M2,
                    .d = ND_DTYPE_BF16,
@@ -34,12 +32,7 @@ static void setup(void)
                    .align_a = 256,
                    .align_b = 16,
                    .align_d = 64};
-    nd_lt_key dw = {.m = 64,
-                    .n = 96,
-                    .k = 64,
-                    .lda = 64,
-                    .ldb = 96,
-                    .ldd = 64,
+    nd_lt_key dw = {EXTENTS(64, 96, 64, 64, 96, 64),
                     .a = ND_DTYPE_BF16,
                     .b = ND_DTYPE_BF16,
                     .d = ND_DTYPE_F32,
