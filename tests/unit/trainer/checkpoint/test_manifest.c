@@ -9,6 +9,8 @@
 
 static const nd_mesh mesh = {{1, 2, 3, 1, 2}};
 
+static nd_manifest m, got; /* what is written, and what is read back */
+
 static char *text_of(const nd_manifest *manifest, size_t *bytes)
 {
     char *text = NULL;
@@ -16,44 +18,39 @@ static char *text_of(const nd_manifest *manifest, size_t *bytes)
     return text;
 }
 
-static nd_manifest example_of(const nd_shape *shape)
+static void make_example(nd_shape shape)
 {
-    nd_manifest manifest = fake_manifest(shape, &mesh, ND_STATE_KINDS, 12, true);
-    for (int i = 0; i < manifest.writer_count; i++) {
-        manifest.writers[i].bytes = (uint64_t)(1000 + i);
-        assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, &i, sizeof i, manifest.writers[i].digest));
+    nd_manifest_fini(&m);
+    m = fake_manifest(&shape, &mesh, ND_STATE_KINDS, 12, true);
+    for (int i = 0; i < m.writer_count; i++) {
+        m.writers[i].bytes = (uint64_t)(1000 + i);
+        assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, &i, sizeof i, m.writers[i].digest));
     }
-    return manifest;
 }
 
 /* The manifest's text, which is read back; owned by the caller. */
-static char *read_back(const nd_manifest *m, nd_manifest *got)
+static char *read_back(void)
 {
     size_t bytes = 0;
-    char *text = text_of(m, &bytes);
-    assert_ok(nd_manifest_parse(text, bytes, "f", got));
+    char *text = text_of(&m, &bytes);
+    nd_manifest_fini(&got);
+    assert_ok(nd_manifest_parse(text, bytes, "f", &got));
     return text;
 }
 
 /* The manifest that was read is written as the same text. */
-static void expect_text(const nd_manifest *got, const char *text)
+static void expect_text(const char *text)
 {
     size_t bytes = 0;
-    char *again = text_of(got, &bytes);
+    char *again = text_of(&got, &bytes);
     cr_assert_str_eq(text, again);
     free(again);
 }
 
-static nd_manifest example(void)
-{
-    const nd_shape shape = fake_shape(false);
-    return example_of(&shape);
-}
-
 Test(manifest, is_read_back_as_it_was_written)
 {
-    nd_manifest m = example(), got = {0};
-    char *text = read_back(&m, &got);
+    make_example(fake_shape(false));
+    char *text = read_back();
     cr_assert(got.position.step == 12 && got.position.recent.count == 0 && got.extra_count == 1);
     cr_assert_null(strstr(text, "recent_losses"));
     cr_assert_eq(got.position.skipped, m.position.skipped);
@@ -63,10 +60,8 @@ Test(manifest, is_read_back_as_it_was_written)
     cr_assert_eq(got.shape.rms_eps, m.shape.rms_eps);
     cr_assert_eq(got.layout->param_count, m.layout->param_count);
     cr_assert_str_eq(nd_manifest_find(got.config, "train.steps"), "1000");
-    expect_text(&got, text);
+    expect_text(text);
     free(text);
-    nd_manifest_fini(&got);
-    nd_manifest_fini(&m);
 }
 
 static char *printed_of(const nd_shape *shape)
@@ -122,8 +117,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         shapes[5].rope.long_factor[i] = 3.7f + (float)i;
     }
     for (int i = 0; i < 6; i++) {
-        nd_manifest m = example_of(&shapes[i]), got = {0};
-        char *text = read_back(&m, &got);
+        make_example(shapes[i]);
+        char *text = read_back();
         char *printed = printed_of(&got.shape), *wanted = printed_of(&shapes[i]);
         cr_assert_str_eq(printed, wanted);
         free(printed);
@@ -137,8 +132,6 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         cr_assert_eq(memcmp(&got.shape.rope, &shapes[i].rope, sizeof got.shape.rope), 0);
         assert_ok(nd_shape_compare(&got.shape, "a", &shapes[i], "b"));
         free(text);
-        nd_manifest_fini(&got);
-        nd_manifest_fini(&m);
     }
 }
 
@@ -183,13 +176,13 @@ Test(manifest, losses_are_read_back_in_their_order)
 {
     static const int64_t counts[] = {1, ND_RECENT_LOSSES, ND_RECENT_LOSSES + 3};
     for (int c = 0; c < 3; c++) {
-        nd_manifest m = example(), got = {0};
+        make_example(fake_shape(false));
         nd_recent_losses *recent = &m.position.recent;
         for (int64_t i = 0; i < counts[c]; i++) {
             recent->value[i % ND_RECENT_LOSSES] = 1.0 / (double)(i + 1);
         }
         recent->count = counts[c];
-        char *text = read_back(&m, &got);
+        char *text = read_back();
         int64_t kept = nd_min(counts[c], ND_RECENT_LOSSES);
         cr_assert_eq(got.position.recent.count, kept);
         for (int64_t i = 0; i < kept; i++) {
@@ -197,16 +190,14 @@ Test(manifest, losses_are_read_back_in_their_order)
             cr_assert_eq(got.position.recent.value[i], oldest, "%d: %g", (int)i,
                          got.position.recent.value[i]);
         }
-        expect_text(&got, text);
+        expect_text(text);
         free(text);
-        nd_manifest_fini(&got);
-        nd_manifest_fini(&m);
     }
 }
 
 Test(manifest, every_flipped_bit_and_every_cut_is_noticed)
 {
-    nd_manifest m = example(), got = {0};
+    make_example(fake_shape(false));
     size_t bytes = 0;
     char *text = text_of(&m, &bytes);
     for (size_t i = 0; i < bytes; i++) {
@@ -219,13 +210,12 @@ Test(manifest, every_flipped_bit_and_every_cut_is_noticed)
         cr_assert_eq(nd_manifest_parse(text, i, "f", &got), ND_ERR_DATA, "cut at %zu", i);
     }
     free(text);
-    nd_manifest_fini(&m);
 }
 
 /* The manifest with one member changed, and a digest that is right. */
 static nd_status parse_changed(const char *path_in_json, const char *value)
 {
-    nd_manifest m = example(), got = {0};
+    make_example(fake_shape(false));
     size_t bytes = 0;
     char *text = text_of(&m, &bytes), path[128], *part = path, *next;
     json_t *root = json_loadb(text, bytes, 0, NULL), *object = root;
@@ -247,12 +237,11 @@ static nd_status parse_changed(const char *path_in_json, const char *value)
     size_t body = strlen(text) - 2;
     assert_ok(nd_digest_text(m.checksum, text, body, digest));
     assert_ok(nd_fs_format(&whole, "%.*s,\n \"digest\": \"%s\"\n}\n", (int)body, text, digest));
+    nd_manifest_fini(&got);
     nd_status status = nd_manifest_parse(whole, strlen(whole), "f", &got);
-    nd_manifest_fini(&got); /* empty when it is refused */
     free(whole);
     free(text);
     json_decref(root);
-    nd_manifest_fini(&m);
     return status;
 }
 
@@ -356,8 +345,8 @@ Test(manifest, refuses_members_that_cannot_be)
 
 Test(manifest, its_layout_is_that_of_the_writers)
 {
-    nd_manifest m = example();
-    nd_shape shape = fake_shape(false);
+    const nd_shape shape = fake_shape(false);
+    make_example(shape);
     for (int rank = 0; rank < 12; rank++) {
         nd_layout *written = fake_layout(&shape, &mesh, rank, true), *layout = NULL;
         assert_ok(
@@ -370,5 +359,4 @@ Test(manifest, its_layout_is_that_of_the_writers)
         nd_layout_destroy(layout);
         nd_layout_destroy(written);
     }
-    nd_manifest_fini(&m);
 }

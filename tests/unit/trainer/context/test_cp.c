@@ -12,15 +12,10 @@
 enum { CHUNK = 3, SIZE_MAX_ = 8, TOKENS = 2 * SIZE_MAX_ * CHUNK };
 
 /* Global position of row `row` (0 .. 2 chunk - 1) of a rank's local order. */
-static int64_t place(int size, int rank, int64_t row)
-{
-    int64_t chunk = row < CHUNK ? rank : 2 * size - 1 - rank;
-    return chunk * CHUNK + row % CHUNK;
-}
-
 static int64_t local_place(int size, int rank, int64_t row)
 {
-    return size == 1 ? row : place(size, rank, row);
+    const int64_t chunk = row < CHUNK ? rank : 2 * size - 1 - rank;
+    return size == 1 ? row : chunk * CHUNK + row % CHUNK;
 }
 
 typedef int pair_table[TOKENS][TOKENS];

@@ -34,14 +34,6 @@ static mesh_ranks job_of(const fsdp_case *c)
     return job;
 }
 
-static void text_of(const fsdp_case *c, char *text, size_t size)
-{
-    const int *n = c->mesh.size;
-    snprintf(text, size, "mesh %d %d %d %d %d, precision %d, zero-%d, %s%s", n[0], n[1], n[2], n[3],
-             n[4], (int)c->precision, c->zero2 ? 2 : 3, c->tied ? "tied" : "untied",
-             c->shares ? ", blocks share" : "");
-}
-
 /* Runs `body` on every mesh, precision and kind of head, and, for weights, way of resharding. */
 static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
                           const nd_precision *precisions, int precision_count)
@@ -49,7 +41,6 @@ static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
     static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 2, 1, 1}}, {{1, 1, 3, 1, 1}},
                                      {{1, 1, 1, 1, 2}}, {{1, 1, 2, 1, 2}}, {{1, 1, 1, 2, 2}},
                                      {{1, 2, 3, 1, 1}}};
-    char text[160];
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
         for (int variant = 0; variant < 8 * precision_count; variant++) {
             fsdp_case c = {meshes[m],   precisions[variant / 8],       variant & 1, variant & 2,
@@ -60,8 +51,10 @@ static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
                 continue;
             }
             job.body = body;
-            text_of(&c, text, sizeof text);
-            expect_ranks(&job, "%s", text);
+            const int *n = c.mesh.size;
+            expect_ranks(
+                &job, "mesh %d %d %d %d %d, precision %d, zero-%d, tied %d, blocks share %d", n[0],
+                n[1], n[2], n[3], n[4], (int)c.precision, c.zero2 ? 2 : 3, c.tied, c.shares);
         }
     }
 }

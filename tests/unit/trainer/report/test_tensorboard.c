@@ -57,12 +57,11 @@ static const char *newest_file(void)
 static char *content; /* of a file, of which the records before `at` were read */
 static size_t size, at;
 
-static uint64_t le(const char *from, int bytes)
+/* The lowest byte comes first, as on all hosts that there is a backend for. */
+static uint64_t le(const char *from, size_t bytes)
 {
     uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) {
-        value |= (uint64_t)(uint8_t)from[i] << (8 * i);
-    }
+    memcpy(&value, from, bytes);
     return value;
 }
 

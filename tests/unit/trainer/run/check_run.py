@@ -361,23 +361,16 @@ class Play:
 
 class Bench:
     """A folder in which starts are made, of one case at a time."""
-    def __init__(self, program):
+    def __init__(self, program, folder):
         for variable in [v for v in os.environ if v.startswith(("ND_", "SLURM")) or v in ("RANK", "WORLD_SIZE")]:
             del os.environ[variable]
         self.program = str(pathlib.Path(program).resolve())
-        self._temporary = tempfile.TemporaryDirectory(prefix="nd_test_")
-        self.folder = pathlib.Path(os.path.realpath(self._temporary.name))
+        self.folder = pathlib.Path(os.path.realpath(folder))
         (self.folder / "model.json").write_text(json.dumps(MODEL))
         half = FIRST + BLOCKS // 2
         for name, blocks in (("all", range(FIRST, FIRST + BLOCKS)), ("one", range(FIRST, half)), ("two", range(half, FIRST + BLOCKS)),
                              ("set0", SETS[0]), ("set1", SETS[1])):
             (self.folder / f"{name}.txt").write_bytes(b"".join(bytes([byte]) * (SEQUENCE + 1) for byte in blocks))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._temporary.cleanup()
 
     def flags(self, s, out, resume):
         data = f"[{{path: all.txt, epochs: {s.limit / BLOCKS}}}]" if s.limit else \
@@ -723,7 +716,8 @@ def shrink(bench, settings, events, rank):
 def try_seeds(program, seeds, says):
     """The number of cases that fail."""
     bad = 0
-    with Bench(program) as bench:
+    with tempfile.TemporaryDirectory(prefix="nd_test_") as folder:
+        bench = Bench(program, folder)
         for seed in seeds:
             settings, events, rank = draw(seed) if seed >= 0 else (*WRITTEN[-seed - 1], 0)
             wrong = fails(bench, settings, events, rank)

@@ -52,11 +52,13 @@ static void open_sources(const char *format, nd_dataset **out)
     assert_ok(nd_inputs_open_sources(&config, &inputs, text, out));
 }
 
-/* What is said of the steps after `begin`, with so many samples passed over. */
+/* What is said of the steps after `begin`, with so many samples passed over; good until the next
+ * call. */
 static char *warnings(int64_t begin, int64_t ahead)
 {
-    char *said = NULL;
+    static char *said;
     size_t size = 0;
+    free(said);
     tempdir_catch_stderr(&dir);
     assert_ok(nd_inputs_warn_of_labels(&config, &inputs, begin, ahead));
     assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_IO, &said, &size));
@@ -74,7 +76,6 @@ Test(labels, steps_end_where_the_data_end)
     for (int64_t ahead = 0; ahead <= 3; ahead += 3) {
         char *said = warnings(1, ahead);
         cr_expect_null(strstr(said, "no label"), "%lld passed over:\n%s", (long long)ahead, said);
-        free(said);
     }
 }
 
@@ -88,14 +89,12 @@ Test(labels, steps_are_counted_behind_the_samples_that_were_passed_over)
     for (config.data.shuffle_seed = 0; first < 3; config.data.shuffle_seed += first < 3) {
         char *said = warnings(0, 0), *step = strstr(said, "step ");
         cr_assert(step && sscanf(step, "step %d has no label", &first) == 1, "%s", said);
-        free(said);
     }
     for (int ahead = 1; ahead < 3; ahead++) {
         char wanted[64], *said = warnings(0, ahead);
         snprintf(wanted, sizeof wanted, "step %d has no label", first - ahead);
         cr_expect_not_null(strstr(said, wanted), "%d passed over, no \"%s\":\n%s", ahead, wanted,
                            said);
-        free(said);
     }
 }
 
@@ -114,7 +113,6 @@ Test(labels, a_validation_reads_batches_of_several_samples)
         char *said = warnings(0, 0);
         cr_expect_eq(strstr(said, "in the 1 sequences that a validation reads") != NULL, i == 0,
                      "%d: %s", i, said);
-        free(said);
         config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
     }
 }
@@ -138,5 +136,4 @@ Test(labels, all_sets_share_one_limit)
                               "of one; see to data.validation_path"),
                        "%s", said);
     cr_expect_null(strstr(said, "reads of two"), "%s", said);
-    free(said);
 }

@@ -23,10 +23,8 @@ static const char *write_text(const char *name, size_t size)
  * -1: any. */
 static nd_status find_below(const char *run, const char *resume, int64_t below)
 {
-    static char words[PATH_MAX], folder[PATH_MAX];
-    snprintf(words, sizeof words, "%s", resume);
-    snprintf(folder, sizeof folder, "%s", run);
-    nd_config config = {.source = "", .output.dir = folder, .checkpoint.resume = words};
+    nd_config config = {
+        .source = "", .output.dir = (char *)run, .checkpoint.resume = (char *)resume};
     const nd_resume_search search = {
         .config = &config, .run_folder = "", .below = below, .sets_aside = true};
     return nd_resume_find(&search, &found);

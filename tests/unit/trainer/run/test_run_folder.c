@@ -136,13 +136,19 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
     refuse_run("two", "already holds a run (checkpoint-3)");
 }
 
+/* What a start has made in the folder "one". */
+static void begin_one(void)
+{
+    make_folders("one/tensorboard");
+    write_file("one/run.json", "{}");
+    write_file("one/metrics.jsonl", "");
+}
+
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
     nd_run run = {.dir = (char *)"one", .made = true, .record = "one/run.json"};
-    make_folders("one/tensorboard");
-    write_file("one/run.json", "{}");
-    write_file("one/metrics.jsonl", "");
+    begin_one();
     write_file("one/mine", "");
     assert_ok(nd_run_lock_acquire("one", &run.lock));
     run.continues = true;
@@ -170,9 +176,7 @@ Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it
                                         "one/tensorboard"};
     nd_run run = {.dir = (char *)"one", .made = true};
     nd_run_lock winner;
-    make_folders("one/tensorboard");
-    write_file("one/run.json", "{}");
-    write_file("one/metrics.jsonl", "");
+    begin_one();
     assert_ok(nd_run_lock_acquire("one", &winner));
     for (int ended = 0; ended < 2; ended++) {
         cr_assert_eq(nd_run_lock_acquire("one", &run.lock), ended ? ND_OK : ND_ERR_CANTCREATE);

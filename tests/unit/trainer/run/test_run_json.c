@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <jansson.h>
 #include <string.h>
 
@@ -116,14 +115,10 @@ Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
 {
     assert_ok(write_record());
     assert_fails(write_record(), ND_ERR_CANTCREATE, "already holds a run");
-    int files = 0;
-    DIR *folder = opendir(dir.path);
-    cr_assert_not_null(folder);
-    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
-        files += entry->d_name[0] != '.' || entry->d_name[1] > '.';
-    }
-    closedir(folder);
-    cr_assert_eq(files, 1);
+    nd_fs_names names;
+    assert_ok(nd_fs_list(dir.path, &names));
+    cr_assert_eq(names.count, 1);
+    nd_fs_names_fini(&names);
     run.dir = (char *)"/proc/nd";
     assert_fails(write_record(), ND_ERR_CANTCREATE, "/proc/nd/run.json");
 }

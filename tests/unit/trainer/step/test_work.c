@@ -2,46 +2,33 @@
 #include <criterion/criterion.h>
 #include <stdint.h>
 
+#include "runtime/base/math.h"
 #include "trainer/step/parts.h"
 
-/* What a reduction over ranks makes of their works. */
-static nd_work reduced(const double *seconds, const int *ranks, int count)
-{
-    int64_t most = INT64_MIN, least = INT64_MIN;
-    for (int i = 0; i < count; i++) {
-        int64_t m = nd_work_most(seconds[i], ranks[i]), l = nd_work_least(seconds[i]);
-        most = m > most ? m : most;
-        least = l > least ? l : least;
-    }
-    return nd_work_of(most, least);
-}
-
+/* What a reduction over ranks makes of their works: of equal ranks the lowest is named, and times out
+ * of range stay in it. */
 Test(work, is_of_the_slowest_and_the_fastest_rank)
 {
-    static const int ranks[] = {0, 1, 2, 3};
-    static const double seconds[] = {0.5, 0.125, 2.25, 1.0};
-    nd_work work = reduced(seconds, ranks, 4);
-    cr_assert_float_eq(work.slowest_seconds, 2.25, 1e-6);
-    cr_assert_float_eq(work.fastest_seconds, 0.125, 1e-6);
-    cr_assert_eq(work.slowest_rank, 2);
-}
-
-Test(work, of_equal_ranks_the_lowest_is_named)
-{
-    static const int ranks[] = {9, 16777214, 5};
-    static const double seconds[] = {3, 3, 3};
-    cr_assert_eq(reduced(seconds, ranks, 3).slowest_rank, 5);
-    cr_assert_eq(reduced(seconds, ranks + 1, 1).slowest_rank, 16777214);
-}
-
-Test(work, times_out_of_range_stay_in_it)
-{
-    static const int ranks[] = {0, 1};
-    static const double seconds[] = {1e300, -1};
-    nd_work work = reduced(seconds, ranks, 2);
-    cr_assert_eq(work.slowest_rank, 0);
-    cr_assert_float_eq(work.slowest_seconds, 274877.906944, 1e-6);
-    cr_assert_eq(work.fastest_seconds, 0);
+    static const struct {
+        int count, ranks[4];
+        double seconds[4];
+        int slowest_rank;
+        double slowest, fastest;
+    } cases[] = {{4, {0, 1, 2, 3}, {0.5, 0.125, 2.25, 1.0}, 2, 2.25, 0.125},
+                 {3, {9, 16777214, 5}, {3, 3, 3}, 5, 3, 3},
+                 {1, {16777214}, {3}, 16777214, 3, 3},
+                 {2, {0, 1}, {1e300, -1}, 0, 274877.906944, 0}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        int64_t most = INT64_MIN, least = INT64_MIN;
+        for (int i = 0; i < cases[c].count; i++) {
+            most = nd_max(most, nd_work_most(cases[c].seconds[i], cases[c].ranks[i]));
+            least = nd_max(least, nd_work_least(cases[c].seconds[i]));
+        }
+        const nd_work work = nd_work_of(most, least);
+        cr_expect_eq(work.slowest_rank, cases[c].slowest_rank, "case %zu", c);
+        cr_expect_float_eq(work.slowest_seconds, cases[c].slowest, 1e-6, "case %zu", c);
+        cr_expect_float_eq(work.fastest_seconds, cases[c].fastest, 1e-6, "case %zu", c);
+    }
 }
 
 Test(work, that_is_not_known_has_no_rank)

@@ -16,6 +16,7 @@ static nd_config config;
 static nd_tuning written;
 static nd_lt_choice choices[2];
 static char *text;
+static json_t *root; /* of the text, for damages */
 
 /* The last three are leading dimensions. */
 #define EXTENTS(m_, n_, k_, a_, b_, d_) .m = m_, .n = n_, .k = k_, .lda = a_, .ldb = b_, .ldd = d_
@@ -61,10 +62,12 @@ static void setup(void)
                           .choice_count = 2};
     assert_ok(nd_record_write(&written, &config, &shape));
     assert_ok(nd_fs_format(&text, "{\"steps\": 3, \"autotune\": %s}", written.json));
+    root = json_loads(text, 0, NULL);
 }
 
 static void teardown(void)
 {
+    json_decref(root);
     free(text);
     free(written.json);
     nd_config_fini(&config);
@@ -106,7 +109,7 @@ Test(record, what_is_written_is_read)
     nd_tuning_destroy(t);
 }
 
-static void expect_damaged(const json_t *root, const char *what)
+static void expect_damaged(const char *what)
 {
     char *damaged = json_dumps(root, 0);
     assert_fails(read_text(damaged), ND_ERR_DATA, what);
@@ -180,10 +183,8 @@ Test(record, blocks_count_where_products_leave_processors_to_them)
 
 Test(record, those_of_an_earlier_program_are_refused)
 {
-    json_t *root = json_loads(text, 0, NULL);
     json_object_set_new(json_object_get(root, "autotune"), "division", json_array());
-    expect_damaged(root, "made by an earlier program; choose again");
-    json_decref(root);
+    expect_damaged("made by an earlier program; choose again");
 }
 
 Test(record, data_parallel_ranks_may_be_other)
@@ -194,7 +195,7 @@ Test(record, data_parallel_ranks_may_be_other)
 }
 
 /* Each key of an object away, and each of every other type. */
-static int damage_object(json_t *root, json_t *object)
+static int damage_object(json_t *object)
 {
     json_t *const wrong[] = {
         json_null(),          json_true(),  json_integer(-7), json_real(-0.5),
@@ -209,7 +210,7 @@ static int damage_object(json_t *root, json_t *object)
         }
         json_object_del(object, key);
         if (!strstr(key, "_seconds")) {
-            expect_damaged(root, key);
+            expect_damaged(key);
         }
         for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
             json_object_set(object, key, wrong[i]);
@@ -233,43 +234,40 @@ static int damage_object(json_t *root, json_t *object)
     return damages;
 }
 
-static json_t *at(json_t *root, const char *list)
+static json_t *first_of(const char *list)
 {
     return json_array_get(json_object_get(json_object_get(root, "autotune"), list), 0);
 }
 
 Test(record, damaged_values_are_said)
 {
-    json_t *root = json_loads(text, 0, NULL);
-    int damages = damage_object(root, json_object_get(root, "autotune"));
-    damages += damage_object(root, json_object_get(json_object_get(root, "autotune"), "settings"));
-    damages += damage_object(root, at(root, "linears"));
-    damages += damage_object(root, at(root, "products"));
+    int damages = damage_object(json_object_get(root, "autotune"));
+    damages += damage_object(json_object_get(json_object_get(root, "autotune"), "settings"));
+    damages += damage_object(first_of("linears"));
+    damages += damage_object(first_of("products"));
     cr_expect_gt(damages, 300, "%d", damages);
-    json_object_set_new(at(root, "products"), "algorithm", json_string("00"));
-    expect_damaged(root, "128 hexadecimal digits");
-    json_decref(root);
+    json_object_set_new(first_of("products"), "algorithm", json_string("00"));
+    expect_damaged("128 hexadecimal digits");
 }
 
 Test(record, what_contradicts_itself_is_said)
 {
-    json_t *root = json_loads(text, 0, NULL), *record = json_object_get(root, "autotune");
+    json_t *record = json_object_get(root, "autotune");
     json_t *linears = json_object_get(record, "linears"), *first = json_array_get(linears, 0);
     json_t *product = json_array_get(json_object_get(record, "products"), 0);
     json_array_append(linears, first);
-    expect_damaged(root, "is that of an earlier entry");
+    expect_damaged("is that of an earlier entry");
     json_array_remove(linears, json_array_size(linears) - 1);
     json_object_set_new(first, "asked", json_pack("[s,s]", "self_attn.q_proj", "self_attn.o_proj"));
-    expect_damaged(root, "does not name linears of one input");
+    expect_damaged("does not name linears of one input");
     json_object_set_new(first, "asked", json_array());
-    expect_damaged(root, "is empty");
+    expect_damaged("is empty");
     json_object_set_new(first, "asked", json_pack("[s]", "self_attn.q_proj"));
     json_object_set_new(product, "ldd", json_integer(95));
-    expect_damaged(root, "less than the rows of its matrix");
+    expect_damaged("less than the rows of its matrix");
     json_object_set_new(product, "ldd", json_integer(96));
     json_object_set_new(product, "align", json_pack("[i,i,i]", 16, 24, 16));
-    expect_damaged(root, "powers of two");
-    json_decref(root);
+    expect_damaged("powers of two");
 }
 
 Test(record, files_that_are_no_record)

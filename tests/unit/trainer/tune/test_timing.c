@@ -133,10 +133,7 @@ static nd_status time_layers(nd_rank *rank, void *context)
 Test(timing, a_layer_of_a_mesh)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {
-        mesh_ranks job = {.mesh = {{1, 1, 2, 1, 2}},
-                          .shape = mesh_shape_of(1, false),
-                          .config = mesh_config_of(),
-                          .body = time_layers};
+        mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 2, 1, 2}}, 1, false, time_layers, NULL);
         job.shape.rms_eps = 1e-5;
         job.shape.family = fp8 ? ND_FAMILY_GEMMA3_TEXT : ND_FAMILY_LLAMA;
         job.shape.qk_norm = fp8;

@@ -71,12 +71,14 @@ static json_t *data_in(const char *html)
     return data;
 }
 
-/* The data of the page of the run in the folder. */
+/* The data of the page of the run in the folder, good until the next call. */
 static json_t *data_of_run(void)
 {
+    static json_t *data;
     nd_run_view view = open_view(0);
     char *html = page_of(&view, 1);
-    json_t *data = data_in(html);
+    json_decref(data);
+    data = data_in(html);
     free(html);
     nd_run_view_close(&view);
     return data;
@@ -99,11 +101,9 @@ static json_t *part_of(json_t *data, const char *path)
 /* This part of the page of the run in the folder. */
 static void expect_part(const char *path, const char *wanted)
 {
-    json_t *data = data_of_run();
-    char *text = json_dumps(part_of(data, path), JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *text = json_dumps(part_of(data_of_run(), path), JSON_COMPACT | JSON_REAL_PRECISION(9));
     cr_assert_str_eq(text, wanted);
     free(text);
-    json_decref(data);
 }
 
 static double number_of(json_t *data, const char *path)
@@ -145,7 +145,6 @@ Test(run_view, figures_of_a_finished_run)
     }
     cr_assert(json_is_array(part_of(data, "defaults/optimizer.betas")),
               "a default has the form of run.json");
-    json_decref(data);
 }
 
 /* Losses of joined and of separate documents do not compare. */
@@ -159,7 +158,6 @@ Test(run_view, the_best_validation_has_documents_as_the_last_one)
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least"), 2);
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least_step"), 4);
     cr_assert_eq(number_of(data, "runs/0/columns/validation_set_loss.a/least"), 3);
-    json_decref(data);
 }
 
 /* Each at its own step, and no number as a script would round it. */
@@ -184,7 +182,6 @@ Test(run_view, skipped_steps_and_long_numbers_are_exact)
     cr_assert_eq(number_of(config, "a/0"), -1);
     cr_assert_str_eq(json_string_value(part_of(config, "a/1")), "-9007199254740993");
     cr_assert_eq(number_of(config, "a/2"), 9007199254740992);
-    json_decref(data);
 }
 
 /* Of a run with these lines, some seconds after the last one was written; returns its verdict. */
@@ -322,7 +319,6 @@ Test(run_view, many_events_of_one_kind_leave_room_for_others)
     cr_assert_eq(json_array_size(part_of(data, "runs/0/events")), 201);
     cr_assert_str_eq(nd_json_words(part_of(data, "runs/0/events/200"), "why"), "<disk>");
     cr_assert_eq(number_of(data, "runs/0/event_counts/checkpoint"), 1000);
-    json_decref(data);
 }
 
 Test(run_view, what_is_no_run_is_refused)
@@ -498,7 +494,6 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
     cr_assert_eq(number_of(data, UP_UNDERFLOW "/layer"), 1);
     cr_assert_null(part_of(data, UP_UNDERFLOW "_layer"));
     cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/fp8_underflow.gradient/mean")), 2);
-    json_decref(data);
 }
 
 /* The trace covers steps 3 to 6, of 10 ms each. */
@@ -509,5 +504,4 @@ Test(run_view, the_time_of_a_trace_is_that_of_its_steps)
     json_t *data = data_of_run();
     cr_assert_eq(number_of(data, "runs/0/traced_ms"), 40);
     cr_assert_eq(number_of(data, "runs/0/trace/gemm_ms"), 20);
-    json_decref(data);
 }

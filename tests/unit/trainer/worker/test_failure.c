@@ -55,6 +55,8 @@ static nd_worker worker_of(int rank, bool pmix)
 /* Not a status of the program: the store tells the rank of a loss, whose message this is. */
 enum { HEARS = 200 };
 
+static bool one_by_one; /* each rank fails a moment after the rank before, unless one has ended */
+
 /* Rank r of the job, in a process of its own, once all of them are there. */
 static void run_rank(int r, bool pmix, const nd_error *error)
 {
@@ -64,6 +66,10 @@ static void run_rank(int r, bool pmix, const nd_error *error)
     while (job->joined < RANKS) {
         usleep(1000);
     }
+    usleep(one_by_one ? (useconds_t)r * 50000 : 0);
+    if (one_by_one && job->ended) {
+        _exit(ND_ERR_IO);
+    }
     if (error->status == ND_OK) {
         pause(); /* it waits for the others in a collective */
     }
@@ -71,12 +77,14 @@ static void run_rank(int r, bool pmix, const nd_error *error)
         nd_worker_report_loss(&worker, error->message);
     }
     nd_worker_report(&worker, error);
+    job->ended = 1;
     _exit((int)error->status);
 }
 
-/* What the ranks printed, and for each whether it was killed. */
+/* What the ranks printed, and for each its exit code and whether it was killed. */
 static char text[4096];
 static bool killed[RANKS];
+static int codes[RANKS];
 
 static void fail_together(const nd_error errors[RANKS], bool pmix)
 {
@@ -102,6 +110,7 @@ static void fail_together(const nd_error errors[RANKS], bool pmix)
     for (int r = 0; r < RANKS; r++) {
         cr_assert_eq(waitpid(pids[r], &status, 0), pids[r]);
         killed[r] = WIFSIGNALED(status);
+        codes[r] = WEXITSTATUS(status);
     }
 }
 
@@ -159,40 +168,14 @@ Test(failure, at_a_deadline_each_rank_says_for_whom_it_waits)
     cr_expect_eq(job->code, ND_ERR_HANG);
 }
 
-/* Rank r of a start by torchrun, at a deadline a moment after that of the rank before; the end of
- * another rank ends it. */
-static void run_late_rank(int r)
-{
-    nd_worker worker = worker_of(r, false);
-    const nd_error error = {ND_ERR_HANG, ND_CAUSE_OWN, "waits for another one"};
-    job->joined++;
-    while (job->joined < RANKS) {
-        usleep(1000);
-    }
-    usleep((useconds_t)r * 50000);
-    if (job->ended) {
-        _exit(ND_ERR_IO);
-    }
-    nd_worker_report(&worker, &error);
-    job->ended = 1;
-    _exit(ND_ERR_HANG);
-}
-
+/* As torchrun starts them: the end of one rank ends the others. */
 Test(failure, without_pmix_too_each_rank_reaches_its_deadline_before_one_ends)
 {
-    pid_t pids[RANKS];
-    int status;
+    const nd_error waits = {ND_ERR_HANG, ND_CAUSE_OWN, "waits for another one"};
+    one_by_one = true;
+    fail_together((const nd_error[]){waits, waits, waits, waits}, false);
     for (int r = 0; r < RANKS; r++) {
-        pids[r] = fork();
-        cr_assert_geq(pids[r], 0);
-        if (pids[r] == 0) {
-            run_late_rank(r);
-        }
-    }
-    for (int r = 0; r < RANKS; r++) {
-        cr_assert_eq(waitpid(pids[r], &status, 0), pids[r]);
-        cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == ND_ERR_HANG, "rank %d: %d", r,
-                  status);
+        cr_expect(!killed[r] && codes[r] == ND_ERR_HANG, "rank %d: %d", r, codes[r]);
     }
 }
 

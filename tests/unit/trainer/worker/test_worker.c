@@ -30,33 +30,26 @@ static void close_nothing(nd_transport *transport)
 
 static const nd_comm_backend backend = {.name = "seen", .abandon = abandon, .close = close_nothing};
 
-static void fail_twice(nd_identity_source source)
-{
-    nd_worker worker = {.gate = ND_GATE_INIT};
-    nd_transport transport = {.backend = &backend, .size = 1};
-    worker.transport = &transport;
-    worker.identity.source = source;
-    worker.identity.world_size = 2;
-    worker_seen = &worker;
-    heard = memfd_create("stderr", 0);
-    cr_assert_eq(dup2(heard, STDERR_FILENO), STDERR_FILENO);
-    nd_fail_context(nd_fail(ND_ERR_RESOURCE, "no memory"), "the plan says more");
-    nd_worker_fail(&worker, ND_ERR_RESOURCE);
-    cr_expect(knew, "abandoned before the reason was said");
-    nd_worker_fail(&worker, ND_ERR_IO);
-    cr_expect_eq(abandoned, 1);
-    cr_expect_eq(worker.error.status, ND_ERR_RESOURCE);
-    cr_expect_str_eq(worker.error.message, "no memory (while the plan says more)");
-}
-
+/* Also where no ndlaunch watches. */
 Test(worker, a_failing_rank_speaks_then_abandons_once)
 {
-    fail_twice(ND_IDENTITY_NDLAUNCH);
-}
-
-Test(worker, also_where_no_ndlaunch_watches)
-{
-    fail_twice(ND_IDENTITY_ENVIRONMENT);
+    static const nd_identity_source sources[] = {ND_IDENTITY_NDLAUNCH, ND_IDENTITY_ENVIRONMENT};
+    nd_transport transport = {.backend = &backend, .size = 1};
+    for (int i = 0; i < 2; i++) {
+        nd_worker worker = {.gate = ND_GATE_INIT,
+                            .transport = &transport,
+                            .identity = {.source = sources[i], .world_size = 2}};
+        worker_seen = &worker;
+        heard = memfd_create("stderr", 0);
+        cr_assert_eq(dup2(heard, STDERR_FILENO), STDERR_FILENO);
+        nd_fail_context(nd_fail(ND_ERR_RESOURCE, "no memory"), "the plan says more");
+        nd_worker_fail(&worker, ND_ERR_RESOURCE);
+        cr_expect(knew, "abandoned before the reason was said, source %d", i);
+        nd_worker_fail(&worker, ND_ERR_IO);
+        cr_expect_eq(abandoned, i + 1);
+        cr_expect_eq(worker.error.status, ND_ERR_RESOURCE);
+        cr_expect_str_eq(worker.error.message, "no memory (while the plan says more)");
+    }
 }
 
 static int on_own_stack;
