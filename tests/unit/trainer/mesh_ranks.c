@@ -111,6 +111,11 @@ nd_status mesh_ranks_run(const mesh_ranks *job)
     return nd_ranks_run_threads(&ranks);
 }
 
+int64_t mesh_calls(const nd_rank *rank, nd_group_kind group, nd_comm_op op)
+{
+    return rank->groups.by_kind[group]->stats.calls[op];
+}
+
 float mesh_value(uint64_t seed, int64_t index)
 {
     /* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014). */
@@ -161,6 +166,14 @@ nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *co
     return ND_OK;
 }
 
+static nd_status want_span(void *context, const nd_span *span, float *to)
+{
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        to[i] = mesh_param_value(*(uint64_t *)context, span->param, nd_span_global(span, i));
+    }
+    return ND_OK;
+}
+
 typedef struct filling {
     uint64_t seed;
     float *state;
@@ -168,24 +181,13 @@ typedef struct filling {
 
 static nd_status fill_span(void *context, const nd_span *span)
 {
-    const filling *f = context;
-    for (int64_t i = 0; i < span->rows * span->cols; i++) {
-        f->state[span->begin + i] = mesh_param_value(f->seed, span->param, nd_span_global(span, i));
-    }
-    return ND_OK;
+    filling *f = context;
+    return want_span(&f->seed, span, f->state + span->begin);
 }
 
 nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state)
 {
     return mesh_each_span(layout, fill_span, &(filling){seed, state});
-}
-
-static nd_status want_span(void *context, const nd_span *span, float *to)
-{
-    for (int64_t i = 0; i < span->rows * span->cols; i++) {
-        to[i] = mesh_param_value(*(uint64_t *)context, span->param, nd_span_global(span, i));
-    }
-    return ND_OK;
 }
 
 nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)

@@ -36,6 +36,9 @@ nd_status mesh_ranks_run(const mesh_ranks *job);
  * products take; the vocabulary is odd. */
 nd_shape mesh_shape_of(int64_t layers, bool tied);
 
+/* Collectives of a group that this rank has begun. */
+int64_t mesh_calls(const nd_rank *rank, nd_group_kind group, nd_comm_op op);
+
 /* One of the 17 multiples of 1/8 in [-1, 1]. BF16 holds them and simple fractions of them, and F32
  * holds sums of many products of two of them: a test that adds such values expects the exact sum,
  * in any order. */

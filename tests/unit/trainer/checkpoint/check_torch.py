@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 import numpy as np
 import torch
@@ -61,9 +62,8 @@ def documented_lines():
     document = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../docs/checkpoint.md")
     with open(document, encoding="utf-8") as f:
         block = f.read().split("Torch opens and reshards it:\n\n", 1)[1].split("\n\n", 1)[0]
-    lines = [line.removeprefix("    ") for line in block.split("\n")]
     assert all(line.startswith("    ") for line in block.split("\n")) and "dcp.load" in block, block
-    return "\n".join(lines) + "\n"
+    return textwrap.dedent(block) + "\n"
 
 
 def check_documented(state, tied):

@@ -60,23 +60,6 @@ typedef struct chunks {
     int64_t pieces; /* stored rectangles of which some part is wanted */
 } chunks;
 
-static void plan_writers(chunks *c, const nd_manifest *m)
-{
-    c->writers = m->writer_count;
-    for (int rank = 0; rank < c->writers; rank++) {
-        c->layouts[rank] = fake_layout(&m->shape, &m->mesh, rank, false);
-        fake_plan(m, c->layouts[rank], rank, &c->plans[rank]);
-    }
-}
-
-static void forget_writers(chunks *c)
-{
-    for (int rank = 0; rank < c->writers; rank++) {
-        nd_shard_plan_fini(&c->plans[rank]);
-        nd_layout_destroy(c->layouts[rank]);
-    }
-}
-
 /* Returns whether the piece has something that is wanted. */
 static bool mark_rows(const nd_piece *piece, const nd_span *want, bool *needed)
 {
@@ -162,11 +145,19 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
         fake_write(fake_run.path, &shape, &meshes[from], 1, from, false,
                    from % 5 == 4 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
         fake_saved s = fake_open(fake_run.path, from);
-        plan_writers(c, &s.manifest);
+        const nd_manifest *m = &s.manifest;
+        c->writers = m->writer_count;
+        for (int rank = 0; rank < c->writers; rank++) {
+            c->layouts[rank] = fake_layout(&m->shape, &m->mesh, rank, false);
+            fake_plan(m, c->layouts[rank], rank, &c->plans[rank]);
+        }
         for (int to = 0; to < MESHES; to++) {
             check_reads(c, &s, &meshes[to]);
         }
-        forget_writers(c);
+        for (int rank = 0; rank < c->writers; rank++) {
+            nd_shard_plan_fini(&c->plans[rank]);
+            nd_layout_destroy(c->layouts[rank]);
+        }
         nd_fs_remove_tree(s.path);
         fake_forget(&s);
     }

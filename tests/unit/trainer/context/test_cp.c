@@ -125,8 +125,9 @@ typedef struct whole {
 } whole;
 
 typedef struct attention_case {
-    int cp, ulysses, tp; /* tp 0: 1 */
+    int cp, ulysses;
     nd_cp_comm method;
+    int tp;                          /* 0: 1 */
     int64_t heads, kv_heads, window; /* heads 0: 4 */
     nd_precision precision;
     bool cpu;                  /* the ops of kernels/cpu, else of kernels/ref */
@@ -419,13 +420,11 @@ static void draw_documents(unsigned seed, int32_t first_keys[SAMPLES * SEQUENCE]
 }
 
 /* Borders at any place: what each rank has of them is another part with each method. */
-static const struct {
-    int cp, ulysses;
-    nd_cp_comm method;
-} exchanges[] = {{1, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_RING},
-                 {3, 1, ND_CP_ALLGATHER}, {3, 1, ND_CP_RING},      {4, 1, ND_CP_ALLGATHER},
-                 {4, 1, ND_CP_RING},      {2, 2, ND_CP_ULYSSES},   {4, 4, ND_CP_ULYSSES},
-                 {4, 2, ND_CP_RING},      {8, 4, ND_CP_ALLGATHER}};
+static const attention_case exchanges[] = {
+    {1, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_RING},
+    {3, 1, ND_CP_ALLGATHER}, {3, 1, ND_CP_RING},      {4, 1, ND_CP_ALLGATHER},
+    {4, 1, ND_CP_RING},      {2, 2, ND_CP_ULYSSES},   {4, 4, ND_CP_ULYSSES},
+    {4, 2, ND_CP_RING},      {8, 4, ND_CP_ALLGATHER}};
 enum { EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
 /* In F32 sums are over up to 48 keys or, for a key's gradient, 4 heads of 48 queries: 2 eps (4 x 16
@@ -481,14 +480,12 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
     unsigned offsets[EXCHANGES] = {0};
     for (unsigned seed = 0; seed < 8 * EXCHANGES; seed++) {
         const size_t e = seed % EXCHANGES;
-        attention_case c = {.cp = exchanges[e].cp,
-                            .ulysses = exchanges[e].ulysses,
-                            .method = exchanges[e].method,
-                            .heads = HEADS,
-                            .kv_heads = KV_HEADS,
-                            .window = seed % 3 == 2 ? 5 : 0,
-                            .cpu = seed / EXCHANGES % 2,
-                            .first_keys = first_keys};
+        attention_case c = exchanges[e];
+        c.heads = HEADS;
+        c.kv_heads = KV_HEADS;
+        c.window = seed % 3 == 2 ? 5 : 0;
+        c.cpu = seed / EXCHANGES % 2;
+        c.first_keys = first_keys;
         draw_documents(seed, first_keys);
         memset(&all, 0, sizeof all);
         for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {

@@ -65,11 +65,6 @@ static nd_status check_kept(const nd_model *m)
     return ND_OK;
 }
 
-static int64_t reductions(const nd_rank *rank, nd_group_kind group)
-{
-    return rank->groups.by_kind[group]->stats.calls[ND_COMM_ALL_REDUCE];
-}
-
 /* Loads the weights. The amaxes of all weights of a layer are reduced together: over every group
  * once. */
 static nd_status load(nd_model *m)
@@ -82,11 +77,11 @@ static nd_status load(nd_model *m)
                                 kept && !rows ? LAYERS : 0, kept ? LAYERS : 0};
     int64_t before[4];
     for (int i = 0; i < 4; i++) {
-        before[i] = reductions(m->rank, groups[i]);
+        before[i] = mesh_calls(m->rank, groups[i], ND_COMM_ALL_REDUCE);
     }
     ND_TRY(nd_weights_fill(&m->fsdp, &(nd_values){.want = want_span}, true));
     for (int i = 0; i < 4; i++) {
-        const int64_t calls = reductions(m->rank, groups[i]) - before[i];
+        const int64_t calls = mesh_calls(m->rank, groups[i], ND_COMM_ALL_REDUCE) - before[i];
         ND_CHECK(calls == expected[i], "group %d has %lld reductions, not %lld", (int)groups[i],
                  (long long)calls, (long long)expected[i]);
     }

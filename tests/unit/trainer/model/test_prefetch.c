@@ -43,11 +43,6 @@ static nd_status attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     return of_thread->ops->attention_bwd(stream, args);
 }
 
-static int64_t gathers(const nd_rank *rank)
-{
-    return rank->groups.by_kind[ND_GROUP_DP_SHARD_CP]->stats.calls[ND_COMM_ALL_GATHER];
-}
-
 /* ZeRO-3 gathers blocks again in backward, except the two that are there still; ZeRO-2 does not. */
 static nd_status body(nd_rank *rank, void *context)
 {
@@ -67,12 +62,14 @@ static nd_status body(nd_rank *rank, void *context)
     nd_fsdp_begin_step(&m->fsdp, 0);
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
     ND_CHECK(!eye.late && eye.forward == LAYERS, "forward: a unit was not prefetched");
-    ND_CHECK(gathers(rank) == expected, "forward gathered %lld times, not %lld",
-             (long long)gathers(rank), (long long)expected);
+    int64_t gathers = mesh_calls(rank, ND_GROUP_DP_SHARD_CP, ND_COMM_ALL_GATHER);
+    ND_CHECK(gathers == expected, "forward gathered %lld times, not %lld", (long long)gathers,
+             (long long)expected);
     ND_TRY(nd_model_backward(m, set));
     ND_CHECK(!eye.late && eye.backward == LAYERS, "backward: a unit was not prefetched");
-    ND_CHECK(gathers(rank) == expected + again, "both gathered %lld times, not %lld",
-             (long long)gathers(rank), (long long)(expected + again));
+    gathers = mesh_calls(rank, ND_GROUP_DP_SHARD_CP, ND_COMM_ALL_GATHER);
+    ND_CHECK(gathers == expected + again, "both gathered %lld times, not %lld", (long long)gathers,
+             (long long)(expected + again));
     return nd_model_give_back(m, set);
 }
 

@@ -233,7 +233,7 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
 
 static int64_t gathers(const mesh_shards *s)
 {
-    return s->rank->groups.by_kind[ND_GROUP_DP_SHARD_CP]->stats.calls[ND_COMM_ALL_GATHER];
+    return mesh_calls(s->rank, ND_GROUP_DP_SHARD_CP, ND_COMM_ALL_GATHER);
 }
 
 typedef enum fsdp_call { PREFETCH, ACQUIRE, RELEASE, CHANGE } fsdp_call;
