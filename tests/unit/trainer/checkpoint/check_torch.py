@@ -49,12 +49,9 @@ def value(array, name, shape):
     return torch.from_numpy((mixed >> np.uint64(9)).astype(np.float32)).reshape(shape)
 
 
-def state_name(array, name):
-    return name if array == 0 else f"optimizer.state.{name}.{ARRAYS[array]}"
-
-
 def expected(tied):
-    return {state_name(a, n): value(a, n, s) for n, s in shapes(tied).items() for a in range(len(ARRAYS))}
+    return {name if a == 0 else f"optimizer.state.{name}.{array}": value(a, name, shape)
+            for name, shape in shapes(tied).items() for a, array in enumerate(ARRAYS)}
 
 
 def documented_lines():

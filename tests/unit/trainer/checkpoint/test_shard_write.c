@@ -74,7 +74,6 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     nd_shape shape = fake_shape(true);
     nd_shard_plan plan;
     nd_shard_record record;
-    tempdir dir;
     shape.hidden = 1024;
     shape.vocab = size / 4 / shape.hidden;
     nd_layout *layout = fake_layout(&shape, &fake_one, 0, false);
@@ -83,9 +82,9 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     const nd_shard_data data = {fake_any_unit, zeros, NULL, memory};
     cr_assert_neq(memory, MAP_FAILED);
     assert_ok(nd_shard_plan_init(&plan, &options));
-    tempdir_make(&dir);
+    fake_setup();
     the_disk = (disk){.there = true};
-    assert_ok(nd_shard_write(&plan, dir.path, 0, &data, &record));
+    assert_ok(nd_shard_write(&plan, fake_run.path, 0, &data, &record));
     cr_assert_eq(the_disk.written, (off64_t)plan.files[ND_PIECE_BODY].bytes);
     cr_assert_gt(the_disk.written, size);
     cr_assert_leq(the_disk.most_idle, 33 * mib);
@@ -95,7 +94,7 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     munmap(memory, (size_t)size);
     nd_shard_plan_fini(&plan);
     nd_layout_destroy(layout);
-    nd_fs_remove_tree(dir.path);
+    fake_teardown();
 }
 
 Test(shard_write, digests_are_those_of_the_public_functions)

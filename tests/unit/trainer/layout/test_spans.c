@@ -238,8 +238,8 @@ static void check_replica(const random_case *c, int replica)
     h.owners = calloc((size_t)h.whole->param_count, sizeof *h.owners);
     for (int i = 0; i < h.whole->param_count; i++) {
         const size_t elements = (size_t)(h.whole->params[i].rows * h.whole->params[i].cols);
-        h.holders[i] = calloc(elements, 1);
-        h.owners[i] = calloc(elements, 1);
+        h.holders[i] = calloc(2 * elements, 1);
+        h.owners[i] = h.holders[i] + elements;
     }
     for (int rank = 0; rank < nd_mesh_world_size(&c->mesh); rank++) {
         nd_coord coord = nd_mesh_coord_of(&c->mesh, rank);
@@ -250,7 +250,6 @@ static void check_replica(const random_case *c, int replica)
     check_holders(&h);
     for (int i = 0; i < h.whole->param_count; i++) {
         free(h.holders[i]);
-        free(h.owners[i]);
     }
     free(h.holders);
     free(h.owners);

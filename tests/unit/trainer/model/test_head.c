@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
-#include "trainer/model/model.h"
 
 enum { T = 32, C = 32, MOST_V = 97, MOST_DP = 2, MICROS = 2, WEIGHTS = 1, NOT_COUNTED = -100 };
 
@@ -145,11 +144,6 @@ typedef struct head_test {
     int dp, tp;
 } head_test;
 
-static float *row(nd_tensor t, int64_t i)
-{
-    return (float *)t.data + i * t.stride[0];
-}
-
 /* Each rank's tokens of the residual stream; the last block's output is half of it. */
 static nd_residual residual(const head_test *test)
 {
@@ -158,8 +152,8 @@ static nd_residual residual(const head_test *test)
     for (int64_t i = 0; i < m->dims.Tl; i++) {
         for (int64_t k = 0; k < C; k++) {
             float value = (float)stream_value(test->dp, m->dims.Tl * test->tp + i, k);
-            row(in.x, i)[k] = 0.5f * value;
-            row(in.delta, i)[k] = 0.5f * value;
+            mesh_put(in.x, i, k, 0.5f * value);
+            mesh_put(in.delta, i, k, 0.5f * value);
         }
     }
     return in;
@@ -180,9 +174,9 @@ static nd_status check_rows(const head_test *test, const char *what, nd_tensor f
         int64_t t = test->model->dims.Tl * test->tp + i;
         for (int64_t k = 0; k < C; k++) {
             double size = world->dh_size[test->dp][t][k] + share;
-            ND_CHECK(near((double)row(found, i)[k], expected[t][k], size),
+            ND_CHECK(near((double)mesh_get(found, i, k), expected[t][k], size),
                      "%s (%lld, %lld) is %.9g, not %.9g", what, (long long)t, (long long)k,
-                     (double)row(found, i)[k], expected[t][k]);
+                     (double)mesh_get(found, i, k), expected[t][k]);
         }
     }
     return ND_OK;
@@ -196,8 +190,8 @@ static nd_status check_embedded(const head_test *test, nd_tensor x)
         int64_t t = m->dims.Tl * test->tp + i / C;
         float expected =
             mesh_param_value(WEIGHTS, table, test->world->ids[test->dp][t] * C + i % C);
-        ND_CHECK(row(x, i / C)[i % C] == expected, "embedding of token %lld is %g, not %g",
-                 (long long)t, (double)row(x, i / C)[i % C], (double)expected);
+        ND_CHECK(mesh_get(x, i / C, i % C) == expected, "embedding of token %lld is %g, not %g",
+                 (long long)t, (double)mesh_get(x, i / C, i % C), (double)expected);
     }
     return ND_OK;
 }
@@ -208,8 +202,9 @@ static nd_status check_padding(const head_test *test)
     const nd_model *m = test->model;
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1);
     for (int64_t i = m->dims.vocab_valid * C; i < m->dims.V * C; i++) {
-        ND_CHECK(row(dw, i / C)[i % C] == 0.0f, "row %lld pads the vocabulary, its gradient is %g",
-                 (long long)(i / C), (double)row(dw, i / C)[i % C]);
+        ND_CHECK(mesh_get(dw, i / C, i % C) == 0.0f,
+                 "row %lld pads the vocabulary, its gradient is %g", (long long)(i / C),
+                 (double)mesh_get(dw, i / C, i % C));
     }
     return ND_OK;
 }

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
-#include "trainer/model/model.h"
 
 enum { LAYERS = 3, T = 32, STEPS = 2 };
 
@@ -19,26 +18,28 @@ static struct {
     atomic_int made, read;
 } spy;
 
-static nd_status use_form(nd_kept_form *form, const void *b, size_t bytes)
+/* b: what the product reads. */
+static nd_status use_form(nd_kept_form *form, nd_tensor b)
 {
+    const size_t bytes = nd_tensor_bytes(b);
     if (!form) {
         return ND_OK;
     }
     ND_CHECK(form->memory, "a form without memory");
     if (!form->made) {
-        memcpy(form->memory, b, bytes);
+        memcpy(form->memory, b.data, bytes);
         form->made = true;
         spy.made++;
     }
     spy.read++;
-    ND_CHECK(memcmp(form->memory, b, bytes) == 0, "a product reads the form of another weight");
+    ND_CHECK(memcmp(form->memory, b.data, bytes) == 0,
+             "a product reads the form of another weight");
     return ND_OK;
 }
 
 static nd_status spy_product(nd_stream *stream, const nd_product_args *x)
 {
-    const nd_tensor b = x->b.stored;
-    ND_TRY(use_form(x->b.kept, b.data, nd_tensor_bytes(b)));
+    ND_TRY(use_form(x->b.kept, x->b.stored));
     return spy.ref->product(stream, x);
 }
 

@@ -3,7 +3,6 @@
 #include <criterion/criterion.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
-#include "trainer/model/model.h"
 
 enum { LAYERS = 5, T = 32 };
 

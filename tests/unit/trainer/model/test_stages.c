@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
-#include "trainer/model/model.h"
 
 enum { LAYERS = 3, T = 32 };
 

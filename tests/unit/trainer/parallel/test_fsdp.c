@@ -2,7 +2,6 @@
 /* FSDP on ranks that are threads: gathered units, their buffers, prefetches, summed gradients. */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "runtime/tensor/fp8.h"

@@ -7,11 +7,6 @@
 
 enum { LAYERS = 5, CASES = 300 };
 
-static double worse(double a, double b)
-{
-    return isnan(a) || isnan(b) ? (double)NAN : fmax(a, b);
-}
-
 /* Few values, so that layers are often equal, and NaN among them. */
 Test(health, the_first_of_the_worst_layers_is_named)
 {
@@ -33,7 +28,7 @@ Test(health, the_first_of_the_worst_layers_is_named)
             report[nd_site_gradient(&s, layer, 2)].amax = amax;
             const bool is_worse = isnan(amax) ? !isnan(worst) : (double)amax > worst;
             if (nd_filter_converts(&s.filter, layer, 2) && is_worse) {
-                worst = worse(worst, (double)amax);
+                worst = (double)amax;
                 at = layer;
             }
         }

@@ -88,12 +88,6 @@ static nd_status read_text(const char *from)
     return read_as(from, strlen(from), &shape);
 }
 
-/* The record of the test, by a run of this model. */
-static nd_status read_of(const nd_shape *of)
-{
-    return read_as(text, strlen(text), of);
-}
-
 Test(record, what_is_written_is_read)
 {
     nd_tuning *t = NULL;
@@ -138,7 +132,7 @@ Test(record, another_run_is_named_with_key_and_both_values)
     config.fp8.recipe = ND_FP8_TENSORWISE;
     nd_shape other = shape;
     other.ffn = 112;
-    assert_fails(read_of(&other), ND_ERR_CONFIG, "model.intermediate_size 96");
+    assert_fails(read_as(text, strlen(text), &other), ND_ERR_CONFIG, "model.intermediate_size 96");
 }
 
 Test(record, each_setting_that_a_product_depends_on_is_compared)
@@ -157,7 +151,7 @@ Test(record, each_setting_that_a_product_depends_on_is_compared)
         other = shape;
         other.tied = i == 7;
         *numbers[i % 7] += i < 7;
-        cr_expect_eq(read_of(&other), ND_ERR_CONFIG, "%d", i);
+        cr_expect_eq(read_as(text, strlen(text), &other), ND_ERR_CONFIG, "%d", i);
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         nd_config_fini(&config);

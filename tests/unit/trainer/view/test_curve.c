@@ -56,18 +56,17 @@ Test(curve, values_that_are_not_finite_and_empty_parts_are_left_out)
     cr_assert_eq(curve.parts, 0);
 }
 
-/* The numbers of the column "loss" or another one, of lines with these values at steps 1, 2, ... */
-static double number_of(const char *name, const double *values, size_t count, const char *key)
+/* A number of a column of lines with these values at steps 1, 2, ... */
+static double number_of(const double *values, size_t count, const char *key)
 {
     static nd_point points[8194];
     for (size_t i = 0; i < count; i++) {
         points[i] = (nd_point){(double)i + 1, values[i]};
     }
-    nd_column column = {.points = points, .count = count};
-    snprintf(column.name, sizeof column.name, "%s", name);
+    nd_column column = {.name = "loss", .points = points, .count = count};
     const nd_metrics metrics = {.columns = &column, .count = 1};
     json_t *all = nd_columns_sum_up(&metrics);
-    const json_t *number = json_object_get(json_object_get(all, name), key);
+    const json_t *number = json_object_get(json_object_get(all, "loss"), key);
     const double found = number ? json_number_value(number) : NAN;
     json_decref(all);
     return found;
@@ -84,11 +83,11 @@ Test(curve, a_column_is_summed_up)
                   {"least", 1},    {"end", 3},          {"least_step", 5},
                   {"largest", 90}, {"largest_step", 1}, {"median", 4} /* of 5, 1, 7, 3 */};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        const double found = number_of("loss", values, 8, wanted[i].key);
+        const double found = number_of(values, 8, wanted[i].key);
         cr_assert_eq(found, wanted[i].value, "%s is %g", wanted[i].key, found);
     }
-    cr_assert(isnan(number_of("loss", values + 3, 1, "least")));
-    cr_assert_eq(number_of("loss", values + 3, 1, "lost"), 1);
+    cr_assert(isnan(number_of(values + 3, 1, "least")));
+    cr_assert_eq(number_of(values + 3, 1, "lost"), 1);
 }
 
 Test(curve, the_end_is_the_last_tenth)
@@ -97,8 +96,8 @@ Test(curve, the_end_is_the_last_tenth)
     for (int i = 0; i < 512; i++) {
         values[i] = i;
     }
-    cr_assert_eq(number_of("loss", values, 20, "end"), 18.5);
-    cr_assert_eq(number_of("loss", values, 512, "end"), 486.5, "at most 50 values");
+    cr_assert_eq(number_of(values, 20, "end"), 18.5);
+    cr_assert_eq(number_of(values, 512, "end"), 486.5, "at most 50 values");
 }
 
 /* Of 8,192 values behind the first two; of one more it is that of every second. */
@@ -108,6 +107,6 @@ Test(curve, the_median_is_that_of_all_values_up_to_8192)
     for (int i = 0; i < 8194; i++) {
         values[i] = i % 2;
     }
-    cr_assert_eq(number_of("loss", values, 8194, "median"), 0.5);
-    cr_assert_eq(number_of("loss", values, 1, "median"), 0);
+    cr_assert_eq(number_of(values, 8194, "median"), 0.5);
+    cr_assert_eq(number_of(values, 1, "median"), 0);
 }
