@@ -34,8 +34,8 @@ static off_t dense_bytes(int fd, bool is_tensors, off_t size)
     return end + 1;
 }
 
-/* Flips one bit in each byte of a header, of which there are at most `most`, or of a file that is no
- * data, and in every so many of the other bytes. */
+/* Flips one bit in each of the first `most` bytes of a header, in each byte of a file without data,
+ * and in every stride-th one of the other bytes. */
 static void flip(const char *checkpoint, const char *file, off_t most, off_t stride)
 {
     const bool is_tensors = nd_ends_with(file, ".safetensors");

@@ -39,8 +39,8 @@ static void set(char **key, const char *format)
     *key = strdup(text);
 }
 
-/* The data that were opened last, which this closes, have so many sources, 0: any number, and blocks
- * that begin with these letters; '?': any. */
+/* The data that were opened last have so many sources, 0: any number, and blocks that begin with
+ * these letters, '?': any. Closes them. */
 static void expect_blocks(const char *what, int sources, const char *letters)
 {
     cr_expect_eq(nd_dataset_blocks(data), (int64_t)strlen(letters), "%s", what);

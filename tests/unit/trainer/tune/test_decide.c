@@ -8,8 +8,8 @@
 
 enum { Q = 1, K = 2, V = 4 };
 
-/* Times of one thing differ by 2 % from run to run: what was asked for is not given up for that, nor
- * where there is no time. */
+/* Times of one thing differ by 2 % from run to run: what was asked for is not given up for that,
+ * nor where there is no time. */
 Test(decide, fp8_stays_unless_bf16_is_clearly_faster)
 {
     static const double stays[][2] = {{5, 10}, {10, 10}, {10, 9.9}, {-1, 1},
