@@ -58,17 +58,8 @@ static void draw(operands *o, uint64_t seed, range r)
 
 static void emulate(operands *o, int rows, int columns, int words)
 {
-    const nd_amx_config config = {
-        .palette = 1,
-        .row_bytes = {(uint16_t)(4 * columns), (uint16_t)(4 * words), (uint16_t)(4 * columns)},
-        .rows = {(uint8_t)rows, (uint8_t)rows, (uint8_t)words}};
-    nd_amx_configure(&config);
-    nd_amx_load(0, o->c, 64);
-    nd_amx_load(1, o->a, 64);
-    nd_amx_load(2, o->b, 64);
-    nd_amx_multiply(0, 1, 2);
-    nd_amx_store(0, o->c, 64);
-    nd_amx_release();
+    nd_multiply_tiles(o->c, (const uint32_t(*)[16])o->a, (const uint32_t(*)[16])o->b, rows, columns,
+                      words);
 }
 
 static float flush(float x)

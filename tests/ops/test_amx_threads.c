@@ -41,15 +41,23 @@ static void look_at_tiles(void *arg, int64_t piece)
     }
 }
 
-static void expect_no_tiles(const nd_side *side, const char *after)
+/* Each thread has tiles, or none, when it has run `look_at`. */
+static void expect_tiles(const nd_side *side, nd_team_body look_at, bool expected,
+                         const char *after)
 {
     const nd_cpu_context *context = side->device->native;
     look l = {.of_the_cpu = context->isa == ND_CPU_ISA_AMX};
-    nd_team_run(context->team, THREADS, look_at_tiles, &l);
+    nd_team_run(context->team, THREADS, look_at, &l);
     cr_assert_not(l.missed, "a thread did two pieces");
     for (int i = 0; i < THREADS; i++) {
-        cr_expect_not(l.configured[i], "thread %d has tiles after %s", i, after);
+        cr_expect_eq(l.configured[i], expected, "thread %d has %s tiles after %s", i,
+                     expected ? "no" : "its", after);
     }
+}
+
+static void expect_no_tiles(const nd_side *side, const char *after)
+{
+    expect_tiles(side, look_at_tiles, false, after);
 }
 
 static void configure_tiles(void *arg, int64_t piece)
@@ -89,13 +97,7 @@ static void check_attention(const nd_side *side)
 /* So that the checks above would notice them. */
 static void check_that_tiles_are_seen(const nd_side *side)
 {
-    const nd_cpu_context *context = side->device->native;
-    look l = {.of_the_cpu = context->isa == ND_CPU_ISA_AMX};
-    nd_team_run(context->team, THREADS, configure_tiles, &l);
-    cr_assert_not(l.missed);
-    for (int i = 0; i < THREADS; i++) {
-        cr_expect(l.configured[i], "thread %d", i);
-    }
+    expect_tiles(side, configure_tiles, true, "a configuration");
 }
 
 static void with_side(nd_cpu_isa isa, void (*check)(const nd_side *side))

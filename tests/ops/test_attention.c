@@ -79,8 +79,10 @@ typedef struct bounds {
     nd_tensor first_key, end_key;
 } bounds;
 
-static void forward_masked(const nd_backend *backend, const nd_attention *a, bounds seen,
-                           nd_dtype dtype, int64_t gap, bool few)
+static const bounds all;
+
+static void forward(const nd_backend *backend, const nd_attention *a, bounds seen, nd_dtype dtype,
+                    int64_t gap, bool few)
 {
     nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
     nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
@@ -101,22 +103,16 @@ static void forward_masked(const nd_backend *backend, const nd_attention *a, bou
     nd_case_free();
 }
 
-static void forward_once(const nd_backend *backend, const nd_attention *a, nd_dtype dtype,
-                         int64_t gap, bool few)
-{
-    forward_masked(backend, a, (bounds){0}, dtype, gap, few);
-}
-
 TEST_EACH_BACKEND(attention, forward)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
-            forward_once(backend, &cases[c], dtypes[d], 0, false);
-            forward_once(backend, &cases[c], dtypes[d], 6, false);
-            forward_once(backend, &cases[c], dtypes[d], 8, false);
+            forward(backend, &cases[c], all, dtypes[d], 0, false);
+            forward(backend, &cases[c], all, dtypes[d], 6, false);
+            forward(backend, &cases[c], all, dtypes[d], 8, false);
         }
         for (int c = 0; c < SIZES; c++) {
-            forward_once(backend, &sizes[c], dtypes[d], 0, false);
+            forward(backend, &sizes[c], all, dtypes[d], 0, false);
         }
     }
 }
@@ -134,8 +130,8 @@ TEST_EACH_BACKEND(attention, one_query_at_each_instruction_set)
 {
     for (int d = 0; d < 2; d++) {
         for (size_t c = 0; c < sizeof one_query / sizeof *one_query; c++) {
-            forward_once(backend, &one_query[c], dtypes[d], 0, true);
-            forward_once(backend, &one_query[c], dtypes[d], 6, true);
+            forward(backend, &one_query[c], all, dtypes[d], 0, true);
+            forward(backend, &one_query[c], all, dtypes[d], 6, true);
         }
     }
 }
@@ -197,8 +193,8 @@ static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wid
 
 /* flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. Where `even`, strides are multiples
  * of 8 elements, which cuDNN needs; it leaves other calls to the plain kernel. */
-static void backward_masked(const nd_backend *backend, const nd_attention *a, bounds seen,
-                            nd_dtype dtype, int flags, bool even)
+static void backward(const nd_backend *backend, const nd_attention *a, bounds seen, nd_dtype dtype,
+                     int flags, bool even)
 {
     bool add_q = flags & 1, add_kv = flags & 2, wide = flags & 4;
     const int64_t gap = even ? 8 : 2, gap_out = even ? 8 : 3;
@@ -244,28 +240,22 @@ static void backward_masked(const nd_backend *backend, const nd_attention *a, bo
     nd_case_free();
 }
 
-static void backward_once(const nd_backend *backend, const nd_attention *a, nd_dtype dtype,
-                          int flags, bool even)
-{
-    backward_masked(backend, a, (bounds){0}, dtype, flags, even);
-}
-
 TEST_EACH_BACKEND(attention, backward)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
             for (int flags = 0; flags < 5; flags++) {
-                backward_once(backend, &cases[c], dtypes[d], flags, false);
+                backward(backend, &cases[c], all, dtypes[d], flags, false);
                 /* cuDNN needs a plan, about a second, for each: adding to one of both is shown by
                  * some. */
                 bool adds_to_one = flags == 1 || flags == 2;
                 if (!adds_to_one || c < 3) {
-                    backward_once(backend, &cases[c], dtypes[d], flags, true);
+                    backward(backend, &cases[c], all, dtypes[d], flags, true);
                 }
             }
         }
         for (int c = 0; c < SIZES; c++) {
-            backward_once(backend, &sizes[c], dtypes[d], 0, true);
+            backward(backend, &sizes[c], all, dtypes[d], 0, true);
         }
     }
 }
@@ -408,11 +398,9 @@ TEST_EACH_DRAW(attention, drawn_masks)
     a.window = draw_once_in(d, 2) ? draw_range(d, 1, a.sk + 2) : 0;
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     const nd_draw same = *d;
-    forward_masked(backend, &a, draw_bounds(d, &a), dtype, draw_range(d, 0, 12),
-                   draw_once_in(d, 2));
+    forward(backend, &a, draw_bounds(d, &a), dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
     *d = same;
-    backward_masked(backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4),
-                    draw_once_in(d, 2));
+    backward(backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
 }
 
 /* Documents of drawn lengths, which fill each sequence. */
@@ -442,17 +430,17 @@ TEST_EACH_DRAW(attention, drawn_documents)
     const nd_attention *a = &shapes[draw_range(d, 0, 4)];
     const nd_dtype dtype = dtypes[draw_once_in(d, 4) ? 0 : 1];
     const nd_draw same = *d;
-    forward_masked(backend, a, draw_documents(d, a), dtype, DRAW(d, 0, 8, 3), false);
+    forward(backend, a, draw_documents(d, a), dtype, DRAW(d, 0, 8, 3), false);
     *d = same;
-    backward_masked(backend, a, draw_documents(d, a), dtype, (int)draw_range(d, 0, 4),
-                    !draw_once_in(d, 4));
+    backward(backend, a, draw_documents(d, a), dtype, (int)draw_range(d, 0, 4),
+             !draw_once_in(d, 4));
 }
 
 TEST_EACH_DRAW(attention, drawn)
 {
     const nd_attention a = draw_attention(d);
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
-    forward_once(backend, &a, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
-    backward_once(backend, &a, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
+    forward(backend, &a, all, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
+    backward(backend, &a, all, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
     merge_once(backend, &a, dtype, draw_range(d, 0, 9));
 }

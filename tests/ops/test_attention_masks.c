@@ -3,7 +3,6 @@
  * the numbers are right test_attention.c shows. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
@@ -129,34 +128,4 @@ Test(attention_masks, same_bits_with_any_number_of_threads)
         nd_attend_with_all_threads(&cases[c / 2], c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32,
                                    documents(&cases[c / 2], begins, 7));
     }
-}
-
-/* A document that is attended to with others has the reference's bits of one that is alone. */
-Test(attention_masks, the_reference_sees_a_document_as_if_alone)
-{
-    enum { BEGIN = 4, ROWS = 6 };
-    static const nd_attention packed = {1, 13, 13, 4, 2, 6, 0, 0.4f};
-    static const nd_attention single = {1, ROWS, ROWS, 4, 2, 6, 0, 0.4f};
-    static const int64_t begins[] = {0, BEGIN, BEGIN + ROWS};
-    nd_side ref;
-    nd_tensor in[ND_ATTEND_INPUTS], own[ND_ATTEND_INPUTS];
-    nd_tensor all[ND_ATTEND_RESULTS], alone[ND_ATTEND_RESULTS];
-    nd_side_open_ref(&ref);
-    nd_attend_draw(&packed, ND_DTYPE_F32, in);
-    in[ND_ATTEND_FIRST_KEY] = documents(&packed, begins, 3);
-    nd_attend_draw(&single, ND_DTYPE_F32, own);
-    for (int t = 0; t < ND_ATTEND_FIRST_KEY; t++) {
-        const size_t row = (size_t)in[t].stride[1];
-        memcpy(own[t].data, (float *)in[t].data + BEGIN * row, ROWS * row * sizeof(float));
-    }
-    nd_attend(&ref, &packed, in, all);
-    nd_attend(&ref, &single, own, alone);
-    for (int r = 0; r < ND_ATTEND_FIRST_KEY; r++) {
-        const size_t row = (size_t)all[r].stride[1];
-        cr_expect_eq(
-            memcmp(alone[r].data, (float *)all[r].data + BEGIN * row, ROWS * row * sizeof(float)),
-            0, "%s", nd_attend_names[r]);
-    }
-    nd_side_close(&ref);
-    nd_case_free();
 }

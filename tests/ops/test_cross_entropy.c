@@ -86,40 +86,6 @@ static void check_case(const nd_backend *backend, nd_dtype dtype, const ce_case 
     nd_case_free();
 }
 
-/* Two slices with their statistics combined give the loss and gradients of the whole row. */
-TEST_EACH_BACKEND(cross_entropy, slices_combine)
-{
-    enum { N = 5, V = 60, CUT = 23 };
-    nd_tensor logits = nd_random_2d(ND_DTYPE_F32, N, V, 0, 3.0f), labels = nd_random_ids(N, 0, V);
-    nd_tensor v[2][3], whole[3], global = nd_random_1d(ND_DTYPE_F32, N, 1.0f);
-    for (int i = 0; i < 3; i++) {
-        whole[i] = nd_clone(global);
-        v[0][i] = nd_clone(global);
-        v[1][i] = nd_clone(global);
-    }
-    nd_tensor slice[2] = {nd_tensor_columns(logits, 0, CUT),
-                          nd_tensor_columns(logits, CUT, V - CUT)};
-    ND_RUN(&backend->side, ce_stats, .row_max = whole[0], .row_sum = whole[1], .target = whole[2],
-           .logits = logits, .labels = labels, .first = 0, .valid = V);
-    for (int s = 0; s < 2; s++) {
-        ND_RUN(&backend->side, ce_stats, .row_max = v[s][0], .row_sum = v[s][1], .target = v[s][2],
-               .logits = slice[s], .labels = labels, .first = s * CUT, .valid = slice[s].shape[1]);
-    }
-    for (int64_t i = 0; i < N; i++) {
-        nd_put(global, i, fmaxf(nd_get(v[0][0], i), nd_get(v[1][0], i)));
-    }
-    for (int s = 0; s < 2; s++) {
-        ND_RUN(&backend->side, ce_rescale, .row_sum = v[s][1], .row_max = v[s][0],
-               .global_max = global);
-    }
-    ND_RUN(&backend->side, accumulate, .acc = v[0][1], .x = v[1][1]);
-    ND_RUN(&backend->side, accumulate, .acc = v[0][2], .x = v[1][2]);
-    nd_expect_same(backend->name, "max of slices", global, whole[0]);
-    nd_expect_same(backend->name, "target of slices", v[0][2], whole[2]);
-    nd_expect_close(backend->name, "sum of slices", v[0][1], whole[1],
-                    (nd_tolerance){.relative = 40 * nd_eps_f32});
-}
-
 /* Statistics of tiles of columns, merged one after the other. */
 static ce_result merged(const nd_side *side, nd_tensor logits, nd_tensor labels, int64_t columns,
                         int64_t valid)
