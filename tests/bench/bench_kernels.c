@@ -17,6 +17,7 @@
 #include "kernels/cuda/kernels.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "tests/bench/measure.h"
 
 enum { C = 4096, F = 14336, H = 32, D = 128, V = 128256, REPEATS_MAX = 201 };
 enum { FLUSH_OF_TOKEN = 32 << 10 }; /* bytes that are read: 256 MiB at 8,192 tokens */
@@ -231,12 +232,6 @@ KERNEL(attention_delta, attention_delta, .attention = b->attention, .delta = b->
 
 /* measuring */
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median microseconds of one launch. */
 static nd_status measure(bench *b, int (*launch)(bench *b), double *us)
 {
@@ -252,8 +247,7 @@ static nd_status measure(bench *b, int (*launch)(bench *b), double *us)
         ND_CUDA(b->device, cudaEventElapsedTime(&ms, b->begin, b->end));
         times[i < 0 ? 0 : i] = (double)ms * 1e3;
     }
-    qsort(times, (size_t)b->repeats, sizeof *times, compare);
-    *us = times[b->repeats / 2];
+    *us = nd_bench_median(times, b->repeats);
     return ND_OK;
 }
 

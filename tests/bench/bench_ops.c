@@ -75,18 +75,6 @@ typedef struct bench {
     float *dw;          /* (out, in) */
 } bench;
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double nd_bench_median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
-}
-
 static nd_status fill(nd_bf16 **out, int64_t count)
 {
     ND_TRY(ND_ALLOC(count, out));

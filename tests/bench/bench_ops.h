@@ -8,6 +8,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/device/device.h"
+#include "tests/bench/measure.h"
 
 enum { ND_BENCH_REPEATS_MAX = 101, ND_BENCH_HEAD_DIMS_MAX = 8 };
 
@@ -50,8 +51,5 @@ nd_status nd_bench_use_stand_in(nd_device *device);
 const char *nd_bench_machine(const nd_device *device);
 /* The same of nd_ops_products. */
 const char *nd_bench_products(const nd_device *device);
-
-/* The middle of `count` values, which it sorts. */
-double nd_bench_median(double *values, int count);
 
 #endif

@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kernels/cpu/isa.h"
@@ -102,13 +101,6 @@ static int count_cores(void)
 
 /* time */
 
-static double thread_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static nd_status run_once(const team *t, const work *w, int64_t count)
 {
     bool right = true;
@@ -117,9 +109,9 @@ static nd_status run_once(const team *t, const work *w, int64_t count)
         lap *own = &t->laps[omp_get_thread_num()];
 #pragma omp barrier
         own->begin = nd_clock_seconds();
-        const double cpu = thread_seconds();
+        const double cpu = nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
         own->right = w->run(w->arg, omp_get_thread_num(), count);
-        own->cpu = thread_seconds() - cpu;
+        own->cpu = nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - cpu;
         own->end = nd_clock_seconds();
         own->clock = measure_clock();
     }

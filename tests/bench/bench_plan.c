@@ -6,8 +6,8 @@
  * would write.
  */
 #include <stdio.h>
-#include <time.h>
 
+#include "tests/bench/measure.h"
 #include "trainer/checkpoint/shard.h"
 
 enum { RANK = 16383 };
@@ -19,13 +19,6 @@ static const nd_shape llama_405b = {.vocab = 128256,
                                     .heads = 128,
                                     .kv_heads = 8,
                                     .head_dim = 128};
-
-static double cpu_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 /* The most memory that this program has occupied; getrusage would count that of its parent too. */
 static long peak_bytes(void)
@@ -58,9 +51,9 @@ int main(void)
     nd_layout *layout = NULL;
     nd_shard_plan plan = {0};
     const long before = peak_bytes();
-    const double begin = cpu_seconds();
+    const double begin = nd_bench_cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
     nd_status status = plan_rank(&layout, &plan);
-    const double seconds = cpu_seconds() - begin;
+    const double seconds = nd_bench_cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - begin;
     if (status != ND_OK) {
         fprintf(stderr, "nd_bench_plan: %s\n", nd_error_last()->message);
         return 1;

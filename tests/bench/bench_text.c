@@ -6,19 +6,12 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "runtime/base/fs.h"
+#include "tests/bench/measure.h"
 #include "trainer/text/tokenizer.h"
 
 enum { PIECE = 64 << 10, PASSES = 4, TEXT_BYTES_MAX = 1 << 30 };
-
-static double cpu_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static nd_status encode(nd_encoder *encoder, const nd_tokenizer *tokenizer, const char *text,
                         size_t size, size_t *total)
@@ -45,16 +38,17 @@ static nd_status run(const char *tokenizer_path, const char *text_path, size_t c
     nd_encoder *encoder = NULL;
     char *text = NULL;
     size_t size = 0, total = 0;
-    double cold = 0, warm = 0, begin = cpu_seconds();
+    double cold = 0, warm = 0, begin = nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_tokenizer_open(tokenizer_path, &tokenizer));
-    double load = cpu_seconds() - begin;
+    double load = nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - begin;
     ND_TRY_OUT(nd_fs_read(text_path, TEXT_BYTES_MAX, ND_ERR_DATA, &text, &size));
     ND_TRY_OUT(nd_encoder_create(tokenizer, &options, &encoder));
     for (int pass = 0; pass < PASSES; pass++) {
-        begin = cpu_seconds();
+        begin = nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
         ND_TRY_OUT(encode(encoder, tokenizer, text, size, &total));
-        double speed = (double)size * 1e-6 / (cpu_seconds() - begin);
+        double speed =
+            (double)size * 1e-6 / (nd_bench_cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - begin);
         cold = pass == 0 ? speed : cold;
         warm = pass > 0 && speed > warm ? speed : warm;
     }
