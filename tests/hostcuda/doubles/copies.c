@@ -55,7 +55,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     if (!from) {
         memcpy(call->inline_source, src, bytes);
     }
-    cudaError_t error = queue_submit(stream, run_copy, call, sizeof *call + held);
+    cudaError_t error = nd_double_submit(stream, run_copy, call, sizeof *call + held);
     free(call);
     if (error == cudaSuccess && !to) {
         queue_wait(device, stream); /* into pageable memory: returns when it has arrived */
@@ -68,5 +68,5 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 {
     copy_call call = {.dst = dst, .bytes = bytes, .value = value};
     nd_double_need_device("cudaMemsetAsync", dst, bytes);
-    return queue_submit(stream, run_set, &call, sizeof call);
+    return nd_double_submit(stream, run_set, &call, sizeof call);
 }

@@ -40,7 +40,7 @@ typedef enum nd_double_state { ND_DOUBLE_DONE, ND_DOUBLE_BLOCKED } nd_double_sta
  * after it is done. */
 typedef nd_double_state nd_double_task(void *closure);
 
-/* For doubles of libraries: work that may wait for other ranks. */
+/* For copies, events and doubles of libraries: work that may wait for other ranks. */
 cudaError_t nd_double_submit(cudaStream_t stream, nd_double_task *task, const void *closure,
                              size_t bytes);
 /* For kernels: work that runs through. */

@@ -2,7 +2,6 @@
 /* Events: numbers of records, reached when the recording stream comes to them. */
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/base/clock.h"
 #include "tests/hostcuda/doubles/machine.h"
@@ -74,7 +73,7 @@ void event_forget(const task *t)
 static cudaError_t submit(cudaStream_t stream, nd_double_task *run, event_call call)
 {
     call.event->pending++;
-    cudaError_t error = queue_submit(stream, run, &call, sizeof call);
+    cudaError_t error = nd_double_submit(stream, run, &call, sizeof call);
     call.event->pending -= error != cudaSuccess;
     return error;
 }

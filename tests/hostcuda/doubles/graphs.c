@@ -63,7 +63,7 @@ cudaError_t machine_end_capture(cudaStream_t stream)
     return machine_error(cudaErrorStreamCaptureUnsupported);
 }
 
-static void free_graph(cudaGraph_t graph)
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
     while (graph->head) {
         task *t = graph->head;
@@ -71,6 +71,7 @@ static void free_graph(cudaGraph_t graph)
         free(t);
     }
     free(graph);
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
@@ -92,7 +93,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
         }
     }
     if (graph->invalid) {
-        free_graph(graph);
+        cudaGraphDestroy(graph);
         *out = NULL;
         return machine_error(cudaErrorStreamCaptureInvalidated);
     }
@@ -120,20 +121,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
     long calls = counts->calls + 1;
     counts->graphs_launched++;
     for (const task *t = graph->head; t && error == cudaSuccess; t = t->next) {
-        error = queue_submit(stream, t->run, t->closure, t->bytes);
+        error = nd_double_submit(stream, t->run, t->closure, t->bytes);
     }
     counts->calls = calls;
     return error;
 }
 
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    free_graph(graph);
-    return cudaSuccess;
-}
-
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 {
-    free_graph((cudaGraph_t)executable);
-    return cudaSuccess;
+    return cudaGraphDestroy((cudaGraph_t)executable);
 }

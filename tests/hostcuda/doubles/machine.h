@@ -75,8 +75,6 @@ void machine_close(double_device *device);
 const region *machine_find(const double_device *device, const void *p, size_t bytes);
 /* One task, of which the caller is the owner: its closure is copied into it. */
 task *queue_task(nd_double_task *run, const void *closure, size_t bytes);
-cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
-                         size_t bytes);
 /* Aborts when a stream of the current device is captured: calls that may wait for the device are
  * forbidden to the capturing thread, whatever stream they are about. */
 void machine_outside_capture(const char *call);

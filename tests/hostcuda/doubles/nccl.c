@@ -159,10 +159,7 @@ int nd_double_nccl_blocks(ncclComm_t comm)
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    if (check_config(config) != ncclSuccess) {
-        return ncclInvalidArgument;
-    }
-    if (size > RANKS || rank < 0 || rank >= size) {
+    if (check_config(config) != ncclSuccess || size > RANKS || rank < 0 || rank >= size) {
         return ncclInvalidArgument;
     }
     int fd = open(id.internal, O_RDWR | O_CLOEXEC);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Operations of NCCL's double. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/tensor/dtype.h"

@@ -168,8 +168,8 @@ void nd_double_drain(void)
     queue_round(machine_current(), NULL);
 }
 
-cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
-                         size_t bytes)
+cudaError_t nd_double_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
+                             size_t bytes)
 {
     double_device *device = machine_current();
     if (!stream) {
@@ -208,12 +208,6 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
     return cudaSuccess;
 }
 
-cudaError_t nd_double_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
-                             size_t bytes)
-{
-    return queue_submit(stream, run, closure, bytes);
-}
-
 typedef struct kernel_call {
     void (*kernel)(void *);
     _Alignas(max_align_t) unsigned char closure[];
@@ -235,7 +229,7 @@ cudaError_t nd_double_launch(cudaStream_t stream, void (*kernel)(void *closure),
     }
     call->kernel = kernel;
     memcpy(call->closure, closure, bytes);
-    cudaError_t error = queue_submit(stream, run_kernel, call, sizeof *call + bytes);
+    cudaError_t error = nd_double_submit(stream, run_kernel, call, sizeof *call + bytes);
     free(call);
     return error;
 }
