@@ -2,7 +2,6 @@
 #include "tests/gpu/mirror.h"
 
 #include "kernels/ops_list.h"
-#include "runtime/device/cuda.h"
 #include "tests/gpu/mirror_memory.h"
 
 enum { MOST_RANGES = 8 };
@@ -48,28 +47,20 @@ static size_t floats(int64_t count)
 #define FP8(member, bytes)                                                                         \
     TENSOR(member.stored), POINTER(member.scale, bytes), POINTER(member.inverse, bytes)
 
-/* Mirrors an op: copies its operands, calls it, and copies them back. */
-#define MIRROR(op, ...)                                                                            \
+/* Mirrors an op: copies its operands, calls it, and copies them back. `prepare` comes before the
+ * call. */
+#define MIRROR_PREPARED(op, prepare, ...)                                                          \
     static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
     {                                                                                              \
         nd_##op##_args x = *args;                                                                  \
         const mirror_operand operands[] = {__VA_ARGS__};                                           \
         ND_TRY(mirror_to_device(stream, operands, sizeof operands / sizeof *operands));            \
+        prepare;                                                                                   \
         ND_TRY(mirrored.ops->op(stream, &x));                                                      \
         return mirror_from_device(stream);                                                         \
     }
-
-/* The same with scratch in device memory. */
-#define MIRROR_WITH_SCRATCH(op, ...)                                                               \
-    static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
-    {                                                                                              \
-        nd_##op##_args x = *args;                                                                  \
-        const mirror_operand operands[] = {__VA_ARGS__};                                           \
-        ND_TRY(mirror_to_device(stream, operands, sizeof operands / sizeof *operands));            \
-        x.scratch = mirrored.scratch;                                                              \
-        ND_TRY(mirrored.ops->op(stream, &x));                                                      \
-        return mirror_from_device(stream);                                                         \
-    }
+#define MIRROR(op, ...)              MIRROR_PREPARED(op, (void)0, __VA_ARGS__)
+#define MIRROR_WITH_SCRATCH(op, ...) MIRROR_PREPARED(op, x.scratch = mirrored.scratch, __VA_ARGS__)
 
 MIRROR_WITH_SCRATCH(product, TENSOR(c), FP8(a, operand_scale_bytes(&args->a)),
                     FP8(b, operand_scale_bytes(&args->b)))
@@ -148,32 +139,25 @@ static size_t add_copies(mirror_operand *operands, size_t at, nd_flat_range *mov
     return at;
 }
 
-static nd_status mirror_adamw(nd_stream *stream, const nd_adamw_args *args)
-{
-    nd_adamw_args x = *args;
-    size_t bytes = floats(end_of(args->ranges, args->range_count));
-    nd_flat_range moved[MOST_RANGES];
-    mirror_operand operands[4 + MOST_RANGES] = {POINTER(p, bytes), POINTER(m, bytes),
-                                                POINTER(v, bytes), POINTER(grad, bytes)};
-    x.ranges = moved;
-    size_t count = add_copies(operands, 4, moved, args->ranges, args->range_count);
-    ND_TRY(mirror_to_device(stream, operands, count));
-    ND_TRY(mirrored.ops->adamw(stream, &x));
-    return mirror_from_device(stream);
-}
+/* The same of an optimizer: `states` tensors of as many floats as its ranges span, and their
+ * copies. */
+#define MIRROR_OPTIMIZER(op, states, ...)                                                          \
+    static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
+    {                                                                                              \
+        nd_##op##_args x = *args;                                                                  \
+        const size_t bytes = floats(end_of(args->ranges, args->range_count));                      \
+        nd_flat_range moved[MOST_RANGES];                                                          \
+        mirror_operand operands[states + MOST_RANGES] = {__VA_ARGS__};                             \
+        x.ranges = moved;                                                                          \
+        size_t count = add_copies(operands, states, moved, args->ranges, args->range_count);       \
+        ND_TRY(mirror_to_device(stream, operands, count));                                         \
+        ND_TRY(mirrored.ops->op(stream, &x));                                                      \
+        return mirror_from_device(stream);                                                         \
+    }
 
-static nd_status mirror_sgd(nd_stream *stream, const nd_sgd_args *args)
-{
-    nd_sgd_args x = *args;
-    size_t bytes = floats(end_of(args->ranges, args->range_count));
-    nd_flat_range moved[MOST_RANGES];
-    mirror_operand operands[2 + MOST_RANGES] = {POINTER(p, bytes), POINTER(grad, bytes)};
-    x.ranges = moved;
-    size_t count = add_copies(operands, 2, moved, args->ranges, args->range_count);
-    ND_TRY(mirror_to_device(stream, operands, count));
-    ND_TRY(mirrored.ops->sgd(stream, &x));
-    return mirror_from_device(stream);
-}
+MIRROR_OPTIMIZER(adamw, 4, POINTER(p, bytes), POINTER(m, bytes), POINTER(v, bytes),
+                 POINTER(grad, bytes))
+MIRROR_OPTIMIZER(sgd, 2, POINTER(p, bytes), POINTER(grad, bytes))
 
 static size_t mirror_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                        bool backward)
@@ -181,18 +165,6 @@ static size_t mirror_attention_scratch(const nd_device *device, const nd_attenti
     size_t bytes = mirrored.ops->attention_scratch(device, a, act, backward);
     ND_ASSERT(bytes <= MIRROR_SCRATCH);
     return bytes;
-}
-
-static size_t mirror_attention_cached_scratch(const nd_device *device, const nd_attention *most,
-                                              nd_dtype act)
-{
-    return mirrored.ops->attention_cached_scratch(device, most, act);
-}
-
-static bool mirror_attention_uses_delta(const nd_device *device, const nd_attention *a,
-                                        nd_dtype act)
-{
-    return mirrored.ops->attention_uses_delta(device, a, act);
 }
 
 static size_t mirror_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
@@ -203,19 +175,19 @@ static size_t mirror_product_scratch(const nd_device *device, int64_t m, int64_t
     return bytes;
 }
 
-static nd_form_rule mirror_form(const nd_device *device, const nd_form_need *need)
-{
-    return mirrored.ops->form(device, need);
-}
-
 static nd_ops table = {.name = "cuda",
-                       ND_EACH_OP(ND_OP_ENTRY, mirror_) ND_EACH_QUERY(ND_QUERY_ENTRY, mirror_)};
+                       .attention_scratch = mirror_attention_scratch,
+                       .product_scratch = mirror_product_scratch,
+                       ND_EACH_OP(ND_OP_ENTRY, mirror_)};
 
 nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
 {
     mirrored.device = device;
     mirrored.ops = ops;
     table.fp8_rows = ops->fp8_rows;
+    table.attention_cached_scratch = ops->attention_cached_scratch;
+    table.attention_uses_delta = ops->attention_uses_delta;
+    table.form = ops->form;
     ND_TRY(nd_ops_check(&table));
     ND_TRY(nd_device_alloc(device, MIRROR_ARENA, (void **)&mirrored.arena));
     ND_TRY(nd_device_alloc(device, MIRROR_SCRATCH, (void **)&mirrored.scratch));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/gpu/plain_lt.h"
 
-#include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
 nd_status plain_lt_init(plain_lt *plain, nd_device *device)

@@ -6,9 +6,6 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "runtime/device/cuda.h"
-#include "tests/gpu/mirror.h"
 #include "tests/ops/conformance.h"
 
 enum { D = 16 };
