@@ -10,17 +10,21 @@
 #include "tests/gpu/mirror_memory.h"
 #include "tests/ops/conformance.h"
 
+void nd_side_open_cuda(nd_side *side, bool fp8, bool deterministic)
+{
+    const nd_cuda_options options = {.local_workers = 1, .fp8 = fp8};
+    ND_OK_OR_FAIL(nd_device_open_cuda(&options, &side->device));
+    ND_OK_OR_FAIL(nd_ops_cuda(side->device, deterministic, &side->ops));
+    ND_OK_OR_FAIL(side->device->table->stream_init(side->device, &side->stream));
+}
+
 void nd_best_backend(void (*check)(const nd_backend *backend))
 {
-    nd_cuda_options options = {.local_workers = 1, .fp8 = true};
     nd_backend backend = {0};
     nd_side *gpu = &backend.side;
-    const nd_ops *ops = NULL;
     nd_side_open_ref(&backend.ref);
-    ND_OK_OR_FAIL(nd_device_open_cuda(&options, &gpu->device));
-    ND_OK_OR_FAIL(nd_ops_cuda(gpu->device, false, &ops));
-    ND_OK_OR_FAIL(mirror_open(gpu->device, ops, &gpu->ops));
-    ND_OK_OR_FAIL(gpu->device->table->stream_init(gpu->device, &gpu->stream));
+    nd_side_open_cuda(gpu, true, false);
+    ND_OK_OR_FAIL(mirror_open(gpu->device, gpu->ops, &gpu->ops));
     nd_cuda_context *context = nd_cuda_context_of(gpu->device);
     context->attention_prepared = true; /* the mirror has scratch of its own, as large as this */
     context->attention_scratch = MIRROR_SCRATCH;
@@ -34,9 +38,8 @@ void nd_best_backend(void (*check)(const nd_backend *backend))
     } while (context->deterministic && nd_cudnn_plan_count(context->cudnn) > 0);
     cr_expect_leq(nd_cudnn_plan_count(context->cudnn), PLANS_OF_A_TEST, "%lld plans of cuDNN",
                   (long long)nd_cudnn_plan_count(context->cudnn));
-    gpu->device->table->stream_fini(&gpu->stream);
     mirror_close();
-    nd_device_close(gpu->device);
+    nd_side_close(gpu);
     nd_side_close(&backend.ref);
 }
 

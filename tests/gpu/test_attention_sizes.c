@@ -7,13 +7,11 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/rng.h"
-#include "runtime/device/cuda.h"
 #include "tests/gpu/mirror.h"
+#include "tests/ops/conformance.h"
 
 #ifdef ND_SMALL_ATTENTION
 enum { HEADS = 4, SHORT = 40, LONG = 136, LAYER = 200, LAYER_HEADS = 4, PACKED = 600, DRAWS = 4 };
@@ -38,41 +36,14 @@ typedef struct side {
     nd_tensor sums;                 /* absent, or F32 as dqkv: where dk and dv are added to */
 } side;
 
-typedef struct gpu {
-    nd_device *device;
-    const nd_ops *ops;
-    nd_stream stream;
-} gpu;
-
-static void expect_ok(nd_status status, const char *what)
-{
-    cr_assert_eq(status, ND_OK, "%s: %s", what, nd_error_last()->message);
-}
-
-static gpu open_gpu(bool deterministic)
-{
-    gpu g = {0};
-    nd_cuda_options options = {.local_workers = 1};
-    expect_ok(nd_device_open_cuda(&options, &g.device), "the GPU");
-    expect_ok(nd_ops_cuda(g.device, deterministic, &g.ops), "the ops");
-    expect_ok(g.device->table->stream_init(g.device, &g.stream), "a stream");
-    return g;
-}
-
-static void close_gpu(gpu *g)
-{
-    g->device->table->stream_fini(&g->stream);
-    nd_device_close(g->device);
-}
-
-static nd_tensor on_device(gpu *g, nd_dtype dtype, int64_t rows, int64_t width)
+static nd_tensor on_device(nd_side *g, nd_dtype dtype, int64_t rows, int64_t width)
 {
     nd_tensor t = nd_tensor_2d(NULL, dtype, rows, width);
-    expect_ok(nd_device_alloc(g->device, nd_tensor_bytes(t), &t.data), "memory");
+    nd_expect_ok(nd_device_alloc(g->device, nd_tensor_bytes(t), &t.data), "memory");
     return t;
 }
 
-static void release(gpu *g, nd_tensor t)
+static void release(nd_side *g, nd_tensor t)
 {
     nd_device_free(g->device, t.data, nd_tensor_bytes(t));
 }
@@ -82,7 +53,7 @@ static int64_t width_of(const nd_attention *a)
     return (a->heads + 2 * a->kv_heads) * a->head_dim;
 }
 
-static side make_side(gpu *g, const nd_attention *a, nd_dtype dtype)
+static side make_side(nd_side *g, const nd_attention *a, nd_dtype dtype)
 {
     int64_t queries = a->batch * a->sq, keys = a->batch * a->sk, of_heads = a->heads * a->head_dim;
     return (side){
@@ -95,7 +66,7 @@ static side make_side(gpu *g, const nd_attention *a, nd_dtype dtype)
     };
 }
 
-static void free_side(gpu *g, side *s)
+static void free_side(nd_side *g, side *s)
 {
     const nd_tensor all[] = {s->qkv, s->dqkv, s->out, s->dout, s->lse, s->delta};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -136,7 +107,7 @@ static int64_t keys_before(const nd_attention *a, const bool own[TILES], int64_t
 }
 
 /* Documents of log-normal lengths, and of one token. */
-static void make_documents(gpu *g, const nd_attention *a, side *s)
+static void make_documents(nd_side *g, const nd_attention *a, side *s)
 {
     const int64_t tokens = a->batch * a->sq;
     const bool whole = a->documents == ND_SEGMENTS_WHOLE;
@@ -159,13 +130,14 @@ static void make_documents(gpu *g, const nd_attention *a, side *s)
     }
     s->first_key = on_device(g, ND_DTYPE_I32, 1, tokens);
     s->end_key = on_device(g, ND_DTYPE_I32, 1, tokens);
-    expect_ok(nd_copy(&g->stream, s->first_key.data, bounds, (size_t)tokens * 4), "a copy");
-    expect_ok(nd_copy(&g->stream, s->end_key.data, bounds + tokens, (size_t)tokens * 4), "a copy");
+    nd_expect_ok(nd_copy(&g->stream, s->first_key.data, bounds, (size_t)tokens * 4), "a copy");
+    nd_expect_ok(nd_copy(&g->stream, s->end_key.data, bounds + tokens, (size_t)tokens * 4),
+                 "a copy");
     if (!whole) {
         s->sums = on_device(g, ND_DTYPE_F32, a->batch * a->sk, width_of(a));
-        expect_ok(nd_zero(&g->stream, s->sums.data, nd_tensor_bytes(s->sums)), "zeros");
+        nd_expect_ok(nd_zero(&g->stream, s->sums.data, nd_tensor_bytes(s->sums)), "zeros");
     }
-    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    nd_expect_ok(nd_stream_sync(&g->stream), "a copy");
     free(bounds);
 }
 
@@ -194,7 +166,7 @@ static nd_tensor statistics(nd_tensor m, const nd_attention *a)
 }
 
 /* Draws in BF16 for `bf16`, and the same numbers in F32 for `f32`. */
-static void fill(gpu *g, nd_tensor bf16, nd_tensor f32, uint64_t seed)
+static void fill(nd_side *g, nd_tensor bf16, nd_tensor f32, uint64_t seed)
 {
     int64_t count = nd_tensor_count(bf16);
     nd_bf16 *host = malloc(nd_tensor_bytes(bf16));
@@ -202,77 +174,83 @@ static void fill(gpu *g, nd_tensor bf16, nd_tensor f32, uint64_t seed)
     for (int64_t i = 0; i < count; i++) {
         host[i] = nd_bf16_from_f32(nd_rng_normal(seed, 0, (uint64_t)i));
     }
-    expect_ok(nd_copy(&g->stream, bf16.data, host, nd_tensor_bytes(bf16)), "a copy");
-    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    nd_expect_ok(nd_copy(&g->stream, bf16.data, host, nd_tensor_bytes(bf16)), "a copy");
+    nd_expect_ok(nd_stream_sync(&g->stream), "a copy");
     free(host);
-    expect_ok(ND_CALL(g->ops, &g->stream, cast, .out = f32, .x = bf16), "a cast");
+    nd_expect_ok(ND_CALL(g->ops, &g->stream, cast, .out = f32, .x = bf16), "a cast");
 }
 
-static int64_t plans_of(const gpu *g)
+static int64_t plans_of(const nd_side *g)
 {
     return nd_cudnn_plan_count(nd_cuda_context_of(g->device)->cudnn);
 }
 
 /* Returns how many plans of cuDNN the op itself made: those for its fused rows. */
-static int64_t run_forward(gpu *g, const nd_attention *a, side *s)
+static int64_t run_forward(nd_side *g, const nd_attention *a, side *s)
 {
     size_t bytes = g->ops->attention_scratch(g->device, a, s->qkv.dtype, false);
     void *scratch = NULL;
     int64_t before = plans_of(g);
-    expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
-    expect_ok(ND_CALL(g->ops, &g->stream, attention_fwd, .attention = *a,
-                      .out = heads_of(s->out, a, a->sq, 0, a->heads), .lse = statistics(s->lse, a),
-                      .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
-                      .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
-                      .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
-                      .first_key = bounds_of(s->first_key, a), .end_key = bounds_of(s->end_key, a),
-                      .scratch = scratch),
-              "forward");
-    expect_ok(nd_stream_sync(&g->stream), "forward");
+    nd_expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
+    nd_expect_ok(ND_CALL(g->ops, &g->stream, attention_fwd, .attention = *a,
+                         .out = heads_of(s->out, a, a->sq, 0, a->heads),
+                         .lse = statistics(s->lse, a), .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
+                         .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
+                         .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                         .first_key = bounds_of(s->first_key, a),
+                         .end_key = bounds_of(s->end_key, a), .scratch = scratch),
+                 "forward");
+    nd_expect_ok(nd_stream_sync(&g->stream), "forward");
     nd_device_free(g->device, scratch, bytes + 256);
     return plans_of(g) - before;
 }
 
-static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
+static nd_tensor dkv_of(const side *s)
+{
+    return s->sums.data ? s->sums : s->dqkv;
+}
+
+static int64_t run_backward(nd_side *g, const nd_attention *a, side *s)
 {
     size_t bytes = g->ops->attention_scratch(g->device, a, s->qkv.dtype, true);
     void *scratch = NULL;
     nd_tensor out = heads_of(s->out, a, a->sq, 0, a->heads);
     nd_tensor dout = heads_of(s->dout, a, a->sq, 0, a->heads), delta = {0};
-    nd_tensor dkv = s->sums.data ? s->sums : s->dqkv;
-    expect_ok(nd_zero(&g->stream, s->dqkv.data, nd_tensor_bytes(s->dqkv)), "zeros");
+    nd_tensor dkv = dkv_of(s);
+    nd_expect_ok(nd_zero(&g->stream, s->dqkv.data, nd_tensor_bytes(s->dqkv)), "zeros");
     if (s->first_key.data || g->ops->attention_uses_delta(g->device, a, s->qkv.dtype)) {
         delta = statistics(s->delta, a);
-        expect_ok(ND_CALL(g->ops, &g->stream, attention_delta, .attention = *a, .delta = delta,
-                          .out = out, .dout = dout),
-                  "delta");
+        nd_expect_ok(ND_CALL(g->ops, &g->stream, attention_delta, .attention = *a, .delta = delta,
+                             .out = out, .dout = dout),
+                     "delta");
     }
     int64_t before = plans_of(g);
-    expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
-    expect_ok(ND_CALL(g->ops, &g->stream, attention_bwd, .attention = *a,
-                      .dq = heads_of(s->dqkv, a, a->sq, 0, a->heads),
-                      .dk = heads_of(dkv, a, a->sk, a->heads, a->kv_heads),
-                      .dv = heads_of(dkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
-                      .add_kv = s->sums.data != NULL, .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
-                      .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
-                      .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
-                      .out = out, .dout = dout, .lse = statistics(s->lse, a), .delta = delta,
-                      .first_key = bounds_of(s->first_key, a), .end_key = bounds_of(s->end_key, a),
-                      .scratch = scratch),
-              "backward");
-    expect_ok(nd_stream_sync(&g->stream), "backward");
+    nd_expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
+    nd_expect_ok(ND_CALL(g->ops, &g->stream, attention_bwd, .attention = *a,
+                         .dq = heads_of(s->dqkv, a, a->sq, 0, a->heads),
+                         .dk = heads_of(dkv, a, a->sk, a->heads, a->kv_heads),
+                         .dv = heads_of(dkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                         .add_kv = s->sums.data != NULL,
+                         .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
+                         .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
+                         .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                         .out = out, .dout = dout, .lse = statistics(s->lse, a), .delta = delta,
+                         .first_key = bounds_of(s->first_key, a),
+                         .end_key = bounds_of(s->end_key, a), .scratch = scratch),
+                 "backward");
+    nd_expect_ok(nd_stream_sync(&g->stream), "backward");
     nd_device_free(g->device, scratch, bytes + 256);
     return plans_of(g) - before;
 }
 
-static float *fetch(gpu *g, nd_tensor t)
+static float *fetch(nd_side *g, nd_tensor t)
 {
     int64_t count = nd_tensor_count(t);
     char *raw = malloc(nd_tensor_bytes(t));
     float *out = malloc((size_t)count * sizeof *out);
     cr_assert(raw && out);
-    expect_ok(nd_copy(&g->stream, raw, t.data, nd_tensor_bytes(t)), "a copy");
-    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    nd_expect_ok(nd_copy(&g->stream, raw, t.data, nd_tensor_bytes(t)), "a copy");
+    nd_expect_ok(nd_stream_sync(&g->stream), "a copy");
     for (int64_t i = 0; i < count; i++) {
         out[i] = t.dtype == ND_DTYPE_F32 ? ((float *)(void *)raw)[i]
                                          : nd_bf16_to_f32(((nd_bf16 *)(void *)raw)[i]);
@@ -287,7 +265,7 @@ static float *fetch(gpu *g, nd_tensor t)
  * error of both signs whose root mean square is below 2^-9 of the value's; a row of the longest
  * block that is lost is 2^-6 of it.
  */
-static void expect_alike(gpu *g, const char *what, const nd_attention *a, nd_tensor got,
+static void expect_alike(nd_side *g, const char *what, const nd_attention *a, nd_tensor got,
                          nd_tensor want, int64_t begin, int64_t end)
 {
     float *x = fetch(g, got), *y = fetch(g, want);
@@ -310,7 +288,7 @@ static void expect_alike(gpu *g, const char *what, const nd_attention *a, nd_ten
 }
 
 /* BF16 by cuDNN, F32 by the plain kernels, on equal numbers. */
-static void compare(gpu *g, const nd_attention *a)
+static void compare(nd_side *g, const nd_attention *a)
 {
     int64_t q = a->heads * a->head_dim, k = q + a->kv_heads * a->head_dim, v = width_of(a);
     side cut = make_side(g, a, ND_DTYPE_BF16), plain = make_side(g, a, ND_DTYPE_F32);
@@ -327,17 +305,15 @@ static void compare(gpu *g, const nd_attention *a)
     expect_alike(g, "out", a, cut.out, plain.out, 0, q);
     expect_alike(g, "lse", a, cut.lse, plain.lse, 0, a->sq);
     expect_alike(g, "dq", a, cut.dqkv, plain.dqkv, 0, q);
-    expect_alike(g, "dk", a, a->documents > ND_SEGMENTS_WHOLE ? cut.sums : cut.dqkv,
-                 a->documents > ND_SEGMENTS_WHOLE ? plain.sums : plain.dqkv, q, k);
-    expect_alike(g, "dv", a, a->documents > ND_SEGMENTS_WHOLE ? cut.sums : cut.dqkv,
-                 a->documents > ND_SEGMENTS_WHOLE ? plain.sums : plain.dqkv, k, v);
+    expect_alike(g, "dk", a, dkv_of(&cut), dkv_of(&plain), q, k);
+    expect_alike(g, "dv", a, dkv_of(&cut), dkv_of(&plain), k, v);
     free_side(g, &cut);
     free_side(g, &plain);
 }
 
 /* A whole causal block; the second half of the queries after a prefix; the same unmasked; the first
  * two with a window. */
-static void compare_blocks(gpu *g, int64_t D, int64_t S)
+static void compare_blocks(nd_side *g, int64_t D, int64_t S)
 {
     float scale = (float)(1.0 / sqrt((double)D));
     const nd_attention blocks[] = {
@@ -357,7 +333,8 @@ static void compare_blocks(gpu *g, int64_t D, int64_t S)
 static void compare_documents(int64_t D)
 {
     for (int i = 0; i < 2 * DRAWS; i++) {
-        gpu g = open_gpu(false);
+        nd_side g;
+        nd_side_open_cuda(&g, false, false);
         drawn = (uint64_t)i;
         const int64_t S =
             (i % 2 ? PACKED : SHORT + 60) / (2 * TILES) * (2 * TILES); /* tiers: 2, 1 */
@@ -370,7 +347,7 @@ static void compare_documents(int64_t D)
         }
         compare(&g, &(nd_attention){BATCH, S, S, HEADS, KV_HEADS, D, 0, 0.1f, 0, ND_SEGMENTS_FLAT,
                                     ROUNDS});
-        close_gpu(&g);
+        nd_side_close(&g);
     }
 }
 
@@ -382,11 +359,12 @@ Test(attention_sizes, documents)
 
 static void compare_sizes(int64_t short_dim, int64_t long_dim, bool deterministic)
 {
-    gpu g = open_gpu(deterministic);
+    nd_side g;
+    nd_side_open_cuda(&g, false, deterministic);
     compare_blocks(&g, short_dim, SHORT);
     compare_blocks(&g, long_dim, LONG);
     cr_expect_leq(plans_of(&g), PLANS_OF_A_TEST, "%lld plans of cuDNN", (long long)plans_of(&g));
-    close_gpu(&g);
+    nd_side_close(&g);
 }
 
 Test(attention_sizes, heads_of_64)
@@ -404,30 +382,31 @@ Test(attention_sizes, deterministic)
     compare_sizes(64, 128, true);
 }
 
+static void compare_layer(const nd_attention *a)
+{
+    nd_side g;
+    nd_side_open_cuda(&g, false, false);
+    compare(&g, a);
+    nd_side_close(&g);
+}
+
 /* The layer of Llama 3.1 8B as it is trained: a suite of its own, as figures come after it. */
 Test(attention_8b, causal)
 {
-    gpu g = open_gpu(false);
-    nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f};
-    compare(&g, &a);
-    close_gpu(&g);
+    compare_layer(
+        &(nd_attention){1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f});
 }
 
 Test(attention_8b, documents)
 {
-    gpu g = open_gpu(false);
-    nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f, 0, true};
-    compare(&g, &a);
-    close_gpu(&g);
+    compare_layer(&(nd_attention){1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0,
+                                  0.08838835f, 0, true});
 }
 
 /* The same layer on a rank of cp 2, gathered. */
 Test(attention_8b, documents_of_cp)
 {
-    gpu g = open_gpu(false);
     const int64_t S = LAYER / (2 * TILES) * (2 * TILES);
-    nd_attention a = {1, S / 2,       S, LAYER_HEADS,          LAYER_HEADS / 4, 128,
-                      0, 0.08838835f, 0, ND_SEGMENTS_DIAGONAL, ROUNDS};
-    compare(&g, &a);
-    close_gpu(&g);
+    compare_layer(&(nd_attention){1, S / 2, S, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f, 0,
+                                  ND_SEGMENTS_DIAGONAL, ROUNDS});
 }

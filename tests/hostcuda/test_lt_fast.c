@@ -3,9 +3,8 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "kernels/cuda/cuda_ops.h"
-#include "runtime/device/cuda.h"
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/ops/conformance.h"
 
 enum { M = 32, N = 48, K = 64, BYTES = 1 << 16, CODES = 4096, SCRATCH = 3 * BYTES };
 
@@ -21,18 +20,16 @@ static nd_matrix operand(char *at, int64_t lines, bool as_stored, nd_dtype forma
 }
 
 /* One product of each form: 6 bits of the layouts, of vectors of scales, beta and dtype. */
-static void multiply(nd_stream *stream, const nd_ops *ops, char *memory, int form, bool fast)
+static void multiply(nd_side *side, char *memory, int form, bool fast)
 {
     bool at = form & 1, bt = form & 2, f32 = form & 32;
     nd_matrix a = operand(memory, M, !at, at ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, form & 4);
     nd_matrix b = operand(memory + BYTES, N, bt, ND_DTYPE_F8_E4M3, form & 8);
     nd_tensor c = nd_tensor_2d(memory + 2 * BYTES, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16, M, N);
     nd_double_counts before = nd_double_counts_get();
-    cr_assert_eq(ND_CALL(ops, stream, product, .c = c, .a = a, .a_transposed = at, .b = b,
-                         .b_transposed = bt, .beta = form & 16 ? 1.0f : 0.0f,
-                         .fast_accumulation = fast, .scratch = memory + SCRATCH),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_stream_sync(stream), ND_OK);
+    ND_RUN(side, product, .c = c, .a = a, .a_transposed = at, .b = b, .b_transposed = bt,
+           .beta = form & 16 ? 1.0f : 0.0f, .fast_accumulation = fast, .scratch = memory + SCRATCH);
+    ND_OK_OR_FAIL(nd_stream_sync(&side->stream));
     nd_double_counts after = nd_double_counts_get();
     long ran[2] = {0};
     for (int kind = 0; kind < ND_DOUBLE_FP8_KINDS; kind++) {
@@ -47,28 +44,22 @@ static void multiply(nd_stream *stream, const nd_ops *ops, char *memory, int for
 
 static void multiply_all(void)
 {
-    nd_device *device = NULL;
-    const nd_ops *ops = NULL;
-    nd_stream stream;
+    nd_side side;
     char *memory = NULL;
     static _Alignas(float) char initial[2 * BYTES];
-    nd_cuda_options options = {.local_workers = 1, .fp8 = true};
     for (int i = 0; i < N; i++) {
         ((float *)initial)[i] = ((float *)(initial + BYTES))[i] = 1.0f;
     }
-    cr_assert_eq(nd_device_open_cuda(&options, &device), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_ops_cuda(device, true, &ops), ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
-    size_t scratch = ops->product_scratch(device, M, N, K, ND_DTYPE_BF16);
-    cr_assert_eq(nd_device_alloc(device, SCRATCH + scratch, (void **)&memory), ND_OK);
-    cr_assert_eq(nd_copy(&stream, memory, initial, sizeof initial), ND_OK);
+    nd_side_open_cuda(&side, true, true);
+    size_t scratch = side.ops->product_scratch(side.device, M, N, K, ND_DTYPE_BF16);
+    ND_OK_OR_FAIL(nd_device_alloc(side.device, SCRATCH + scratch, (void **)&memory));
+    ND_OK_OR_FAIL(nd_copy(&side.stream, memory, initial, sizeof initial));
     for (int form = 0; form < 64; form++) {
-        multiply(&stream, ops, memory, form, false);
-        multiply(&stream, ops, memory, form, true);
+        multiply(&side, memory, form, false);
+        multiply(&side, memory, form, true);
     }
-    nd_device_free(device, memory, SCRATCH + scratch);
-    device->table->stream_fini(&stream);
-    nd_device_close(device);
+    nd_device_free(side.device, memory, SCRATCH + scratch);
+    nd_side_close(&side);
 }
 
 Test(lt_fast, the_library_is_told_what_the_caller_says)

@@ -70,9 +70,11 @@ void nd_each_draw(nd_drawn_check *check);
     }                                                                                              \
     static void check_##suite##_##name(nd_draw *d, const nd_backend *backend)
 
-/* Opens the reference, or the CPU backend with `threads`; nd_side_close ends it. */
+/* Opens the reference, the CPU backend with `threads`, or the CUDA backend where a program has it;
+ * nd_side_close ends it. */
 void nd_side_open_ref(nd_side *side);
 void nd_side_open_cpu(nd_side *side, int threads);
+void nd_side_open_cuda(nd_side *side, bool fp8, bool deterministic);
 void nd_side_close(nd_side *side);
 
 /*
