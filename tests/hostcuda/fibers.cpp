@@ -110,8 +110,7 @@ struct machine {
 };
 
 thread_local machine m;
-hostcuda_order chosen_order;
-bool order_is_chosen;
+hostcuda_order order;
 
 [[noreturn]] void fail(const char *what)
 {
@@ -120,30 +119,17 @@ bool order_is_chosen;
     abort();
 }
 
-hostcuda_order order()
-{
-    if (!order_is_chosen) {
-        const char *name = getenv("ND_HOSTCUDA_ORDER");
-        chosen_order = !name                             ? HOSTCUDA_ASCENDING
-                       : strcmp(name, "descending") == 0 ? HOSTCUDA_DESCENDING
-                       : strcmp(name, "shuffled") == 0   ? HOSTCUDA_SHUFFLED
-                                                         : HOSTCUDA_ASCENDING;
-        order_is_chosen = true;
-    }
-    return chosen_order;
-}
-
-/* Numbers below n in the chosen order, one with each call of next. The shuffled order is an affine
+/* Numbers below n in that order, one with each call of next. The shuffled order is an affine
  * map with an odd-prime step, another one each time. */
 struct sequence {
     int64_t n, position, step; /* 0 <= step < n, or 1 */
 
     explicit sequence(int64_t count) : n(count), position(0), step(1)
     {
-        if (order() == HOSTCUDA_DESCENDING) {
+        if (order == HOSTCUDA_DESCENDING) {
             position = n - 1;
             step = n - 1;
-        } else if (order() == HOSTCUDA_SHUFFLED && n > 1) {
+        } else if (order == HOSTCUDA_SHUFFLED && n > 1) {
             static const int64_t steps[] = {1, 7, 11, 13, 17, 19, 23, 29};
             m.random = m.random * 6364136223846793005u + 1442695040888963407u;
             position = (int64_t)((m.random >> 33) % (uint64_t)n);
@@ -374,8 +360,7 @@ void run_grid(const char *kernel, int64_t grid, int64_t block, bool meets, void 
 
 void hostcuda_set_order(enum hostcuda_order order)
 {
-    hostcuda::chosen_order = order;
-    hostcuda::order_is_chosen = true;
+    hostcuda::order = order;
 }
 
 int64_t hostcuda_launch_count(void)

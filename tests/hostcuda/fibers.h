@@ -12,8 +12,7 @@
  * 1024 threads, more than 48 KiB of shared memory. Shared memory holds NaN bytes at the start of
  * each block.
  *
- * A race shows only in some orders, so threads, warps and blocks can run in three:
- * ND_HOSTCUDA_ORDER in the environment, or hostcuda_set_order.
+ * A race shows only in some orders, so threads, warps and blocks can run in three.
  *
  * All state belongs to the host thread that launches: several may launch at a time.
  */
