@@ -121,9 +121,10 @@ static nd_status after(void *context, nd_trainer *t, int64_t step)
         seen.gathered = cp ? cp->stats.calls[ND_COMM_ALL_GATHER] : 0;
         seen.selected = cp ? cp->stats.calls[ND_COMM_ALL_TO_ALL] : 0;
     }
+    ND_CHECK(t->position.skipped == (s->spoiled > 0 && step + 1 >= s->spoiled),
+             "rank %d has skipped %lld of %lld steps", t->rank->rank,
+             (long long)t->position.skipped, (long long)step + 1);
     if (s->spoiled == step + 1) {
-        ND_CHECK(t->position.skipped == 1, "rank %d has skipped %lld steps", t->rank->rank,
-                 (long long)t->position.skipped);
         ND_TRY(swap_weight(t, NULL, &s->kept));
     }
     return t->graphs ? check_recorded(t, step, s->recorded_in) : ND_OK;
@@ -153,6 +154,8 @@ static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
     cr_expect_lt(seen.calls[last], calls, "%s", mesh->name);
     cr_expect_eq(seen.waits[last], 1, "%s: %ld waits", mesh->name, seen.waits[last]);
     cr_expect_eq(seen.allocations[last], 0, "%s", mesh->name);
+    cr_expect(isfinite(graphs.loss[last]), "%s: the last loss is %g", mesh->name,
+              graphs.loss[last]);
 }
 
 static mesh_job job_of(nd_precision precision, int order, bool cast_units)

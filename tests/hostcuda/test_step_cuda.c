@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a step of device cuda asks of the host: one wait, no allocation, no pageable copy. */
 #include <criterion/criterion.h>
-#include <math.h>
 #include <signal.h>
 
 #include "runtime/device/cuda.h"
@@ -114,44 +113,4 @@ Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step)
         cr_expect_eq(stops[rank][0], 0);
         cr_expect_eq(stops[rank][1], SIGTERM);
     }
-}
-
-/* A weight that is infinite, on the rank that holds it, before the second step; finite after it. */
-static nd_status spoil(void *context, nd_trainer *t, int64_t step)
-{
-    nd_stream *stream = &t->rank->stream;
-    static const float infinite = INFINITY;
-    float *weight = t->model->fsdp.master;
-    if (step == 1 && t->rank->rank == 0) {
-        ND_TRY(nd_copy(stream, context, weight, sizeof infinite));
-        ND_TRY(nd_copy(stream, weight, &infinite, sizeof infinite));
-        nd_fsdp_weights_changed(&t->model->fsdp);
-    } else if (step == 1) {
-        nd_fsdp_weights_changed(&t->model->fsdp);
-    }
-    return ND_OK;
-}
-
-static nd_status repair(void *context, nd_trainer *t, int64_t step)
-{
-    cr_expect_eq(t->position.skipped, step >= 1, "rank %d, step %lld", t->rank->rank,
-                 (long long)step + 1);
-    if (step == 1 && t->rank->rank == 0) {
-        ND_TRY(nd_copy(&t->rank->stream, t->model->fsdp.master, context, sizeof(float)));
-    }
-    nd_fsdp_weights_changed(&t->model->fsdp);
-    return ND_OK;
-}
-
-Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks)
-{
-    float kept = 0.0f;
-    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
-    job.nonfinite = ND_NONFINITE_SKIP;
-    job.before_step = spoil;
-    job.after_step = repair;
-    job.context = &kept;
-    mesh_use_gpus(true, false);
-    mesh_result got = mesh_trained(&job, &steps_of[3]);
-    cr_expect(isfinite(got.loss[2]), "the third step's loss is %g", got.loss[2]);
 }
