@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The backends that the suites of this folder are run against: the CPU's, at each of its levels. */
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 

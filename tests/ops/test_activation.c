@@ -2,7 +2,6 @@
 /* SwiGLU, RoPE and the embedding. */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "kernels/rope.h"
 #include "tests/ops/conformance.h"

@@ -7,7 +7,6 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
