@@ -20,11 +20,8 @@ mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision)
     shape.ffn = 96;
     shape.heads = 4;
     shape.kv_heads = 2;
-    const char *path = mesh_token_file(dir, "tokens.bin", TOKENS, VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, shape, precision);
-    job.global_batch = GLOBAL_BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = MESH_CUDA_STEPS;
+    mesh_job job =
+        mesh_sized_job(dir, TOKENS, shape, precision, GLOBAL_BATCH, SEQUENCE, MESH_CUDA_STEPS);
     job.lr = 0.003;
     return job;
 }

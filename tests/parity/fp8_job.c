@@ -12,11 +12,7 @@ nd_shape fp8_shape(void)
 
 mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather)
 {
-    const char *path = mesh_token_file(dir, "tokens.bin", TOKENS, FP8_VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, fp8_shape(), ND_PRECISION_FP8);
-    job.global_batch = 4;
-    job.sequence = FP8_SEQUENCE;
-    job.steps = 1;
+    mesh_job job = mesh_sized_job(dir, TOKENS, fp8_shape(), ND_PRECISION_FP8, 4, FP8_SEQUENCE, 1);
     job.recipe = recipe;
     job.all_gather = all_gather;
     job.history_length = 4;

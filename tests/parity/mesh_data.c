@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/isa.h"
 #include "runtime/base/rng.h"
 
 nd_shape mesh_small_llama(int64_t vocab)
@@ -54,6 +55,26 @@ mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision preci
         .max_grad_norm = 1.0,
         .weight_decay = 0.1,
     };
+}
+
+mesh_job mesh_sized_job(tempdir *dir, int tokens, nd_shape shape, nd_precision precision, int batch,
+                        int sequence, int steps)
+{
+    const char *path = mesh_token_file(dir, "tokens.bin", tokens, shape.vocab, 0);
+    mesh_job job = mesh_job_on_tokens(path, shape, precision);
+    job.global_batch = batch;
+    job.sequence = sequence;
+    job.steps = steps;
+    return job;
+}
+
+bool mesh_own_products(void)
+{
+    nd_cpu_isa isa;
+    bool own = false;
+    assert_ok(nd_cpu_isa_choose(&isa));
+    assert_ok(nd_cpu_products_choose(isa, &own));
+    return own;
 }
 
 mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh)
@@ -124,5 +145,16 @@ void mesh_expect_near(const mesh_result *got, const mesh_result *want, mesh_boun
                      most.gradient, name, "gradient", got->names[i]);
         expect_below(mesh_relative_l2(got->weights[i], want->weights[i], got->sizes[i]),
                      most.weight, name, "weight", got->names[i]);
+    }
+}
+
+void mesh_expect_all_near(const mesh_job *job, const mesh_case *one, const mesh_case *meshes,
+                          size_t count, mesh_bounds most)
+{
+    const mesh_result want = mesh_trained(job, one);
+    cr_assert(job->steps == 1 || want.loss[job->steps - 1] < want.loss[0], "the model learns");
+    for (size_t i = 0; i < count; i++) {
+        const mesh_result got = mesh_trained(job, &meshes[i]);
+        mesh_expect_near(&got, &want, most, meshes[i].name);
     }
 }

@@ -17,6 +17,15 @@ const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t 
 
 /* AdamW on that file; the caller says the sizes and what else differs. */
 mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision precision);
+/* These steps of `batch` sequences, on a file tokens.bin of so many tokens without a period. */
+mesh_job mesh_sized_job(tempdir *dir, int tokens, nd_shape shape, nd_precision precision, int batch,
+                        int sequence, int steps);
+
+/* One worker, whose micro-batches have one sample. */
+static const mesh_case mesh_one = {"one worker", 1, 1, 1, 1, 1};
+
+/* Whether the CPU's products are our own, not oneDNN's. */
+bool mesh_own_products(void);
 
 /* mesh_run, which succeeds, and one that ends with an error. */
 mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh);
@@ -41,5 +50,8 @@ typedef struct mesh_bounds {
 } mesh_bounds;
 void mesh_expect_near(const mesh_result *got, const mesh_result *want, mesh_bounds most,
                       const char *name);
+/* The job learns on the mesh `one`, and each of the others gives what it gives there. */
+void mesh_expect_all_near(const mesh_job *job, const mesh_case *one, const mesh_case *meshes,
+                          size_t count, mesh_bounds most);
 
 #endif

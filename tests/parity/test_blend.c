@@ -12,7 +12,6 @@
 
 enum { STEPS = 4, VOCAB = 97, BATCH = 8, SEQUENCE = 32 };
 
-static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
 TEMPDIR_SUITE(blend, tempdir_leave_empty, .timeout = 300);
@@ -64,11 +63,11 @@ Test(blend, losses_of_sources_are_those_of_one_worker)
         {"cp 2 ring x tp 2, micro-batch 4", 1, 1, 2, 2, 4, .ring = true},
     };
     mesh_job job = job_of();
-    mesh_result expected = mesh_trained(&job, &one);
+    mesh_result expected = mesh_trained(&job, &mesh_one);
     cr_assert_gt(fabs(expected.source_sums[STEPS - 1][0] / expected.source_sums[STEPS - 1][2] -
                       expected.source_sums[STEPS - 1][1] / expected.source_sums[STEPS - 1][3]),
                  0.01);
-    compare(&job, &expected, &one);
+    compare(&job, &expected, &mesh_one);
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         compare(&job, &expected, &meshes[i]);
     }

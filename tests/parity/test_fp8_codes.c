@@ -20,7 +20,6 @@
 enum { SEQUENCE = FP8_SEQUENCE, LAYERS = 2, MAX_RANKS = 8 };
 enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEAR_COUNT, MAX_WEIGHT = HIDDEN * FFN };
 
-static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
 TEMPDIR_SUITE(fp8_codes, tempdir_leave_empty, .timeout = 600);
@@ -187,7 +186,7 @@ static void same_bits_before_the_first_update(bool all_gather)
     job.before_step = spy_on;
     job.after_step = take_input;
     seen_begin();
-    mesh_trained(&job, &one);
+    mesh_trained(&job, &mesh_one);
     const observed whole = seen[0];
     for (int w = 0; w < WEIGHTS; w++) { /* of every linear but the first */
         cr_assert_eq(whole.codes[w][0] == 0x7f, w == 0, "weight %d", w);

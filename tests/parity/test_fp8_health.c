@@ -10,7 +10,6 @@
 #include "trainer/step/step.h"
 
 static tempdir dir;
-static const mesh_case one = {"one", 1, 1, 1, 1, 1};
 
 TEMPDIR_SUITE(fp8_health, tempdir_leave_empty, .timeout = 120);
 
@@ -43,7 +42,7 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 
 Test(fp8_health, health_counts_what_is_lost)
 {
-    run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
+    run_checked(&mesh_one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
 }
 
 /* Each number is that of the layer it names, and no other layer has a larger one. */
@@ -77,7 +76,7 @@ static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
 
 Test(fp8_health, the_worst_layer_of_each_linear)
 {
-    run_checked(&one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
+    run_checked(&mesh_one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
 }
 
 static nd_status check_health(void *context, nd_trainer *t, int64_t step)

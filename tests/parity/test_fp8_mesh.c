@@ -9,19 +9,13 @@
 
 enum { STEPS = 20 };
 
-static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
 TEMPDIR_SUITE(fp8_mesh, tempdir_leave_empty, .timeout = 600);
 
 static void losses_stay_near(const mesh_job *job, const mesh_case *meshes, size_t count)
 {
-    mesh_result expected = mesh_trained(job, &one);
-    cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
-    for (size_t i = 0; i < count; i++) {
-        mesh_result got = mesh_trained(job, &meshes[i]);
-        mesh_expect_near(&got, &expected, (mesh_bounds){.loss = 5e-3}, meshes[i].name);
-    }
+    mesh_expect_all_near(job, &mesh_one, meshes, count, (mesh_bounds){.loss = 5e-3});
 }
 
 static const mesh_case meshes_of_all_kinds[] = {
@@ -39,37 +33,18 @@ static const mesh_case meshes_of_all_kinds[] = {
     {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
 };
 
-static void recipe_on_all_meshes(nd_fp8_recipe recipe, bool all_gather)
-{
-    mesh_job job = fp8_mesh_job(&dir, STEPS, false, recipe, all_gather);
-    losses_stay_near(&job, meshes_of_all_kinds,
-                     sizeof meshes_of_all_kinds / sizeof *meshes_of_all_kinds);
-}
-
-Test(fp8_mesh, tensorwise)
-{
-    recipe_on_all_meshes(ND_FP8_TENSORWISE, true);
-}
-
-Test(fp8_mesh, tensorwise_gathered_in_bf16)
-{
-    recipe_on_all_meshes(ND_FP8_TENSORWISE, false);
-}
-
-Test(fp8_mesh, rowwise)
-{
-    recipe_on_all_meshes(ND_FP8_ROWWISE, false);
-}
-
-Test(fp8_mesh, rowwise_with_gw_hp)
-{
-    recipe_on_all_meshes(ND_FP8_ROWWISE_GW_HP, false);
-}
-
-Test(fp8_mesh, delayed)
-{
-    recipe_on_all_meshes(ND_FP8_DELAYED, true);
-}
+#define ON_ALL_MESHES(name, recipe, all_gather)                                                    \
+    Test(fp8_mesh, name)                                                                           \
+    {                                                                                              \
+        const mesh_job job = fp8_mesh_job(&dir, STEPS, false, recipe, all_gather);                 \
+        losses_stay_near(&job, meshes_of_all_kinds,                                                \
+                         sizeof meshes_of_all_kinds / sizeof *meshes_of_all_kinds);                \
+    }
+ON_ALL_MESHES(tensorwise, ND_FP8_TENSORWISE, true)
+ON_ALL_MESHES(tensorwise_gathered_in_bf16, ND_FP8_TENSORWISE, false)
+ON_ALL_MESHES(rowwise, ND_FP8_ROWWISE, false)
+ON_ALL_MESHES(rowwise_with_gw_hp, ND_FP8_ROWWISE_GW_HP, false)
+ON_ALL_MESHES(delayed, ND_FP8_DELAYED, true)
 
 Test(fp8_mesh, delayed_gathered_in_bf16)
 {

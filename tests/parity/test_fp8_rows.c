@@ -26,7 +26,6 @@ typedef enum operand { INPUT, WEIGHT, GRADIENT } operand;
 typedef enum part { WHOLE, ROWS, COLUMNS } part;
 
 static const part parts[2][3] = {{WHOLE, ROWS, COLUMNS}, {COLUMNS, COLUMNS, WHOLE}};
-static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 
 static tempdir dir;
 
@@ -171,12 +170,9 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const linears 
 
 static mesh_job job_of(nd_fp8_recipe recipe)
 {
-    const char *path = mesh_token_file(&dir, "tokens.bin", 4 * (SEQUENCE + 1), VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    mesh_job job = mesh_sized_job(&dir, 4 * (SEQUENCE + 1), mesh_small_llama(VOCAB),
+                                  ND_PRECISION_FP8, 1, SEQUENCE, 1);
     cr_assert(job.shape.hidden == HIDDEN && job.shape.layers == LAYERS);
-    job.global_batch = 1;
-    job.sequence = SEQUENCE;
-    job.steps = 1;
     job.recipe = recipe;
     return job;
 }
@@ -191,9 +187,9 @@ static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
         static cast_spy alone;
         int casts = LAYERS * (once + each * l->count);
         job.filter = l->filter;
-        mesh_trained(&job, &one);
+        mesh_trained(&job, &mesh_one);
         cr_assert(spies[0].count == casts && casts <= CAST_SPY_MAX, "%d", spies[0].count);
-        compare(NULL, &one, l, recipe);
+        compare(NULL, &mesh_one, l, recipe);
         alone = spies[0];
         for (int i = 0; i < 2; i++) {
             mesh_trained(&job, &meshes[i]);

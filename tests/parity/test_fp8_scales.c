@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "tests/parity/fp8_job.h"
-#include "trainer/model/linear.h"
 #include "trainer/step/step.h"
 
 enum { STEPS = 3 };

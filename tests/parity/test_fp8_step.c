@@ -24,12 +24,11 @@ static nd_status count_casts(void *context, nd_trainer *t)
 /* The default filter: 7 L - 1 linears. Weights once a step, gradients once a micro-batch. */
 Test(fp8_step, seven_linears_of_each_layer_but_the_first)
 {
-    static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
     nd_cast_counts casts = {0};
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
     job.observe = count_casts;
     job.context = &casts;
-    mesh_trained(&job, &one);
+    mesh_trained(&job, &mesh_one);
     cr_expect_eq(casts.weights, 7 * FP8_LAYERS - 1, "%ld", (long)casts.weights);
     cr_expect_eq(casts.gradients, 4 * (7 * FP8_LAYERS - 1), "%ld", (long)casts.gradients);
     /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
@@ -75,7 +74,6 @@ static nd_status expect_no_buffers(void *context, nd_trainer *t)
  * but for the first one, whose q reads BF16. */
 Test(fp8_step, products_cast_what_is_not_kept)
 {
-    static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
     nd_device *device = NULL;
     const nd_ops *ops = NULL;
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
@@ -85,7 +83,7 @@ Test(fp8_step, products_cast_what_is_not_kept)
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
     job.before_step = count_codes;
     job.end = expect_no_buffers;
-    mesh_trained(&job, &one);
+    mesh_trained(&job, &mesh_one);
     const int inputs = 3 * FP8_LAYERS - 1;
     const int again = FP8_LAYERS + 1, weights = 2 * (7 * FP8_LAYERS - 1);
     const int gradients = 7 * FP8_LAYERS - 1, others = FP8_LAYERS + 1;

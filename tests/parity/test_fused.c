@@ -11,7 +11,7 @@
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
 
-enum { SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3, VOCAB = 97 };
+enum { SEQUENCE = 64, BATCH = 8, STEPS = 3, VOCAB = 97 };
 
 #define COUNT(list) (sizeof(list) / sizeof(list)[0])
 
@@ -21,12 +21,8 @@ TEMPDIR_SUITE(fused, tempdir_leave_empty, .timeout = 300);
 
 static mesh_job job_of(nd_precision precision)
 {
-    const char *path =
-        mesh_token_file(&dir, "tokens.bin", STEPS * GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), precision);
-    job.global_batch = GLOBAL_BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = STEPS;
+    mesh_job job = mesh_sized_job(&dir, STEPS * BATCH * (SEQUENCE + 1), mesh_small_llama(VOCAB),
+                                  precision, BATCH, SEQUENCE, STEPS);
     job.history_length = 4;
     return job;
 }
@@ -93,21 +89,26 @@ static nd_status check_weights(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
+/* Of more blocks than there are buffers for, blocks are cast when they are gathered, embedding and
+ * head are not. */
 Test(fused, the_optimizer_writes_resident_weights)
 {
     static const struct {
         mesh_case mesh;
-        int resident; /* units with a copy: of 2 blocks, embedding, norm and head */
+        int resident; /* units with a copy: of the blocks, embedding, norm and head */
+        int layers;
     } cases[] = {
-        {{"one worker", 1, 1, 1, 1, 1}, 4},
-        {{"ddp 2", 2, 1, 1, 1, 1}, 4},
-        {{"fsdp 2, zero 2", 1, 2, 1, 1, 1, .zero2 = true}, 4},
-        {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}, 4}, /* two blocks have a buffer each anyway */
+        {{"one worker", 1, 1, 1, 1, 1}, 4, 2},
+        {{"ddp 2", 2, 1, 1, 1, 1}, 4, 2},
+        {{"fsdp 2, zero 2", 1, 2, 1, 1, 1, .zero2 = true}, 4, 2},
+        {{"fsdp 2", 1, 2, 1, 1, 1}, 2, 4},
+        {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}, 4, 2}, /* two blocks have a buffer each anyway */
     };
     for (size_t i = 0; i < COUNT(cases) * 2; i++) {
         const mesh_case *mesh = &cases[i / 2].mesh;
         int resident = 0;
         mesh_job job = job_of(ND_PRECISION_BF16);
+        job.shape.layers = cases[i / 2].layers;
         job.optimizer = i % 2 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW;
         job.after_step = check_weights;
         job.context = &resident;
@@ -152,18 +153,4 @@ Test(fused, the_optimizer_measures_weights)
         mesh_trained(&job, &meshes[i / 4]);
         cr_assert_gt(checked, 0, "%s", meshes[i / 4].name);
     }
-}
-
-/* More blocks than buffers for them: those are cast when they are gathered, embedding and head are
- * not. F32 weights are the master weights, or are copied. */
-Test(fused, weights_without_a_buffer_of_their_own)
-{
-    static const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
-    int resident = 0;
-    mesh_job job = job_of(ND_PRECISION_BF16);
-    job.shape.layers = 4;
-    job.after_step = check_weights;
-    job.context = &resident;
-    mesh_trained(&job, &mesh);
-    cr_assert_eq(resident, 2, "%d units", resident);
 }

@@ -11,11 +11,16 @@
 
 #include "tests/parity/mesh_data.h"
 
-enum { VOCAB = 40009, SEQUENCE = 576, GLOBAL_BATCH = 4, LAYERS = 5 };
+enum { VOCAB = 40009, SEQUENCE = 576, BATCH = 4, LAYERS = 5 };
 
-static mesh_job job_of(const char *path)
+static tempdir dir;
+
+TEMPDIR_SUITE(large, tempdir_leave_empty, .timeout = 600);
+
+static mesh_job job_of(nd_precision precision)
 {
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP32);
+    mesh_job job = mesh_sized_job(&dir, BATCH * (SEQUENCE + 1), mesh_small_llama(VOCAB), precision,
+                                  BATCH, SEQUENCE, 1);
     job.shape.hidden = 32;
     job.shape.ffn = 2072;
     job.shape.layers = LAYERS;
@@ -23,16 +28,13 @@ static mesh_job job_of(const char *path)
     job.shape.kv_heads = 2;
     job.shape.head_dim = 8;
     job.shape.max_positions = SEQUENCE;
-    job.global_batch = GLOBAL_BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = 1;
     job.optimizer = ND_OPTIMIZER_SGD;
     job.max_grad_norm = 0.0;
     job.weight_decay = 0.0;
     return job;
 }
 
-Test(large, meshes_agree_above_every_block, .timeout = 600)
+Test(large, meshes_agree_above_every_block)
 {
     static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
     static const mesh_case meshes[] = {
@@ -42,32 +44,21 @@ Test(large, meshes_agree_above_every_block, .timeout = 600)
         {"fsdp 2 x tp 2, micro-batch 2", 1, 2, 1, 2, 2, .recompute = ND_RECOMPUTE_FULL},
         {"cp 2 x tp 2, ring, micro-batch 4", 1, 1, 2, 2, 4, .ring = true},
     };
-    tempdir dir;
-    tempdir_make(&dir);
-    mesh_job job =
-        job_of(mesh_token_file(&dir, "tokens.bin", GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0));
-    mesh_result expected = mesh_trained(&job, &one);
-    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        mesh_result found = mesh_trained(&job, &meshes[i]);
-        mesh_expect_near(&found, &expected, (mesh_bounds){1e-6, 1e-5, 1e-5, 1e-6}, meshes[i].name);
-    }
-    tempdir_remove(&dir);
+    const mesh_job job = job_of(ND_PRECISION_FP32);
+    mesh_expect_all_near(&job, &one, meshes, sizeof meshes / sizeof *meshes,
+                         (mesh_bounds){1e-6, 1e-5, 1e-5, 1e-6});
 }
 
 /*
  * Weights that BF16 holds exactly have the same codes before and after their gather, so the bits of
  * a step do not depend on what is gathered. The model has more blocks than the two slots for codes.
  */
-Test(large, codes_are_gathered_above_every_block, .timeout = 600)
+Test(large, codes_are_gathered_above_every_block)
 {
     enum { FFN = 2064 }; /* FP8 takes linears whose sizes are multiples of 16 */
     static const mesh_case fsdp = {"fsdp 2", 1, 2, 1, 1, 2};
-    tempdir dir;
-    tempdir_make(&dir);
-    mesh_job job =
-        job_of(mesh_token_file(&dir, "tokens.bin", GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0));
+    mesh_job job = job_of(ND_PRECISION_FP8);
     job.shape.ffn = FFN;
-    job.precision = ND_PRECISION_FP8;
     job.recipe = ND_FP8_TENSORWISE;
     job.bf16_weights = true;
     job.all_gather = true;
@@ -75,5 +66,4 @@ Test(large, codes_are_gathered_above_every_block, .timeout = 600)
     job.all_gather = false;
     mesh_result bf16 = mesh_trained(&job, &fsdp);
     mesh_expect_same(&codes, &bf16, MESH_LOSSES | MESH_GRADIENTS, fsdp.name);
-    tempdir_remove(&dir);
 }

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
-#include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/forms.h"
 #include "tests/support/skip.h"
@@ -24,32 +23,18 @@ TEMPDIR_SUITE(modes, tempdir_leave_empty);
 
 static mesh_job job_of(void)
 {
-    char text[4000];
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + nd_rng_u64(3, 0, i) % 26);
-    }
-    return (mesh_job){
-        .shape = {.vocab = 256,
-                  .hidden = 32,
-                  .ffn = 64,
-                  .layers = LAYERS,
-                  .heads = 4,
-                  .kv_heads = 2,
-                  .head_dim = 8,
-                  .max_positions = 64,
-                  .rms_eps = 1e-5,
-                  .init_std = 0.05,
-                  .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0}},
-        .data_path = tempdir_write(&dir, "text.txt", text, sizeof text),
-        .format = ND_DATA_TEXT,
-        .tokenizer = "bytes",
-        .global_batch = GLOBAL_BATCH,
-        .sequence = SEQUENCE,
-        .steps = STEPS,
-        .optimizer = ND_OPTIMIZER_ADAMW,
-        .precision = ND_PRECISION_BF16,
-        .lr = 1e-3,
-    };
+    enum { VOCAB = 256 };
+    nd_shape shape = mesh_small_llama(VOCAB);
+    shape.hidden = 32;
+    shape.ffn = 64;
+    shape.layers = LAYERS;
+    shape.heads = 4;
+    shape.kv_heads = 2;
+    shape.head_dim = 8;
+    mesh_job job =
+        mesh_sized_job(&dir, 4000, shape, ND_PRECISION_BF16, GLOBAL_BATCH, SEQUENCE, STEPS);
+    job.weight_decay = 0;
+    return job;
 }
 
 static mesh_result run(mesh_case mesh)
@@ -170,30 +155,17 @@ Test(modes, packed_weights_change_no_bit)
 /* As many workers as no host has memory for: packed weights are the first to go, and it is said. */
 Test(modes, packed_weights_are_left_out_where_memory_is_short)
 {
-    const mesh_case one = {"one, 8 micro-batches", 1, 1, 1, 1, 1};
     packed_plan kept = {0}, plan = {0};
     char words[64];
-    run_packed(&one, ND_PRECISION_BF16, "kept", 1, &kept);
+    run_packed(&mesh_one, ND_PRECISION_BF16, "kept", 1, &kept);
     cr_assert_str_empty(kept.unkept, "%s", kept.unkept);
-    run_packed(&one, ND_PRECISION_BF16, "kept", 1 << 30, &plan);
+    run_packed(&mesh_one, ND_PRECISION_BF16, "kept", 1 << 30, &plan);
     cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
     snprintf(words, sizeof words, "would need %.1f MiB of each worker",
              (double)kept.bytes / 1048576.0);
     cr_assert_eq(strstr(plan.unkept, "packed weights of the blocks and the head ") != NULL &&
                      strstr(plan.unkept, words) != NULL && strstr(plan.unkept, "; free memory"),
                  (bool)kept.possible, "no \"%s\" in: %s", words, plan.unkept);
-}
-
-/* Whether products are our own: the bits of oneDNN's depend on the number of threads. */
-static bool has_own_products(void)
-{
-    const nd_ops *ops = NULL;
-    nd_device *device = NULL;
-    assert_ok(nd_device_open_cpu(1, &device));
-    assert_ok(nd_ops_cpu(device, &ops));
-    const bool own = kept_bytes(ops, device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
-    nd_device_close(device);
-    return own;
 }
 
 /* `large`: every op is cut into pieces, and there are two micro-batches. Two tiles of the
@@ -209,10 +181,7 @@ static mesh_result run_with_threads(bool large, nd_precision precision, int thre
         shape.max_positions = 256;
     }
     mesh_job job =
-        mesh_job_on_tokens(mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0), shape, precision);
-    job.global_batch = large ? 4 : 2;
-    job.sequence = shape.max_positions;
-    job.steps = 3;
+        mesh_sized_job(&dir, TOKENS, shape, precision, large ? 4 : 2, (int)shape.max_positions, 3);
     job.max_grad_norm = 0.5;
     job.recipe = ND_FP8_TENSORWISE;
     job.threads = threads;
@@ -235,7 +204,7 @@ static void expect_threads_change_no_bit(nd_precision precision)
 
 Test(modes, threads_change_no_bit_of_a_step_in_bf16)
 {
-    if (!has_own_products()) {
+    if (!mesh_own_products()) { /* the bits of oneDNN's depend on the number of threads */
         skip_test("BF16 is multiplied by oneDNN here");
     }
     expect_threads_change_no_bit(ND_PRECISION_BF16);
@@ -243,7 +212,7 @@ Test(modes, threads_change_no_bit_of_a_step_in_bf16)
 
 Test(modes, threads_change_no_bit_of_a_step_in_fp8)
 {
-    if (!has_own_products()) {
+    if (!mesh_own_products()) { /* the bits of oneDNN's depend on the number of threads */
         skip_test("FP8 is multiplied by oneDNN here");
     }
     expect_threads_change_no_bit(ND_PRECISION_FP8);

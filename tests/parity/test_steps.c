@@ -42,7 +42,7 @@ static mesh_job job_on_rows(int64_t steps)
 
 Test(steps, the_rank_whose_data_are_late_is_the_slowest)
 {
-    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, one = {"one", 1, 1, 1, 1, 1};
+    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
     mesh_job job = job_on_rows(2);
     mesh_result result;
     job.late_seconds = 1000;
@@ -55,7 +55,7 @@ Test(steps, the_rank_whose_data_are_late_is_the_slowest)
                       "slowest %g, fastest %g", work->slowest_seconds, work->fastest_seconds);
         }
     }
-    result = mesh_trained(&job, &one);
+    result = mesh_trained(&job, &mesh_one);
     cr_expect_eq(result.work[0].slowest_rank, -1, "one rank waits for nobody");
 }
 
@@ -167,7 +167,7 @@ Test(steps, tokens_seen_are_those_of_all_steps)
     mesh_job job = job_on_rows(5);
     job.after_step = add_tokens;
     job.context = &sum;
-    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
+    mesh_trained(&job, &mesh_one);
 }
 
 /* A step that is skipped. */
@@ -194,16 +194,15 @@ static nd_status heal(void *context, nd_trainer *t, int64_t step)
 /* The update after it is the first one: that of a run that begins with the next sample. */
 Test(steps, a_skipped_step_is_no_update)
 {
-    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     mesh_job job = job_on_rows(1);
     job.first_step = 1;
-    mesh_result expected = mesh_trained(&job, &one);
+    mesh_result expected = mesh_trained(&job, &mesh_one);
     job.first_step = 0;
     job.steps = 2;
     job.nonfinite = ND_NONFINITE_SKIP;
     job.before_step = poison;
     job.after_step = heal;
-    mesh_result found = mesh_trained(&job, &one);
+    mesh_result found = mesh_trained(&job, &mesh_one);
     cr_expect(isnan(found.loss[0]));
     cr_expect_eq(found.loss[1], expected.loss[0]);
     mesh_expect_same(&found, &expected, MESH_WEIGHTS, "a step that is skipped");
@@ -235,7 +234,7 @@ Test(steps, a_spike_may_be_the_new_level)
     job.nonfinite = ND_NONFINITE_SKIP;
     job.start = begin_with_low_losses;
     job.after_step = expect_spike;
-    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
+    mesh_trained(&job, &mesh_one);
 }
 
 static nd_status resume_with_losses(void *context, nd_trainer *t)
@@ -256,7 +255,7 @@ Test(steps, losses_before_a_resume_count_only_where_spikes_are_looked_for)
 {
     mesh_job job = job_on_rows(1);
     job.start = resume_with_losses;
-    mesh_trained(&job, &(mesh_case){"one", 1, 1, 1, 1, 1});
+    mesh_trained(&job, &mesh_one);
 }
 
 /* Recompute under filters. */

@@ -9,7 +9,6 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "kernels/cpu/isa.h"
 #include "tests/parity/mesh_data.h"
 
 enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 2, BATCH = 2 };
@@ -20,25 +19,12 @@ TEMPDIR_SUITE(tiled_mlp, tempdir_leave_empty, .timeout = 600);
 
 static mesh_job job_of(nd_precision precision)
 {
-    const char *path =
-        mesh_token_file(&dir, "tokens.bin", STEPS * BATCH * (SEQUENCE + 1), VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), precision);
+    mesh_job job = mesh_sized_job(&dir, STEPS * BATCH * (SEQUENCE + 1), mesh_small_llama(VOCAB),
+                                  precision, BATCH, SEQUENCE, STEPS);
     job.shape.ffn = 192;
     job.shape.max_positions = SEQUENCE;
-    job.global_batch = BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = STEPS;
     job.recipe = ND_FP8_ROWWISE_GW_HP;
     return job;
-}
-
-static bool has_own_products(void)
-{
-    nd_cpu_isa isa;
-    bool own = false;
-    assert_ok(nd_cpu_isa_choose(&isa));
-    assert_ok(nd_cpu_products_choose(isa, &own));
-    return own;
 }
 
 static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
@@ -49,7 +35,7 @@ static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
         mesh.recompute = mode;
         mesh.mlp_pieces = mode == ND_RECOMPUTE_SELECTIVE ? 2 : -1;
         mesh_result got = mesh_trained(job, &mesh);
-        if (job->precision == ND_PRECISION_FP32 && !has_own_products()) {
+        if (job->precision == ND_PRECISION_FP32 && !mesh_own_products()) {
             mesh_expect_near(&got, &whole, (mesh_bounds){3e-5, 3e-5, 3e-5, 3e-5}, mesh.name);
         } else {
             mesh_expect_same(&got, &whole, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh.name);

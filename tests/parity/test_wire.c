@@ -3,7 +3,6 @@
 #include <criterion/criterion.h>
 
 #include "tests/parity/fp8_job.h"
-#include "tests/support/ranks.h"
 #include "trainer/report/report.h"
 #include "trainer/step/step.h"
 
