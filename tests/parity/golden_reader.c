@@ -8,18 +8,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/tempdir.h"
 
-enum { PATH_SIZE = 4096 };
+enum { PATH_SIZE = 4096, GOLDEN_BYTES_MAX = 1 << 30 };
 
 struct nd_golden {
     char path[PATH_SIZE];
     nd_safetensors_list list;
-    unsigned char *bytes; /* the whole file: malloc keeps it aligned for every dtype */
-    json_t *record;       /* golden.json, or NULL */
+    char *bytes;    /* the whole file: malloc keeps it aligned for every dtype */
+    json_t *record; /* golden.json, or NULL */
 };
 
 const char *nd_golden_folder(const char *name, char *buffer, size_t size)
@@ -29,32 +28,11 @@ const char *nd_golden_folder(const char *name, char *buffer, size_t size)
     return buffer;
 }
 
-/* Reads the file behind `fd` whole. */
-static nd_status read_all(int fd, const char *path, unsigned char **out)
-{
-    struct stat info;
-    if (fstat(fd, &info) != 0) {
-        return nd_fail(ND_ERR_IO, "%s cannot be examined.", path);
-    }
-    size_t size = (size_t)info.st_size;
-    unsigned char *bytes = NULL;
-    ND_TRY(ND_ALLOC(size, &bytes));
-    for (size_t done = 0; done < size;) {
-        ssize_t n = pread(fd, bytes + done, size - done, (off_t)done);
-        if (n <= 0) {
-            free(bytes);
-            return nd_fail(ND_ERR_IO, "%s ended after %zu of %zu bytes.", path, done, size);
-        }
-        done += (size_t)n;
-    }
-    *out = bytes;
-    return ND_OK;
-}
-
 nd_status nd_golden_open(const char *path, nd_golden **out)
 {
     nd_status status = ND_OK;
     int fd = -1;
+    size_t size = 0;
     nd_golden *golden = NULL;
     ND_TRY(ND_ALLOC(1, &golden));
     nd_golden_folder(path, golden->path, sizeof(golden->path));
@@ -64,7 +42,7 @@ nd_status nd_golden_open(const char *path, nd_golden **out)
         goto out;
     }
     ND_TRY_OUT(nd_safetensors_read_header(fd, golden->path, &golden->list));
-    ND_TRY_OUT(read_all(fd, golden->path, &golden->bytes));
+    ND_TRY_OUT(nd_fs_read(golden->path, GOLDEN_BYTES_MAX, ND_ERR_IO, &golden->bytes, &size));
 out:
     if (fd >= 0) {
         close(fd);

@@ -75,12 +75,10 @@ nd_step_batch golden_run_batch(const golden_run *run, int64_t step);
  * values: of each parameter of the layout, in the order that it has here. */
 double golden_run_distance(const golden_run *run, const char *kind, const nd_param *param,
                            const float *const *values);
-/* A bias of k that RoPE does not turn adds the same to all scores of a query. Its gradient is
- * rounding, which Adam magnifies to steps of the learning rate. */
-static inline bool golden_run_wanders(const nd_param *param)
-{
-    return param->id == ND_PARAM_K_BIAS && param->paired < param->head_rows;
-}
+/* Each tensor is near the golden's: the weights after the last step if `final`, else the gradients
+ * of the first one. `name` says whose they are; values as above. */
+void golden_run_expect_tensors(const golden_run *run, const char *name, bool final,
+                               const float *const *values);
 /* The shard `state` of the trainer (weights, gradients) on the host; the caller frees it. */
 float *golden_run_state(golden_run *run, const float *state);
 

@@ -52,32 +52,14 @@ static void check(const char *folder, const char *name, nd_precision precision,
     golden_run_close(&f);
 }
 
-Test(fp8_goldens, bf16)
-{
-    check("fp8/model", "bf16", ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1e-3);
-}
-
-Test(fp8_goldens, tensorwise)
-{
-    check("fp8/model", "tensorwise", ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1e-3);
-}
-
-Test(fp8_goldens, rowwise)
-{
-    check("fp8/model", "rowwise", ND_PRECISION_FP8, ND_FP8_ROWWISE, 1e-3);
-}
-
-Test(fp8_goldens, rowwise_with_gw_hp)
-{
-    check("fp8/model", "rowwise_with_gw_hp", ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP, 1e-3);
-}
-
-Test(fp8_goldens, qwen3_bf16)
-{
-    check("fp8/qwen3", "bf16", ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1.5e-3);
-}
-
-Test(fp8_goldens, qwen3_tensorwise)
-{
-    check("fp8/qwen3", "tensorwise", ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1.5e-3);
-}
+#define GOLDEN(name, folder, kind, ...)                                                            \
+    Test(fp8_goldens, name)                                                                        \
+    {                                                                                              \
+        check("fp8/" #folder, #kind, __VA_ARGS__);                                                 \
+    }
+GOLDEN(bf16, model, bf16, ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1e-3)
+GOLDEN(tensorwise, model, tensorwise, ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1e-3)
+GOLDEN(rowwise, model, rowwise, ND_PRECISION_FP8, ND_FP8_ROWWISE, 1e-3)
+GOLDEN(rowwise_with_gw_hp, model, rowwise_with_gw_hp, ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP, 1e-3)
+GOLDEN(qwen3_bf16, qwen3, bf16, ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1.5e-3)
+GOLDEN(qwen3_tensorwise, qwen3, tensorwise, ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1.5e-3)

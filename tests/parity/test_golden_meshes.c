@@ -7,6 +7,10 @@
 
 enum { STEPS = GOLDEN_STEPS };
 
+static tempdir dir;
+
+TEMPDIR_SUITE(golden_meshes, tempdir_leave_empty, .timeout = 300);
+
 static nd_status load_golden(void *context, nd_trainer *t)
 {
     const golden_run *f = context;
@@ -31,29 +35,13 @@ static void take_golden(void *context, const nd_rank *rank, int64_t step, nd_ste
     }
 }
 
-static void compare_tensor(const char *mesh, golden_run *f, const mesh_result *got, int i)
+static void check_mesh(golden_run *f, const mesh_case *mesh)
 {
-    const nd_param *p = &f->trainer->model->layout->params[i];
-    const float *const *const mine[] = {(const float *const *)got->gradients,
-                                        (const float *const *)got->weights};
-    for (int k = 0; k < 2; k++) {
-        const char *kind = k ? "final" : "grad";
-        const double error = golden_run_distance(f, kind, p, mine[k]);
-        cr_assert(error < (k ? GOLDEN_FINAL_BOUND : GOLDEN_GRADIENT_BOUND) ||
-                      (k && golden_run_wanders(p)),
-                  "%s: %s.%s differs by %.2e", mesh, kind, p->file_name, error);
-    }
-}
-
-static void check_mesh(golden_run *f, const mesh_case *mesh, const char *path)
-{
-    mesh_job job = mesh_job_on_tokens(path, f->rank.shape, ND_PRECISION_FP32);
+    mesh_job job = mesh_sized_job(&dir, 4000, f->rank.shape, ND_PRECISION_FP32, (int)f->batch,
+                                  (int)f->sequence, STEPS);
     double losses[STEPS], norms[STEPS];
     nd_golden_numbers(f->golden, losses, STEPS, "losses", NULL);
     nd_golden_numbers(f->golden, norms, STEPS, "grad_norms", NULL);
-    job.global_batch = f->batch;
-    job.sequence = f->sequence;
-    job.steps = STEPS;
     job.start = load_golden;
     job.batch = take_golden;
     job.context = f;
@@ -65,9 +53,8 @@ static void check_mesh(golden_run *f, const mesh_case *mesh, const char *path)
         cr_assert_float_eq(got.norm[s] / norms[s], 1.0, 5e-5, "%s: norm %.9g of step %d, not %.9g",
                            mesh->name, got.norm[s], s + 1, norms[s]);
     }
-    for (int i = 0; i < got.tensors; i++) {
-        compare_tensor(mesh->name, f, &got, i);
-    }
+    golden_run_expect_tensors(f, mesh->name, false, (const float *const *)got.gradients);
+    golden_run_expect_tensors(f, mesh->name, true, (const float *const *)got.weights);
 }
 
 static void check_meshes(const char *name)
@@ -79,21 +66,17 @@ static void check_meshes(const char *name)
         {"tp 4", 1, 1, 1, 4, 2}, /* two ranks have a copy of each of 2 KV heads */
     };
     golden_run f;
-    tempdir dir;
-    tempdir_make(&dir);
     golden_run_open(&f, name, (golden_options){ND_PRECISION_FP32});
-    const char *path = mesh_token_file(&dir, "tokens.bin", 4000, f.rank.shape.vocab, 0);
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         if (f.rank.shape.heads % meshes[i].tp == 0 && f.rank.shape.ffn % meshes[i].tp == 0) {
-            check_mesh(&f, &meshes[i], path);
+            check_mesh(&f, &meshes[i]);
         }
     }
     golden_run_close(&f);
-    tempdir_remove(&dir);
 }
 
 #define GOLDEN(name)                                                                               \
-    Test(golden_meshes, name, .timeout = 300)                                                      \
+    Test(golden_meshes, name)                                                                      \
     {                                                                                              \
         check_meshes(#name);                                                                       \
     }
