@@ -13,6 +13,7 @@
 #include "kernels/ops.h"
 #include "runtime/tensor/fp8.h"
 #include "tests/parity/golden_reader.h"
+#include "tests/support/tempdir.h"
 
 enum { M = 32, K = 48, N = 64, STEPS = 30, BACKENDS = 2 };
 
@@ -23,14 +24,12 @@ static const nd_ops *backends[BACKENDS];
 static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
 static const char *const format_names[] = {"e4m3", "e5m2"};
 
-#define CHECK(expr) cr_assert_eq((expr), ND_OK, "%s", nd_error_last()->message)
-
 static void set_up(void)
 {
-    CHECK(nd_device_open_cpu(2, &device));
-    CHECK(device->table->stream_init(device, &stream));
-    CHECK(nd_ops_ref(&backends[0]));
-    CHECK(nd_ops_cpu(device, &backends[1]));
+    assert_ok(nd_device_open_cpu(2, &device));
+    assert_ok(device->table->stream_init(device, &stream));
+    assert_ok(nd_ops_ref(&backends[0]));
+    assert_ok(nd_ops_cpu(device, &backends[1]));
 }
 
 static void tear_down(void)
@@ -84,7 +83,7 @@ static void check_cast(const nd_ops *ops, nd_tensor x, nd_dtype format, const ch
     int64_t count = x.shape[0];
     uint8_t *codes = new_memory((size_t)count);
     nd_matrix out = {.stored = nd_tensor_1d(codes, format, count), .scale = &one};
-    CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
+    assert_ok(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     compare_codes(name, want, codes, format, count);
     free(codes);
 }
@@ -107,7 +106,7 @@ static const uint8_t *codes_of_all(const char *format_name)
 Test(fp8_op_goldens, codes_of_every_bf16_value_and_of_f32_ties)
 {
     static nd_bf16 every[65536];
-    CHECK(nd_golden_open("fp8/casts.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/casts.safetensors", &golden));
     for (int i = 0; i < 65536; i++) {
         every[i] = (nd_bf16)i;
     }
@@ -138,7 +137,7 @@ static void expect_scales(const char *name, const float *got, int64_t count)
 
 Test(fp8_op_goldens, scales)
 {
-    CHECK(nd_golden_open("fp8/casts.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/casts.safetensors", &golden));
     int64_t count = nd_golden_find(golden, "scale.amax")->shape[0];
     const float *amax = nd_golden_f32(golden, "scale.amax", count);
     float *scale = new_memory((size_t)count * 4), *inverse = new_memory((size_t)count * 4);
@@ -146,8 +145,8 @@ Test(fp8_op_goldens, scales)
         const nd_ops *ops = backends[i / 4];
         const char *name = join("scale", format_names[i & 1]);
         bool power_of_two = i & 2;
-        CHECK(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = inverse, .amax = amax,
-                      .count = count, .format = formats[i & 1], .power_of_two = power_of_two));
+        assert_ok(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = inverse, .amax = amax,
+                          .count = count, .format = formats[i & 1], .power_of_two = power_of_two));
         expect_scales(power_of_two ? join(name, "pow2") : name, scale, count);
         for (int64_t k = 0; k < count; k++) {
             cr_assert(isnan(scale[k]) || inverse[k] == 1.0f / scale[k]);
@@ -181,7 +180,7 @@ static void check_delayed(const nd_ops *ops, nd_amax_algorithm algorithm, int64_
         for (int i = 0; i < COUNT; i++) {
             amax[i] = nd_golden_f32(golden, join("amax", sequences[i]), STEPS)[step];
         }
-        CHECK(ND_CALL(ops, &stream, fp8_delayed, .history = history, .algorithm = algorithm));
+        assert_ok(ND_CALL(ops, &stream, fp8_delayed, .history = history, .algorithm = algorithm));
         for (int i = 0; i < COUNT; i++) {
             float want = nd_golden_f32(golden, join(name, sequences[i]), STEPS)[step];
             cr_assert(scale[i] == want && inverse[i] == 1.0f / want && amax[i] == 0.0f,
@@ -195,7 +194,7 @@ static void check_delayed(const nd_ops *ops, nd_amax_algorithm algorithm, int64_
 Test(fp8_op_goldens, delayed_scales)
 {
     static const int64_t lengths[] = {1, 4, 1024};
-    CHECK(nd_golden_open("fp8/delayed.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/delayed.safetensors", &golden));
     for (int i = 0; i < 6 * BACKENDS; i++) {
         const nd_ops *ops = backends[i / 6];
         nd_amax_algorithm algorithm = i % 2 ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT;
@@ -242,10 +241,11 @@ static nd_matrix make_cast(const nd_ops *ops, const char *recipe, const cast *c,
         .scale = new_memory((size_t)groups * sizeof(float)),
         .inverse = new_memory((size_t)groups * sizeof(float)),
         .granularity = c->granularity};
-    CHECK(ND_CALL(ops, &stream, amax, .amax = amax, .x = x, .granularity = c->granularity));
-    CHECK(ND_CALL(ops, &stream, fp8_scale, .scale = out.scale, .inverse = out.inverse, .amax = amax,
-                  .count = groups, .format = c->format, .power_of_two = power_of_two));
-    CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
+    assert_ok(ND_CALL(ops, &stream, amax, .amax = amax, .x = x, .granularity = c->granularity));
+    assert_ok(ND_CALL(ops, &stream, fp8_scale, .scale = out.scale, .inverse = out.inverse,
+                      .amax = amax, .count = groups, .format = c->format,
+                      .power_of_two = power_of_two));
+    assert_ok(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     expect_scales(join(name, "scale"), out.scale, groups);
     expect_codes(join(name, "codes"), out.stored.data, c->format, rows * columns);
     free(amax);
@@ -287,9 +287,9 @@ static void check_product(const nd_ops *ops, const char *recipe, const product *
     int64_t n = b.stored.shape[!p->b_transposed];
     nd_bf16 *c = new_memory((size_t)(m * n) * sizeof *c);
     void *scratch = new_memory(ops->product_scratch(device, m, n, k, ND_DTYPE_BF16));
-    CHECK(ND_CALL(ops, &stream, product, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
-                  .a_transposed = p->a_transposed, .b = b, .b_transposed = p->b_transposed,
-                  .scratch = scratch));
+    assert_ok(ND_CALL(ops, &stream, product, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
+                      .a_transposed = p->a_transposed, .b = b, .b_transposed = p->b_transposed,
+                      .scratch = scratch));
     expect_result(join(recipe, p->result), c, m * n);
     free(scratch);
     free(c);
@@ -328,7 +328,7 @@ Test(fp8_op_goldens, linears_of_every_recipe)
          2,
          {{"y", {"x", "x", E4M3, ROW}, {"w", "w", E4M3, ROW}, false, true},
           {"dx", {"dy", "dy", E4M3, ROW}, {"w", "w_dx", E4M3, TENSOR}, false, false}}}};
-    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/linear.safetensors", &golden));
     for (int b = 0; b < BACKENDS; b++) {
         for (int i = 0; i < 3; i++) {
             for (int k = 0; k < recipes[i].count; k++) {
@@ -342,12 +342,12 @@ Test(fp8_op_goldens, linears_of_every_recipe)
 /* That of the recipe rowwise_with_gw_hp is a product in BF16. */
 Test(fp8_op_goldens, a_weight_gradient_in_bf16)
 {
-    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/linear.safetensors", &golden));
     for (int b = 0; b < BACKENDS; b++) {
         nd_bf16 dw[N * K];
-        CHECK(ND_CALL(backends[b], &stream, product, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),
-                      .a = nd_rows(source_of("dy")), .a_transposed = true,
-                      .b = nd_rows(source_of("x"))));
+        assert_ok(ND_CALL(backends[b], &stream, product, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),
+                          .a = nd_rows(source_of("dy")), .a_transposed = true,
+                          .b = nd_rows(source_of("x"))));
         expect_result("rowwise_with_gw_hp.dw", dw, N * K);
     }
 }
@@ -355,7 +355,7 @@ Test(fp8_op_goldens, a_weight_gradient_in_bf16)
 /* With FP8 all-gather a weight's codes come from its F32 master. */
 Test(fp8_op_goldens, codes_of_a_master_weight)
 {
-    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    assert_ok(nd_golden_open("fp8/linear.safetensors", &golden));
     float *master = (float *)(uintptr_t)nd_golden_f32(golden, "master.w", N * K);
     nd_tensor w = nd_tensor_1d(master, ND_DTYPE_F32, N * K);
     for (int b = 0; b < BACKENDS; b++) {
@@ -365,14 +365,14 @@ Test(fp8_op_goldens, codes_of_a_master_weight)
         nd_tensor shards[2] = {nd_tensor_1d(master, ND_DTYPE_F32, 1000),
                                nd_tensor_1d(master + 1000, ND_DTYPE_F32, N * K - 1000)};
         for (int s = 0; s < 2; s++) {
-            CHECK(ND_CALL(backends[b], &stream, amax, .amax = &amax, .x = shards[s],
-                          .granularity = ND_PER_TENSOR, .merge = true));
+            assert_ok(ND_CALL(backends[b], &stream, amax, .amax = &amax, .x = shards[s],
+                              .granularity = ND_PER_TENSOR, .merge = true));
         }
-        CHECK(ND_CALL(backends[b], &stream, fp8_scale, .scale = &scale, .inverse = &inverse,
-                      .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3));
+        assert_ok(ND_CALL(backends[b], &stream, fp8_scale, .scale = &scale, .inverse = &inverse,
+                          .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3));
         expect_scales("master.scale", &scale, 1);
         nd_matrix out = {.stored = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
-        CHECK(ND_CALL(backends[b], &stream, make_form, .out = out, .x = w));
+        assert_ok(ND_CALL(backends[b], &stream, make_form, .out = out, .x = w));
         expect_codes("master.codes", codes, ND_DTYPE_F8_E4M3, N * K);
     }
 }

@@ -14,6 +14,7 @@
 #include "kernels/ops.h"
 #include "kernels/rope.h"
 #include "tests/parity/golden_reader.h"
+#include "tests/support/tempdir.h"
 
 static const double U = 5.9604644775390625e-08; /* 2^-24 */
 static nd_golden *golden;
@@ -23,11 +24,10 @@ static const nd_ops *ops;
 
 static void set_up(void)
 {
-    cr_assert_eq(nd_golden_open("ops/ops.safetensors", &golden), ND_OK, "%s",
-                 nd_error_last()->message);
-    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
-    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
-    cr_assert_eq(nd_ops_ref(&ops), ND_OK);
+    assert_ok(nd_golden_open("ops/ops.safetensors", &golden));
+    assert_ok(nd_device_open_cpu(1, &device));
+    assert_ok(device->table->stream_init(device, &stream));
+    assert_ok(nd_ops_ref(&ops));
 }
 
 static void tear_down(void)
@@ -38,8 +38,6 @@ static void tear_down(void)
 }
 
 TestSuite(op_goldens, .init = set_up, .fini = tear_down);
-
-#define CHECK(expr) cr_assert_eq((expr), ND_OK, "%s", nd_error_last()->message)
 
 static float *f32(const char *name)
 {
@@ -104,14 +102,15 @@ Test(op_goldens, rmsnorm)
     enum { N = 7, C = 24 };
     nd_tensor y = out2(N, C), sum = out2(N, C), rstd = out1(N);
     nd_tensor weight = in1("rmsnorm.weight", C);
-    CHECK(ND_CALL(ops, &stream, rmsnorm_fwd, .y = y, .sum = sum, .rstd = rstd,
-                  .x = in2("rmsnorm.x", N, C), .delta = in2("rmsnorm.delta", N, C),
-                  .weight = weight, .eps = 1e-5f));
+    assert_ok(ND_CALL(ops, &stream, rmsnorm_fwd, .y = y, .sum = sum, .rstd = rstd,
+                      .x = in2("rmsnorm.x", N, C), .delta = in2("rmsnorm.delta", N, C),
+                      .weight = weight, .eps = 1e-5f));
     nd_tensor dx = out2(N, C);
     nd_tensor dweight = nd_tensor_1d(fresh(C, 0), ND_DTYPE_F32, C);
-    CHECK(ND_CALL(ops, &stream, rmsnorm_bwd, .dx = dx, .dweight = dweight,
-                  .dy = in2("rmsnorm.dy", N, C), .dres = in2("rmsnorm.dres", N, C),
-                  .x = in2("rmsnorm.sum", N, C), .weight = weight, .rstd = in1("rmsnorm.rstd", N)));
+    assert_ok(ND_CALL(ops, &stream, rmsnorm_bwd, .dx = dx, .dweight = dweight,
+                      .dy = in2("rmsnorm.dy", N, C), .dres = in2("rmsnorm.dres", N, C),
+                      .x = in2("rmsnorm.sum", N, C), .weight = weight,
+                      .rstd = in1("rmsnorm.rstd", N)));
     expect(sum, "rmsnorm.sum", 1);
     /* C squares and sums, a root, two products. */
     expect(rstd, "rmsnorm.rstd", C + 4);
@@ -148,9 +147,10 @@ static void check_rope(const char *kind, nd_rope_config config)
     nd_tensor dout = nd_tensor_3d(f32("rope.dout"), ND_DTYPE_F32, N, H, D);
     nd_tensor y = nd_tensor_3d(fresh(N * H * D, 1e30f), ND_DTYPE_F32, N, H, D);
     nd_tensor dx = nd_tensor_3d(fresh(N * H * D, 1e30f), ND_DTYPE_F32, N, H, D);
-    CHECK(ND_CALL(ops, &stream, rope, .out = y, .x = x, .positions = positions, .table = table));
-    CHECK(ND_CALL(ops, &stream, rope, .out = dx, .x = dout, .positions = positions, .table = table,
-                  .inverse = true));
+    assert_ok(
+        ND_CALL(ops, &stream, rope, .out = y, .x = x, .positions = positions, .table = table));
+    assert_ok(ND_CALL(ops, &stream, rope, .out = dx, .x = dout, .positions = positions,
+                      .table = table, .inverse = true));
     expect(y, (snprintf(name, sizeof(name), "rope.%s.out", kind), name), 4);
     expect(dx, (snprintf(name, sizeof(name), "rope.%s.dx", kind), name), 4);
     free(cos_table);
@@ -174,9 +174,9 @@ Test(op_goldens, swiglu)
     enum { N = 5, F = 13 };
     nd_tensor out = out2(N, F), dgate = out2(N, F), dup = out2(N, F);
     nd_tensor gate = in2("swiglu.gate", N, F), up = in2("swiglu.up", N, F);
-    CHECK(ND_CALL(ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up));
-    CHECK(ND_CALL(ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup,
-                  .dout = in2("swiglu.dout", N, F), .gate = gate, .up = up));
+    assert_ok(ND_CALL(ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up));
+    assert_ok(ND_CALL(ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup,
+                      .dout = in2("swiglu.dout", N, F), .gate = gate, .up = up));
     /* exp, sum, quotient, two products; the derivative has four more. */
     expect(out, "swiglu.out", 8);
     expect(dgate, "swiglu.dgate", 16);
@@ -210,14 +210,14 @@ static void check_attention(const char *kind)
     size_t forward = ops->attention_scratch(device, &a, ND_DTYPE_F32, false);
     size_t backward = ops->attention_scratch(device, &a, ND_DTYPE_F32, true);
     void *scratch = malloc((forward > backward ? forward : backward) + 1);
-    CHECK(ND_CALL(ops, &stream, attention_fwd, .attention = a, .out = out, .lse = lse, .q = q,
-                  .k = k, .v = v, .scratch = scratch));
-    CHECK(ND_CALL(ops, &stream, attention_delta, .attention = a, .delta = delta,
-                  .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout));
-    CHECK(ND_CALL(ops, &stream, attention_bwd, .attention = a, .dq = dq, .dk = dk, .dv = dv, .q = q,
-                  .k = k, .v = v, .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout,
-                  .lse = ROW_VIEW(f32(NAME("lse"))), .delta = ROW_VIEW(f32(NAME("delta"))),
-                  .scratch = scratch));
+    assert_ok(ND_CALL(ops, &stream, attention_fwd, .attention = a, .out = out, .lse = lse, .q = q,
+                      .k = k, .v = v, .scratch = scratch));
+    assert_ok(ND_CALL(ops, &stream, attention_delta, .attention = a, .delta = delta,
+                      .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout));
+    assert_ok(ND_CALL(ops, &stream, attention_bwd, .attention = a, .dq = dq, .dk = dk, .dv = dv,
+                      .q = q, .k = k, .v = v, .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout,
+                      .lse = ROW_VIEW(f32(NAME("lse"))), .delta = ROW_VIEW(f32(NAME("delta"))),
+                      .scratch = scratch));
     /*
      * A score is off by (D + 1) u times sum |q k| scale, which is below 8 here, so a probability is
      * off by 8 (D + 1) u of itself; a sum over at most Sk keys adds Sk. The backward multiplies two
@@ -263,16 +263,16 @@ static void check_cross_entropy(int slices, const int64_t *begin)
         part_max[i] = out1(N), part_sum[i] = out1(N), part_target[i] = out1(N);
         int64_t valid = (begin[i + 1] < CE_VALID ? begin[i + 1] : CE_VALID) - begin[i];
         nd_tensor slice = nd_tensor_columns(logits, begin[i], begin[i + 1] - begin[i]);
-        CHECK(ND_CALL(ops, &stream, ce_stats, .row_max = part_max[i], .row_sum = part_sum[i],
-                      .target = part_target[i], .logits = slice, .labels = labels,
-                      .first = begin[i], .valid = valid));
+        assert_ok(ND_CALL(ops, &stream, ce_stats, .row_max = part_max[i], .row_sum = part_sum[i],
+                          .target = part_target[i], .logits = slice, .labels = labels,
+                          .first = begin[i], .valid = valid));
         for (int row = 0; row < N; row++) {
             m[row] = fmaxf(m[row], ((float *)part_max[i].data)[row]);
         }
     }
     for (int i = 0; i < slices; i++) {
-        CHECK(ND_CALL(ops, &stream, ce_rescale, .row_sum = part_sum[i], .row_max = part_max[i],
-                      .global_max = max));
+        assert_ok(ND_CALL(ops, &stream, ce_rescale, .row_sum = part_sum[i], .row_max = part_max[i],
+                          .global_max = max));
         for (int row = 0; row < N; row++) {
             s[row] += ((float *)part_sum[i].data)[row];
             t[row] += ((float *)part_target[i].data)[row];
@@ -282,15 +282,15 @@ static void check_cross_entropy(int slices, const int64_t *begin)
     /* The logarithm turns a relative error of the sum (columns + 4 roundings) into an absolute one;
      * max and target are exact, but up to 16 in size. */
     double loss = 0;
-    CHECK(ND_CALL(ops, &stream, ce_loss, .loss_sum = &loss, .max = max, .sum = sum,
-                  .target = target, .labels = labels));
+    assert_ok(ND_CALL(ops, &stream, ce_loss, .loss_sum = &loss, .max = max, .sum = sum,
+                      .target = target, .labels = labels));
     cr_assert_float_eq(loss / (N - 2), *f32("cross_entropy.loss"), 32 * U * 16);
     for (int i = 0; i < slices; i++) {
         int64_t valid = (begin[i + 1] < CE_VALID ? begin[i + 1] : CE_VALID) - begin[i];
         nd_tensor slice = nd_tensor_columns(logits, begin[i], begin[i + 1] - begin[i]);
         int64_t count = N - 2;
-        CHECK(ND_CALL(ops, &stream, ce_bwd, .logits = slice, .max = max, .sum = sum,
-                      .labels = labels, .first = begin[i], .valid = valid, .count = &count));
+        assert_ok(ND_CALL(ops, &stream, ce_bwd, .logits = slice, .max = max, .sum = sum,
+                          .labels = labels, .first = begin[i], .valid = valid, .count = &count));
     }
     /* exp of a difference of up to 32, the sum, a quotient, a product. */
     expect(logits, "cross_entropy.dlogits", 32 + CE_COLUMNS + 4);
@@ -309,10 +309,10 @@ Test(op_goldens, embedding)
     nd_tensor ids = nd_tensor_1d(i32("embedding.ids"), ND_DTYPE_I32, N);
     nd_tensor out = out2(N, C);
     nd_tensor dtable = nd_tensor_2d(fresh(V * C, 0), ND_DTYPE_F32, V, C);
-    CHECK(ND_CALL(ops, &stream, embedding_fwd, .out = out, .ids = ids,
-                  .table = in2("embedding.table", V, C), .first = 0));
-    CHECK(ND_CALL(ops, &stream, embedding_bwd, .dtable = dtable, .ids = ids,
-                  .dout = in2("embedding.dout", N, C), .first = 0));
+    assert_ok(ND_CALL(ops, &stream, embedding_fwd, .out = out, .ids = ids,
+                      .table = in2("embedding.table", V, C), .first = 0));
+    assert_ok(ND_CALL(ops, &stream, embedding_bwd, .dtable = dtable, .ids = ids,
+                      .dout = in2("embedding.dout", N, C), .first = 0));
     expect(out, "embedding.out", 0);
     expect(dtable, "embedding.dtable", N);
 }
@@ -343,10 +343,10 @@ static void check_optimizers(const char *group, bool decay)
                          .grad_scale = 2.0f,
                          .bias1 = (float)(1 - pow(0.9, step)),
                          .bias2 = (float)(1 - pow(0.95, step))};
-        CHECK(ND_CALL(ops, &stream, adamw, .hyper = rule, .p = p.data, .m = m.data, .v = v.data,
-                      .grad = half, .ranges = ranges, .range_count = 2));
-        CHECK(ND_CALL(ops, &stream, sgd, .hyper = rule, .p = q.data, .grad = half, .ranges = ranges,
-                      .range_count = 2));
+        assert_ok(ND_CALL(ops, &stream, adamw, .hyper = rule, .p = p.data, .m = m.data, .v = v.data,
+                          .grad = half, .ranges = ranges, .range_count = 2));
+        assert_ok(ND_CALL(ops, &stream, sgd, .hyper = rule, .p = q.data, .grad = half,
+                          .ranges = ranges, .range_count = 2));
     }
     /* Per step a dozen roundings; 0.95 as a float makes 1 - beta2 wrong by 19 u of itself. */
     expect(p, (snprintf(name, sizeof(name), "%s.adamw.p", group), name), 12 * STEPS);
