@@ -14,7 +14,6 @@
  * term is far above.
  */
 #include <criterion/criterion.h>
-#include <math.h>
 
 #include "tests/hostcuda/cuda_ranks.h"
 #include "tests/hostcuda/doubles/double.h"
@@ -22,29 +21,10 @@
 #include "tests/hostcuda/mesh_cuda.h"
 #include "trainer/step/step.h"
 
-enum { STEPS = MESH_CUDA_STEPS };
-
 static tempdir dir;
 
 TEMPDIR_SUITE(mesh_cuda, tempdir_leave_empty, .timeout = 600);
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
-
-static void expect_alike(const mesh_case *mesh, const mesh_result *got, const mesh_result *want,
-                         nd_precision precision)
-{
-    bool exact = precision == ND_PRECISION_FP32;
-    double bound = exact ? 1e-5 : precision == ND_PRECISION_BF16 ? 1.0 / 256.0 : 1.0 / 128.0;
-    for (int64_t step = 0; step < STEPS; step++) {
-        double difference = fabs(got->loss[step] - want->loss[step]);
-        cr_expect(difference <= bound * want->loss[step], "%s: loss %lld is %.7f, on the CPU %.7f",
-                  mesh->name, (long long)step + 1, got->loss[step], want->loss[step]);
-    }
-    for (int t = 0; t < got->tensors && exact; t++) {
-        double error = mesh_relative_l2(got->gradients[t], want->gradients[t], got->sizes[t]);
-        cr_expect(error < 1e-5, "%s: gradient of %s is off by %.2e", mesh->name, got->names[t],
-                  error);
-    }
-}
 
 static nd_status expect_shared_buffers(void *context, nd_trainer *trainer, int64_t step)
 {
@@ -55,6 +35,10 @@ static nd_status expect_shared_buffers(void *context, nd_trainer *trainer, int64
 static void compare(nd_precision precision, const mesh_case *meshes, int count, int order,
                     bool cast_units)
 {
+    const mesh_bounds most = {.loss = precision == ND_PRECISION_FP32   ? 1e-5
+                                      : precision == ND_PRECISION_BF16 ? 1.0 / 256.0
+                                                                       : 1.0 / 128.0,
+                              .gradient = precision == ND_PRECISION_FP32 ? 1e-5 : 0};
     mesh_job job = mesh_cuda_job(&dir, precision);
     job.shape.layers = 5; /* more than two, so that blocks share the buffers of gathered weights */
     mesh_use_gpus(false, false);
@@ -64,7 +48,7 @@ static void compare(nd_precision precision, const mesh_case *meshes, int count, 
     nd_double_machine_get()->order = order;
     for (int i = 0; i < count; i++) {
         mesh_result got = mesh_trained(&job, &meshes[i]);
-        expect_alike(&meshes[i], &got, &want, precision);
+        mesh_expect_near(&got, &want, most, meshes[i].name);
     }
 }
 
@@ -146,11 +130,6 @@ Test(mesh_cuda, groups_of_one_member_over_nccl)
         int64_t before = nd_double_nccl_groups();
         mesh_result got = mesh_trained(&job, runs[i]);
         cr_expect_gt(nd_double_nccl_groups(), before, "%s: no gather over NCCL", runs[i]->name);
-        for (int64_t step = 0; step < STEPS; step++) {
-            cr_expect_eq(got.loss[step], want.loss[step], "%s: step %lld", runs[i]->name,
-                         (long long)step + 1);
-            cr_expect_eq(got.norm[step], want.norm[step], "%s: step %lld", runs[i]->name,
-                         (long long)step + 1);
-        }
+        mesh_expect_same(&got, &want, MESH_LOSSES | MESH_NORMS, runs[i]->name);
     }
 }
