@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/hostcuda/nccl_job.h"
 
-#include "runtime/device/cuda.h"
 #include "runtime/device/memplan.h"
 #include "tests/hostcuda/cuda_ranks.h"
 

@@ -3,7 +3,6 @@
  * for every KV head, in exactly one piece, whatever the lengths; and few forms, however long. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/sdpa_parts.h"

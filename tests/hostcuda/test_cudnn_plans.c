@@ -7,7 +7,6 @@
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/context.h"

@@ -107,13 +107,7 @@ Test(faults_cuda, an_abort_that_hangs_keeps_the_sentence)
     assert_says(&l, "ncclCommAbort did not return within 5 s: rank ");
 }
 
-Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
-{
-    launched l;
-    train_and_delete_the_file_of_rank_0(&l);
-}
-
-/* It speaks and gives up before it closes what it has. */
+/* It waits for nobody; it speaks and gives up before it closes what it has. */
 Test(faults_cuda, a_rank_that_fails_alone_frees_nothing)
 {
     launched l;

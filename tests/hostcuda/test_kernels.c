@@ -3,7 +3,6 @@
  * that is not an op, scales of products. */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #include "kernels/cuda/kernels.h"
 #include "tests/ops/conformance.h"

@@ -2,7 +2,6 @@
 /* The plans of products and attention: all of a run are there before step 1, each once, and what
  * cannot be planned ends it there. */
 #include <criterion/criterion.h>
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/context.h"

@@ -6,7 +6,6 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,13 +68,6 @@ Test(processes_cuda, fewer_gpus_than_workers_are_said_before_the_start)
 {
     expect_ended(run("--device cuda --workers 9 --dp-shard-size 9", "none"), 2, "9 workers",
                  "8 are visible");
-}
-
-Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
-{
-    trains("--device cuda --workers 1", "none; true"); /* the default memory suffices */
-    shell_ends(&dir, 71, "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --set output.dir=x",
-               "of 0.05 GiB are free");
 }
 
 /* NCCL is estimated at 288 MiB for the groups of these two ranks. */
@@ -166,15 +158,15 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
     }
 }
 
-static const char windows_model[] =
-    "{\"model_type\": \"mistral\", \"vocab_size\": 256, \"hidden_size\": 64, "
-    "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-    "\"num_key_value_heads\": 2, \"sliding_window\": %d}";
-
 static void write_windows(int window)
 {
     char text[512];
-    int length = snprintf(text, sizeof text, windows_model, window);
+    int length =
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"mistral\", \"vocab_size\": 256, \"hidden_size\": 64, "
+                 "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                 "\"num_key_value_heads\": 2, \"sliding_window\": %d}",
+                 window);
     tempdir_write(&dir, "windows.json", text, (size_t)length);
 }
 
@@ -323,12 +315,8 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
     setenv("ND_DOUBLE_LT_FP8", "0.5", 1);
     trains(EIGHT "--autotune", "tuned");
-    static const char *const said[] = {
-        "forms of products, timed in", "q_proj k_proj v_proj: bf16; a step takes",
-        "o_proj: fp8; a step takes", "bf16: FP8 takes longer here (autotune)"};
-    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
-        says(said[i]);
-    }
+    says("forms of products, timed in", "q_proj k_proj v_proj: bf16; a step takes",
+         "o_proj: fp8; a step takes", "bf16: FP8 takes longer here (autotune)");
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
     trains(EIGHT "--autotune-from tuned/run.json", "again");

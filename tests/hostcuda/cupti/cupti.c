@@ -5,7 +5,6 @@
  * full or is flushed. ND_DOUBLE_CUPTI_FAILS: nothing can be enabled.
  */
 #include <cupti.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
