@@ -88,13 +88,13 @@ Test(damage, every_byte_of_a_checkpoint_with_sha256_is_guarded)
     flip_all(FAKE_GOLDEN_SINGLE, PATH_MAX, 37);
 }
 
-/* Of which not each byte has its turn. */
-Test(damage, a_checkpoint_with_several_chunks_in_a_file_is_guarded)
+/* Of 12 MB: three chunks. */
+Test(damage, every_chunk_of_a_file_is_guarded)
 {
-    const nd_mesh mesh = {{1, 1, 2, 1, 1}};
-    const nd_shape shape = fake_shape(false);
-    fake_write(fake_run.path, &shape, &mesh, ND_STATE_KINDS, 3, false, ND_CHECKSUM_XXH3);
-    flip_all(3, 512, 127);
+    nd_shape shape = fake_shape(false);
+    shape.vocab = 60000;
+    fake_write(fake_run.path, &shape, &fake_one, 1, 3, false, ND_CHECKSUM_XXH3);
+    flip_all(3, 16, 1 << 20);
 }
 
 /* Each of two files is whole, and stands where the other belongs. */
