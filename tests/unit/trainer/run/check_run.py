@@ -75,6 +75,7 @@ class Settings:
     warmup: int = 0
     limit: int = 0        # samples that the data give; 0: any number
     sources: bool = False # two
+    dumps: bool = False   # of all steps
     best: bool = False
     wait: bool = False
     export: bool = False
@@ -386,6 +387,7 @@ class Bench:
             "load-best-model-at-end": str(s.best).lower(), "eval-steps": s.validation, "validation-batches": s.batches,
             "early-stopping-patience": s.patience, "early-stopping-threshold": s.threshold, "sample-tokens": 2,
             "sample-prompt": "\\n".join(PROMPTS[:s.prompts]), "profile-steps": "-".join(map(str, s.profile)),
+            "dump-tensors": "model.norm.weight" if s.dumps else "", "dump-steps": f"1-{s.steps}" if s.dumps else "",
             "save-model": str(s.model).lower(), "save-dtype": s.dtype, "save-dir": out, "resume-from-checkpoint": resume}
         return [word for key, value in values.items() for word in (f"--{key}", str(value))]
 
@@ -396,7 +398,7 @@ class Bench:
             port = str(free.getsockname()[1])
         processes, group = [], 0
         for r in range(s.ranks):
-            environment = dict(os.environ, GOMP_SPINCOUNT="0")
+            environment = dict(os.environ, GOMP_SPINCOUNT="0", MALLOC_PERTURB_="165") # what is freed is of no use
             if s.ranks > 1:
                 environment |= dict(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(s.ranks), LOCAL_WORLD_SIZE=str(s.ranks),
                                     MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
@@ -550,10 +552,12 @@ class Case:
             names = {name for name in names if not name.startswith((".tmp", ".del")) and not (p.killed and name == "profile")}
         wanted = {".lock", "metrics.jsonl"} | {f"checkpoint-{step}" for step in f.saved}
         for name, suffix, count in [("run", ".json", f.runs), ("trace", ".json", f.traces), ("profile", ".json", f.profiles),
-                                    ("model", "", f.model is not None), ("model.old", "", f.models - (f.model is not None))] + \
+                                    ("dumps", "", self.s.dumps), ("model", "", f.model is not None), ("model.old", "", f.models - (f.model is not None))] + \
                 [(f"checkpoint-{step}.{word}", "", steps.count(step)) for word, steps in (("bad", f.bad), ("old", f.old)) for step in steps]:
             wanted |= {name + (f"-{i}" if i > 1 else "") + suffix for i in range(1, count + 1)}
         check(names == wanted, f"{f.name} has {sorted(names - wanted)} too many, and lacks {sorted(wanted - names)}")
+        dumped = set(os.listdir(path / "dumps")) if self.s.dumps else None
+        check(dumped in (None, {f"step-{step}" for step in range(1, self.s.steps + 1)}), f"dumps are {dumped}")
         for step, saved in f.saved.items():
             position = json.loads((path / f"checkpoint-{step}/manifest.json").read_text())["position"]
             lines = (path / "metrics.jsonl").read_bytes()[:position["metrics_bytes"]].decode()
@@ -688,7 +692,9 @@ WRITTEN = [ # what a draw rarely makes
     # A stop without checkpoints; a run that has a model, goes on and is killed; one that goes on from its first checkpoint.
     (Settings(interval=0, nonfinite="skip"), at(0, "t", 5)),
     (Settings(steps=8), at(1, "M") + at(1, "k", 2)),
-    (VALIDATED, at(0, "t", 8) + at(1, "O") + at(1, "n", 1))]
+    (VALIDATED, at(0, "t", 8) + at(1, "O") + at(1, "n", 1)),
+    # Steps that are computed again are not dumped again.
+    (Settings(dumps=True), at(0, "n", 7))]
 
 
 def fails(bench, settings, events, rank):

@@ -121,6 +121,15 @@ Test(resume, names_a_folder_that_is_not_there)
     cr_assert_not(found.found);
 }
 
+Test(resume, names_the_newest_eight_of_many)
+{
+    save_some(1, 10);
+    assert_fails(find(fake_run.path, "11"), ND_ERR_DATA,
+                 "has no checkpoint-11; the newest there are: checkpoint-3, checkpoint-4, "
+                 "checkpoint-5, checkpoint-6, checkpoint-7, checkpoint-8, checkpoint-9, "
+                 "checkpoint-10");
+}
+
 Test(resume, names_a_checkpoint_of_another_program)
 {
     fake_folder("checkpoint-500");
@@ -326,6 +335,28 @@ static void expect_setting(const char *key, const char *old, const char *other)
     assert_ok(check(NULL, ""));
 }
 
+static void store_setting(void *context, const char *key, const char *value, bool job)
+{
+    json_object_set_new(manifest.config, key, json_string(value));
+}
+
+/* What a start that may go on says: a line of it is this one. Returns how many it has. */
+static int expect_line(const char *line)
+{
+    char *said;
+    size_t size;
+    int count = 0;
+    tempdir_catch_stderr(&fake_run);
+    assert_ok(nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, true));
+    assert_ok(nd_fs_read(fake_path("stderr"), 1 << 20, ND_ERR_IO, &said, &size));
+    cr_expect_not_null(strstr(said, line), "no \"%s\" in:\n%s", line, said);
+    for (const char *at = said; (at = strstr(at, "resume: ")); at++) {
+        count++;
+    }
+    free(said);
+    return count;
+}
+
 /* The samples of a step, and data that differ where few samples of their content do not see it. */
 Test(resume, another_batch_and_other_data_need_a_word)
 {
@@ -360,17 +391,14 @@ Test(resume, another_batch_and_other_data_need_a_word)
     expect_one(); /* both of its digests differ, which one word allows */
     read_text("other");
     REFUSED(NULL, "samples_per_step", "made with other training data (digest ");
+    store_setting(NULL, "data.path", "[a, b]", true);
+    REFUSED(NULL, "", "made with data.path [a, b] (digest ");
     assert_ok(check(NULL, "data.path"));
     read_text("text");
     expect_setting("data.positions", "restart", "running");
     expect_setting("data.long_rows", "cut", "drop");
     expect_setting("data.end_of_text", "-1", "3");
     expect_setting("optimizer.name", "adamw", "sgd");
-}
-
-static void store_setting(void *context, const char *key, const char *value, bool job)
-{
-    json_object_set_new(manifest.config, key, json_string(value));
 }
 
 /* A setting counts that changes what is learned, and does not follow from another one. */
@@ -405,13 +433,13 @@ Test(resume, says_what_has_changed)
     static const char *const changes[][2] = {
         {"train.steps", "50"},           {"optimizer.lr", "0.5"},
         {"log.trackers", "tensorboard"}, {"checkpoint.export_model", "false"},
-        {"launch.max_restarts", "2"},    {"output.save_model", "false"}};
+        {"launch.max_restarts", "2"},    {"output.save_model", "false"},
+        {"train.sample_prompt", "x"}};
     static const char *const lines[] = {"train.steps was 100 and is 50, which also bends the learn",
                                         "optimizer.lr was 0.0003 and is 0.5\n",
                                         "data.path has another content (digest ",
+                                        "train.sample_prompt was empty and is x\n",
                                         "from here on checkpoints hold no Hugging Face model"};
-    char *said;
-    size_t size, count = 0;
     write_text("text", 3000);
     write_text("other", 2000); /* both of its digests differ */
     set("checkpoint.interval", "2");
@@ -424,17 +452,9 @@ Test(resume, says_what_has_changed)
     }
     read_text("other");
     config.checkpoint.allow = (char *)"data.path,optimizer.lr";
-    tempdir_catch_stderr(&fake_run);
-    assert_ok(nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, true));
-    assert_ok(nd_fs_read(fake_path("stderr"), 1 << 20, ND_ERR_IO, &said, &size));
-    for (int i = 0; i < 4; i++) {
-        cr_expect_not_null(strstr(said, lines[i]), "no \"%s\" in:\n%s", lines[i], said);
+    for (int i = 0; i < 5; i++) {
+        cr_expect_eq(expect_line(lines[i]), 5, "%s", lines[i]);
     }
-    for (const char *at = said; (at = strstr(at, "resume: ")); at++) {
-        count++;
-    }
-    cr_expect_eq(count, 4, "%s", said);
-    free(said);
 }
 
 /* What the training data are counts, whatever those of a validation are. In a mix that is neither
@@ -549,6 +569,8 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
                 "allow the change with "
                 "--resume-allow data.path");
         assert_ok(check(NULL, "data.path"));
+        (void)expect_line("resume: data.path packing was in the order of the file and is the "
+                          "longest first, as --resume-allow permits");
         config.train.steps = 6; /* with no step left the order is over */
         assert_ok(check(NULL, ""));
         config.train.steps = 100;

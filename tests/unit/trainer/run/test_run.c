@@ -197,6 +197,7 @@ static nd_status train(int argc, char **argv, nd_config *config)
     }
     ND_TRY_OUT(nd_train(w, &inputs, argc, argv));
 out:
+    nd_train_request_stop(SIGTERM); /* too late: what a stop is told to is gone */
     if (here.begun) {
         write_forward('P');
     }
