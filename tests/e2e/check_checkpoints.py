@@ -212,6 +212,11 @@ def must_fit_the_run(t):
     fork("colder --learning-rate 7e-3 --resume-allow optimizer.lr --dump-tensors '*' --dump-steps 4",
          "resume: optimizer.lr was 0.0003 and is 0.007",
          "no tensor is dumped: log.dump_steps is 4, and the run goes on after step 4")
+    fp8 = "--precision fp8 --fp8-recipe delayed"
+    t.run(f"{six} --save-dir fp8 --checkpoint-frequency 2 {fp8}")
+    fork(f"less {fp8} --set fp8.amax_history_length=8 --resume-allow fp8.amax_history_length",
+         "FP8 histories of another recipe; those of this run begin afresh", of="fp8/checkpoint-4")
+    fork("none --resume-allow train.precision", "FP8 histories, which this run does not need", of="fp8/checkpoint-4")
     refused(t, 2, f"{go_on} --resume-allow train.steps", "train.steps, which allows nothing")
     refused(t, 2, f"{go_on} --set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7")
     refused(t, 2, f"{go_on} --num-steps 3", "already at step 4, and train.steps is 3")
@@ -343,6 +348,23 @@ def a_full_disk_costs_the_checkpoint_and_not_the_run(t):
     go_on = shlex.join(t.command(f"{own} --save-model false --resume-from-checkpoint latest"))
     t.run(on_disk(10500, f"{own} --save-model false --num-steps 4", f"test $code = 0 && {go_on}; code=$?;"), 73,
           "of the 2 checkpoints there `ndtrain ckpt prune ")
+    t.run(on_disk(10500, f"{own} --save-model false --num-steps 2", f"test $code = 0 && {go_on}; code=$?;"),
+          says="keeping 3 more checkpoints")
+
+
+@test
+def a_start_whose_store_does_not_answer_commits_nothing(t):
+    """It may be one that has ended. ndlaunch has the store, and is stopped; a save may have asked it before."""
+    process = t.start(f"{TWO} --num-steps 1000000 --lr-scheduler constant --save-dir out --log-interval 500000 --checkpoint-frequency 50")
+    t.until(lambda: t.has("out/checkpoint-50"), process)
+    process.send_signal(signal.SIGSTOP)
+    before = len(t.metrics(key="event"))
+    t.until(lambda: len(t.metrics(key="event")) > before + 1, process)
+    process.send_signal(signal.SIGCONT)
+    failed = [row for row in t.metrics() if row.get("event") == "checkpoint_failed"]
+    check(failed and all("the job's store does not answer" in row["why"] for row in failed), t.metrics())
+    process.terminate()
+    t.ended(process, 75, "is not saved: ")
 
 
 def write_worker(t, command):

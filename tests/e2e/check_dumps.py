@@ -222,11 +222,12 @@ def check_notes(build, folder):
 
 
 def check_large(build, folder):
-    """A tensor of more than 8 MiB is copied in parts: it is that of two workers, whose halves of the weight are smaller."""
-    (folder / "large.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 1, "intermediate_size": 70000}))
+    """A tensor of more than 8 MiB is copied in parts, and logits of many ids come in tiles: both are those of two workers, which have
+    half of each."""
+    (folder / "large.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 1, "intermediate_size": 70000, "vocab_size": 1537}))
     for name, workers in ("large_one", 1), ("large_tp", 2):
         run(build, folder, name, ["--precision", "fp32", "--tp-size", str(workers), "--set", "output.save_model=false"], workers,
-            ("*.gate_proj.*", "1"), model="large.json")
+            ("*.gate_proj.*, lm_head.output", "1"), model="large.json")
     code, said = diff(build, folder, "large_one/dumps/step-1", "large_tp/dumps/step-1", "--tolerance", "1e-5")
     check(code == 0 and "\nequal: " in said, f"large tensors:\n{said}")
 
@@ -246,9 +247,10 @@ def check_refused(build, folder):
     old = folder / "old/dumps/step-1/rank-0.safetensors"
     old.parent.mkdir(parents=True)
     old.write_text("of an earlier run")
-    run(build, folder, "old", flags, 1, ("lm_head.weight", "1"))
+    run(build, folder, "old", [*flags, "--dp-replicate-size", "2"], 2, ("lm_head.weight", "1"))  # of which rank 1 has nothing
     check(old.read_text() == "of an earlier run" and list(read(folder / "old/dumps-2/step-1/rank-0.safetensors")) == ["lm_head.weight"],
           "an earlier dump is not as it was, or there is no new one")
+    check([path.name for path in (folder / "old/dumps-2/step-1").iterdir()] == ["rank-0.safetensors"], "rank 1 has written a file")
     for a, b, side in (("old/dumps-2", "m.json_one/dumps", "B"), ("m.json_one/dumps", "old/dumps-2", "A")):
         code, said = diff(build, folder, a + "/step-1", b + "/step-1")
         check(code == 1 and f"model.embed_tokens.weight: only in {side}" in said and "\nlm_head.weight:" not in said,

@@ -169,12 +169,31 @@ def check_report(ndtrain, folder, events):
         check(waited <= called, f"rank {rank} waits longer than it communicates: {waited}")
 
 
+def check_trace(run, events):
+    """trace.json is of steps 3 to 5 of rank 0, the profile of two of them: it has no more of a kind, and all lie within their steps."""
+    trace = json.loads((run / "trace.json").read_text())
+    check((trace["first_step"], trace["steps"]) == (3, 3), f"the trace is of {trace}")
+    ms, calls = collections.Counter(), collections.Counter()
+    for event in (e for e in events if e["ph"] == "X" and e["pid"] == 0 and e["cat"] != "step"):
+        ms[event["cat"]] += event["dur"] / 1e3
+        calls[event["cat"]] += 1
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    whole = sum(row["step_ms"] for row in rows if "step_ms" in row and row["step"] >= 3)
+    for kind in ms:
+        check(trace[f"{kind}_calls"] > calls[kind] and ms[kind] - 0.01 <= trace[f"{kind}_ms"] <= whole,
+              f"{kind}: {calls[kind]} calls of {ms[kind]} ms, and in steps of {whole} ms {trace}")
+    [parts] = [e["args"] for e in events if e["name"] == "parts"]
+    check(len(ms) > 4 and parts == {"ranks": RANKS, "found": RANKS}, f"{parts}, {ms}")
+
+
 def main():
     ndlaunch = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "model.json").write_text(json.dumps(MODEL))
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
+        (folder / "run" / "profile").mkdir(parents=True)
+        (folder / "run" / "profile" / "whole.part").write_text("of a process that was killed")
         said = call([ndlaunch, "--device", "cpu", "--num-processes", str(RANKS), "--dp-shard-size", "2", "--tp-size", "2",
                      "--sequence-length", "64", "--num-steps", "5", "--set", "model.config=model.json", "--set",
                      "data.path=text.txt", "--set", "output.dir=run", "--set", "output.save_model=false",
@@ -195,6 +214,7 @@ def main():
         elif browser.find():
             check_in_perfetto(perfetto, folder, text)
         check(not (folder / "run" / "profile").exists(), "parts are left")
+        check_trace(folder / "run", events)
         check_report(os.path.join(os.path.dirname(ndlaunch), "ndtrain"), folder, events)
     steps, calls, names = {}, collections.Counter(), collections.defaultdict(set)
     for event in events:
