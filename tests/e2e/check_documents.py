@@ -89,7 +89,10 @@ def check_said(folder):
         "training data: 1 rows are longer than a block of 16 tokens and are left out", "and positions begin at 0 in each (",
         "training data: 6 of 12 tokens count in the loss (50.0 %)", "queries see 27.5 % of the keys")
     has(said("cut", "some.jsonl", "--long-rows", "cut", "--set", "data.positions=running"), "tokens and are cut (", "and positions run on over a block (")
-    source = json.loads((folder / "dropped" / "run.json").read_text())["data"]["sources"][0]
+    has(said("both", "some.jsonl", "--long-rows", "drop", "--validation-path", "some.jsonl"), "validation data: 6 of 12 tokens count")
+    records = [json.loads((folder / out / "run.json").read_text()) for out in ("dropped", "both")]
+    source, places = records[0]["data"]["sources"][0], [record["memory_plan_bytes"]["places of whole rows"] for record in records]
+    check(0 < 2 * places[0] == places[1], f"places of one and of two files take {places} bytes")
     check((source["tokens"], source["documents"]) == (12, 3), f"run.json has what is left out: {source}")
     has(said("texts", "texts.jsonl", "--documents", "separate", "--long-rows", "drop", "--end-of-text", "0"),
         "id 0 (data.end_of_text) does not occur in the first 64 MiB", "data.long_rows drop has no effect, since no row has a prompt",

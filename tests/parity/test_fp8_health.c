@@ -255,7 +255,7 @@ Test(fp8_health, stops_at_the_first_tensor)
     poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
     poison last = {ND_PARAM_NORM_2, FP8_LAYERS - 1, 3e38f, 1, 0}; /* in the last block */
     expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
-    expect_stop(&large, "not finite is ");
+    expect_stop(&large, "not finite is the input of layer 2");
     expect_stop(&last, "not finite is the input of the final norm");
     poison head = {ND_PARAM_NORM_F, -1, 3e38f, 1, 0}; /* logits, which no test of inputs sees */
     expect_stop(&head, "not finite is the gradient of lm_head.weight");
