@@ -2,6 +2,7 @@
 #include "trainer/weights/gguf.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/base/hash.h"
 #include "tests/unit/trainer/weights/hf_model.h"
@@ -60,6 +61,7 @@ static const char *write_file(const char *name, int type, int64_t hidden)
     const char *path = tempdir_file(&hf_dir, name);
     nd_shape shape = hf_small_shape(false);
     shape.hidden = hidden;
+    shape.tied = hidden % 2 == 1; /* then its last tensor is a norm */
     hf_list_tensors(&shape);
     shape.eos_id = 0;
     const nd_gguf_options options = {.shape = &shape, .type = type, .name = "small"};
@@ -88,6 +90,25 @@ Test(gguf, a_file_that_was_written_reads_back)
         assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, cut, all - cut, values + cut));
         for (int64_t e = 0; e < all; e++) {
             cr_assert(values[e] == hf_value_of(i, e), "%s %lld", hf_tensors[i].name, (long long)e);
+        }
+    }
+    nd_hf_reader_close(reader);
+}
+
+/* Rows of 64 are two blocks each. */
+Test(gguf, pieces_may_begin_and_end_within_blocks)
+{
+    static float whole[65536], piece[65536];
+    nd_hf_reader *reader;
+    assert_ok(nd_hf_reader_open(write_file("model.gguf", ND_GGUF_Q8_0, 64), &reader));
+    for (int i = 0; i < hf_tensor_count; i++) {
+        const int64_t all = hf_count_of(&hf_tensors[i]), cuts[] = {0, 5, 11, 70, all};
+        assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, 0, all, whole));
+        for (int c = 0; c < 4 && cuts[c] < all; c++) {
+            const int64_t count = nd_min(cuts[c + 1], all) - cuts[c];
+            assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, cuts[c], count, piece));
+            cr_expect_arr_eq(piece, whole + cuts[c], (size_t)count * sizeof *piece, "%s, %d",
+                             hf_tensors[i].name, c);
         }
     }
     nd_hf_reader_close(reader);
@@ -147,41 +168,125 @@ Test(gguf, models_that_no_file_can_hold_are_refused)
     hf_shell("test -z \"$(ls -A %s)\"", hf_dir.path);
 }
 
+/* The head of a small file, without factors of RoPE. */
+static nd_gguf_head take_head(void)
+{
+    nd_gguf_head h = {.path = write_file("m", ND_GGUF_BF16, 24), .keys = json_object()};
+    assert_ok(nd_fs_map_open(h.path, ND_ERR_DATA, &h.map));
+    assert_ok(nd_gguf_take_head(&h));
+    h.list.tensors[0].name[0] = 'x';
+    return h;
+}
+
+static void drop_head(nd_gguf_head *h)
+{
+    nd_safetensors_list_fini(&h->list);
+    json_decref(h->keys);
+    nd_fs_map_close(&h->map);
+}
+
+/* A file without values, in whose head a key has another value; NULL: it is not there. */
+static const char *change_key(nd_gguf_head *h, const char *key, const char *value)
+{
+    const char *path = tempdir_file(&hf_dir, "changed");
+    FILE *out = fopen(path, "wb");
+    cr_assert_not_null(out);
+    cr_assert_eq(value ? json_object_set_new(h->keys, key, json_loads(value, JSON_DECODE_ANY, NULL))
+                       : json_object_del(h->keys, key),
+                 0, "%s", key);
+    nd_gguf_put_head(out, h->keys, &h->list);
+    cr_assert_eq(ftruncate(fileno(out), (off_t)h->list.tensors[h->list.count - 1].end), 0);
+    cr_assert_eq(fclose(out), 0);
+    return path;
+}
+
 /* Each file has the keys of those before it, too, so what is checked first comes last. */
 Test(gguf, keys_of_what_is_not_read)
 {
     static const char *const cases[][3] = {
         {"tokenizer.ggml.pre", "\"default\"", "does not say how its tokenizer cuts"},
         {"tokenizer.ggml.add_eos_token", "true", "adds an end of text to every text"},
+        {"tokenizer.ggml.model", "\"llama\"", "has no tokenizer.ggml.scores"},
         {"tokenizer.ggml.eot_token_id", "256", "has no tokenizer.ggml.tokens that"},
         {"llama.attention.sliding_window", "7", "has a sliding window"},
         {"llama.rope.scaling.type", "\"yarn\"", "scaled by yarn"},
+        {"llama.attention.layer_norm_rms_epsilon", NULL, "has no llama.attention.layer_norm_rms_"},
+        {"llama.attention.head_count", NULL, "has no llama.attention.head_count"},
+        {"llama.feed_forward_length", NULL, "has no llama.feed_forward_length"},
+        {"llama.block_count", NULL, "has no llama.block_count"},
+        {"llama.embedding_length", NULL, "has no llama.embedding_length"},
+        {"llama.context_length", NULL, "has no llama.context_length"},
         {"split.count", "2", "it is one of several files"},
     };
-    nd_gguf_head h = {.path = write_file("m", ND_GGUF_BF16, 24), .keys = json_object()};
+    nd_gguf_head h = take_head();
     nd_safetensors_list list;
     nd_shape shape;
-    assert_ok(nd_fs_map_open(h.path, ND_ERR_DATA, &h.map));
-    assert_ok(nd_gguf_take_head(&h));
-    h.list.tensors[0].name[0] = 'x'; /* no factors of RoPE, as there are no values */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *path = tempdir_file(&hf_dir, "changed");
-        FILE *out = fopen(path, "wb");
-        cr_assert_not_null(out);
-        json_object_set_new(h.keys, cases[i][0], json_loads(cases[i][1], JSON_DECODE_ANY, NULL));
-        nd_gguf_put_head(out, h.keys, &h.list);
-        cr_assert_eq(ftruncate(fileno(out), (off_t)h.list.tensors[h.list.count - 1].end), 0);
-        cr_assert_eq(fclose(out), 0);
+        const char *path = change_key(&h, cases[i][0], cases[i][1]);
         assert_fails(nd_gguf_open(path, &list, &shape, NULL), ND_ERR_DATA, cases[i][2]);
     }
-    nd_safetensors_list_fini(&h.list);
-    json_decref(h.keys);
-    nd_fs_map_close(&h.map);
+    drop_head(&h);
+}
+
+/* Each file has the keys of those before it, too. */
+Test(gguf, numbers_that_a_file_leaves_out_or_names_otherwise)
+{
+    static const struct {
+        const char *key, *value;
+        size_t place;
+        bool whole;
+        double number;
+    } cases[] = {
+        {"llama.attention.head_count_kv", NULL, offsetof(nd_shape, kv_heads), true, 4},
+        {"llama.vocab_size", NULL, offsetof(nd_shape, vocab), true, 256},
+        {"llama.rope.freq_base", NULL, offsetof(nd_shape, rope.theta), false, 10000},
+        {"llama.rope.scale_linear", "2.0", offsetof(nd_shape, rope.factor), false, 2},
+        {"llama.rope.scaling.factor", "3.0", offsetof(nd_shape, rope.factor), false, 3},
+        {"llama.rope.scaling.type", "\"none\"", offsetof(nd_shape, rope.factor), false, 1},
+        {"tokenizer.ggml.eos_token_id", NULL, offsetof(nd_shape, eos_id), true, -1},
+    };
+    nd_gguf_head h = take_head();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_safetensors_list list;
+        nd_shape shape;
+        const void *at = (const char *)&shape + cases[i].place;
+        assert_ok(nd_gguf_open(change_key(&h, cases[i].key, cases[i].value), &list, &shape, NULL));
+        const double read = cases[i].whole ? (double)*(const int64_t *)at : *(const double *)at;
+        cr_expect_eq(read, cases[i].number, "%s: %g", cases[i].key, read);
+        nd_safetensors_list_fini(&list);
+    }
+    drop_head(&h);
+}
+
+/* Llama 2's form sets a mark before a text, and takes the blank for it away, unless a file says
+ * that it does not. */
+Test(gguf, a_mark_before_a_text_is_that_of_the_file)
+{
+    static const char *const cases[][3] = {
+        {"tokenizer.ggml.model", "\"llama\"", "grep -q"},
+        {"tokenizer.ggml.add_space_prefix", "false", "! grep -q"}};
+    nd_gguf_head h = take_head();
+    json_t *scores = json_array();
+    for (int i = 0; i < 256; i++) {
+        json_array_append_new(scores, json_integer(-i));
+    }
+    json_object_set_new(h.keys, "tokenizer.ggml.scores", scores);
+    for (int i = 0; i < 2; i++) {
+        nd_hf_reader *reader;
+        assert_ok(nd_hf_reader_open(change_key(&h, cases[i][0], cases[i][1]), &reader));
+        for (int k = 0; k < 2; k++) {
+            hf_shell("%s '\"%s\"' %s/tokenizer.json", cases[i][2], k ? "Strip" : "Prepend",
+                     nd_hf_reader_folder(reader));
+        }
+        nd_hf_reader_close(reader);
+    }
+    drop_head(&h);
 }
 
 /* As readers of other programs require it; norms of 20 to 28 elements do not fill 32 bytes. */
-Test(gguf, tensors_begin_at_multiples_of_32_bytes)
+Test(gguf, tensors_begin_and_files_end_at_multiples_of_32_bytes)
 {
+    struct stat st;
     for (int64_t hidden = 20; hidden <= 28; hidden++) {
         const char *path = write_file("model.gguf", ND_GGUF_BF16, hidden);
         nd_safetensors_list list;
@@ -191,6 +296,7 @@ Test(gguf, tensors_begin_at_multiples_of_32_bytes)
             cr_expect_eq(list.tensors[i].begin % 32, 0, "hidden %lld: %s", (long long)hidden,
                          list.tensors[i].name);
         }
+        cr_expect(stat(path, &st) == 0 && st.st_size % 32 == 0, "hidden %lld", (long long)hidden);
         nd_safetensors_list_fini(&list);
         hf_shell("rm %s", path);
     }

@@ -67,7 +67,8 @@ Test(hf_cache, without_main_the_newest_snapshot_counts)
 {
     make_model("h", "models--gpt");
     setenv("HF_HUB_CACHE", tempdir_file(&dir, "h"), 1);
-    shell(&dir, "rm h/models--gpt/refs/main");
+    shell(&dir, "rm h/models--gpt/refs/main && cp -r h/models--gpt/snapshots/abc123 "
+                "h/models--gpt/snapshots/.partial");
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
     shell(&dir, "printf 999 > h/models--gpt/refs/main"); /* a snapshot that is gone */
     assert_finds("gpt", "h/models--gpt/snapshots/def456");
