@@ -384,6 +384,29 @@ def a_chat_is_written_in_its_form(t):
 
 
 @test
+def a_checkpoint_has_the_tokenizer_of_the_model_that_it_began_with(t):
+    """The one beside model.config, in the cache by its name, or in a GGUF file; data.tokenizer is model."""
+    flags = "--set data.cache_dir=cache --num-steps 1 --checkpoint-frequency 1 --tokenizer model --save-model"
+    tokenizer = json.loads((GOLDENS / "qwen2.json").read_text())
+    for token in tokenizer["added_tokens"]:  # as GGUF files have them
+        token.update(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    t.write("tok/tokenizer.json", json.dumps(tokenizer))
+    t.write("tok/tokenizer_config.json", json.dumps(dict(eos_token="<|eot|>")))
+    t.model("tok/own.json", vocab_size=512, eos_token_id=0)
+    t.run(f"{TRAIN} --model-config tok/own.json {flags} true --output-dir of-config")
+    shutil.move(t.folder / "of-config/model", t.folder / "hub/models--ab--cd/snapshots/0123")
+    t.run("ndtrain export hub/models--ab--cd/snapshots/0123 --gguf m.gguf")
+    places = dict(XDG_CACHE_HOME=str(t.folder), HF_HUB_CACHE=str(t.folder / "hub"))
+    t.run(f"{TRAIN} --model-name ab/cd {flags} false --output-dir of-name", **places)
+    t.run(f"{TRAIN} --model-path m.gguf {flags} false --output-dir of-file", **places)
+    for run in "of-config", "of-name", "of-file":
+        ask = f"{GENERATE} --model {run}/checkpoint-1 --prompt 'ab cd' --max-new-tokens 9"
+        check(t.run(ask, **places) == t.run(f"{ask} --tokenizer tok"), run)
+    shutil.move(t.folder / "tok", t.folder / "lost")
+    t.run(f"{GENERATE} --model of-config/checkpoint-1 --prompt a", 2, 'the run\'s tokenizer "tok" is not found from here')
+
+
+@test
 def the_end_of_text_of_a_run_is_that_of_its_model(t):
     """The end of text that a run appends ends what its model generates, unless config.json names one: in the saved model and in the
     checkpoint."""

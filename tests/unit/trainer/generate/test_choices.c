@@ -141,6 +141,7 @@ Test(choices, tokens_that_the_model_lacks_are_refused)
         rules.vocab = ids[i] >= rules.vocab ? ids[i] + 1 : rules.vocab;
     }
     assert_ok(read_rows(row));
+    cr_expect_eq(q.longest, (int64_t)count);
     rules.vocab--;
     assert_fails(read_rows(row), ND_ERR_DATA, "the model's vocab_size is");
 }
