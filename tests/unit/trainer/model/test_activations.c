@@ -66,3 +66,43 @@ Test(activations, a_plan_has_the_tensors_of_a_step)
         nd_memplan_fini(&plan);
     }
 }
+
+/* The plan of rank 0 of cp 2 and tp 2 for so many rows of documents that stay separate. */
+static void plan_rows(int64_t rows, nd_cp_comm comm, nd_fp8_recipe recipe, nd_memplan *plan)
+{
+    const nd_model_options options = {.separate = true};
+    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 2, 2}}, L, false, NULL, NULL);
+    nd_rank rank = {.mesh = job.mesh, .config = &job.config, .shape = job.shape};
+    nd_model *m = NULL;
+    job.config.train.sequence_length = T;
+    job.config.train.micro_batch_size = rows;
+    job.config.train.precision = ND_PRECISION_FP8;
+    job.config.parallel.cp_comm = comm;
+    job.config.fp8.recipe = recipe;
+    nd_memplan_init(plan);
+    cr_assert_eq(nd_ops_ref(&rank.ops), ND_OK);
+    cr_assert_eq(nd_model_create(&rank, &options, plan, &m), ND_OK, "%s", nd_error_last()->message);
+    nd_model_destroy(m);
+}
+
+/* A buffer either is of tokens, or has nothing to do with them: none is cut to 32 bits. */
+Test(activations, so_many_times_as_many_rows_need_so_many_times_as_much)
+{
+    enum { TIMES = 1 << 12, PARAMETERS = 4096 }; /* bytes of scales beside those of tokens */
+    const int64_t rows = 1 << 14;                /* already more than a chunk of the head */
+    static const nd_cp_comm comms[] = {ND_CP_RING, ND_CP_ALLGATHER, ND_CP_ULYSSES};
+    static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP8_DELAYED};
+    for (int i = 0; i < 9; i++) {
+        static nd_memplan few, many;
+        plan_rows(rows, comms[i % 3], recipes[i / 3], &few);
+        plan_rows(rows * TIMES, comms[i % 3], recipes[i / 3], &many);
+        for (int b = 0; b < few.count; b++) {
+            const size_t one = few.buffers[b].bytes, all = many.buffers[b].bytes;
+            cr_expect(all == one || few.buffers[b].external ||
+                          one * TIMES - all <= PARAMETERS * TIMES,
+                      "case %d, %s: %zu, then %zu bytes", i, few.buffers[b].name, one, all);
+        }
+        nd_memplan_fini(&few);
+        nd_memplan_fini(&many);
+    }
+}
