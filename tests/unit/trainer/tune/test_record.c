@@ -31,7 +31,7 @@ static void setup(void)
                    .fast = 1,
                    .scaling = ND_LT_SCALARS,
                    .align_a = 256,
-                   .align_b = 16,
+                   .align_b = 1,
                    .align_d = 64};
     nd_lt_key dw = {EXTENTS(64, 96, 64, 64, 96, 64),
                     .a = ND_DTYPE_BF16,

@@ -324,10 +324,10 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
         const char *name, *given, *expected;
         nd_chat_choice chat;
     } cases[] = {
-        {"base", NULL, "[5, 6, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"base", NULL, "[0, 6, 2]", ND_CHOOSE_CHAT_CHATML},
         {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
         {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
-        {"null", "{\"eos_token_id\": null}", "[5, 6, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"null", "{\"eos_token_id\": null}", "[0, 6, 2]", ND_CHOOSE_CHAT_CHATML},
         {"text", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_NONE},
         {"other", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_LLAMA3},
         {"no_json", "{", "", ND_CHOOSE_CHAT_CHATML}, /* it stays */
@@ -335,6 +335,7 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
         char folder[PATH_MAX], file[PATH_MAX + 32];
+        uint64_t bytes;
         snprintf(folder, sizeof folder, "%s", tempdir_file(&hf_dir, "source"));
         hf_shell("rm -rf %s && mkdir %s", folder, folder);
         tempdir_write(&hf_dir, "source/tokenizer.json", chat_tokenizer, sizeof chat_tokenizer - 1);
@@ -342,10 +343,13 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
             tempdir_write(&hf_dir, "source/generation_config.json", cases[i].given,
                           strlen(cases[i].given));
         }
+        assert_ok(nd_hf_side_files_bytes(folder, &bytes));
+        cr_expect_eq(bytes,
+                     sizeof chat_tokenizer - 1 + (cases[i].given ? strlen(cases[i].given) : 0));
         o.byte_tokenizer = false;
         o.source = folder;
         o.chat = cases[i].chat;
-        o.shape.eos_id = 5;
+        o.shape.eos_id = 0;
         o.shape.more_ends[0] = 6;
         o.shape.more_end_count = 1;
         snprintf(file, sizeof file, "%s/generation_config.json", hf_write_model(cases[i].name, &o));
