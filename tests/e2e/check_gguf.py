@@ -168,7 +168,7 @@ def make_tokenizer(folder, name):
     place = folder / f"tokenizer-{name}"
     place.mkdir()
     (place / "tokenizer.json").write_text(json.dumps(root))
-    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>", "chat_template": ENDING}))
+    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>", "pad_token": "<|begin|>", "chat_template": ENDING}))
     return place
 
 
@@ -238,6 +238,7 @@ def check_tokens(folder, name):
     back = tokenizers.Tokenizer.from_file(str(folder / f"back-{name}" / "tokenizer.json"))
     config = json.loads((folder / f"back-{name}" / "tokenizer_config.json").read_text())
     check(config["chat_template"] == ENDING and config["eos_token"] == "<|eot|>", f"{config}")
+    check(config.get("pad_token") == (None if name == "llama2" else "<|begin|>"), f"{config}")
     server = serve(folder / f"{name}.gguf")
     texts = [case["text"] for case in json.loads((GOLDENS / f"{name}.cases.json").read_text())]
     check(len(texts) > 60, f"{len(texts)} texts of {name}")
@@ -399,6 +400,7 @@ def check_faults(folder, file):
                text(b"general.name") + struct.pack("<I", 8) + text(b"model"), text(b"general.name") + struct.pack("<I", 8) + text(b"model" + 31 * b"l")),),
            "config.json asks for": (after(b"llama.feed_forward_length", struct.pack("<II", 4, 96)),),
            "lacks tensor": (after(b"llama.block_count", struct.pack("<II", 4, 3)),), "of 1 layers does not have": (after(b"llama.block_count", struct.pack("<II", 4, 1)),),
+           "it has no token_embd.weight": (good.replace(text(b"token_embd.weight"), text(b"token_embx.weight")),),
            "its architecture is mamba;": (good.replace(text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama"),
                                                        text(b"general.architecture") + struct.pack("<I", 8) + text(b"mamba")),),
            "its architecture is l\\x1b[2J;": (good.replace(text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama"),
