@@ -71,7 +71,8 @@ Test(activations, a_plan_has_the_tensors_of_a_step)
 static void plan_rows(int64_t rows, nd_cp_comm comm, nd_fp8_recipe recipe, nd_memplan *plan)
 {
     const nd_model_options options = {.separate = true};
-    mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 2, 2}}, L, false, NULL, NULL);
+    const nd_mesh mesh = {{1, 1, 1, 2, 2}, comm == ND_CP_ULYSSES ? 2 : 1};
+    mesh_ranks job = mesh_ranks_of(mesh, L, false, NULL, NULL);
     nd_rank rank = {.mesh = job.mesh, .config = &job.config, .shape = job.shape};
     nd_model *m = NULL;
     job.config.train.sequence_length = T;
