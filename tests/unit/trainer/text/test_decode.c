@@ -133,4 +133,11 @@ Test(decode, an_id_without_a_token_is_refused)
     for (int i = 0; i < 2; i++) {
         assert_fails(nd_decoder_push(decoder, &ids[i], 1, &text, &size), ND_ERR_DATA, "has the id");
     }
+    json_t *file = text_file("metaspace");
+    cr_assert_eq(json_object_del(file, "decoder"), 0);
+    nd_tokenizer_close(tokenizer);
+    assert_ok(text_parse(file, &tokenizer));
+    json_decref(file);
+    nd_decoder_destroy(decoder);
+    assert_fails(nd_decoder_create(tokenizer, false, &decoder), ND_ERR_DATA, "has no decoder");
 }

@@ -14,6 +14,15 @@ typedef struct bad_file {
     const char *words;
 } bad_file;
 
+/* A text eight times, nine members of a list, and components. */
+#define RUN8(x)   x x x x x x x x
+#define LIST9(x)  RUN8(x ", ") x
+#define CHAIN(of) "{\"type\": \"Sequence\", \"" of "\": ["
+#define REPLACE(by)                                                                                \
+    "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"" by "\"}"
+#define MARKS "{\"type\": \"Metaspace\", \"replacement\": \"\u2581\"}"
+#define IDS65 RUN8(RUN8("1, ")) "1"
+
 static const bad_file bad_files[] = {
     {"gpt2", "version", "\"2.0\"", "version \"2.0\""},
     {"gpt2", "version", "1.0", "a version that is no string"},
@@ -45,6 +54,16 @@ static const bad_file bad_files[] = {
     {"gpt2", "normalizer",
      "{\"type\": \"Replace\", \"pattern\": {\"String\": \"\"}, \"content\": \"\"}",
      "\"pattern\" of \"Replace\""},
+    {"gpt2", "normalizer", CHAIN("normalizers") LIST9("{\"type\": \"NFC\"}") "]}",
+     "more than 8 rewriting steps"},
+    {"gpt2", "normalizer", REPLACE(RUN8(RUN8("1234")) "5"),
+     "\"content\" of \"Replace\" is not a short"},
+    {"gpt2", "normalizer",
+     CHAIN("normalizers") REPLACE("12345678901234567") ", " REPLACE("1234567890123456") "]}",
+     "a string that keeps texts short"},
+    {"gpt2", "normalizer",
+     "{\"type\": \"Replace\", \"pattern\": {\"String\": \"tool\"}, \"content\": \"\"}",
+     "nothing is left of the added token \"tool\""},
     {"gpt2", "normalizer", "[]", "the normalizer \"\" is not supported"},
     {"gpt2", "pre_tokenizer", "{\"type\": \"Whitespace\"}", "pre-tokenizer \"Whitespace\""},
     {"gpt2", "pre_tokenizer", NULL, "in only one of"},
@@ -64,6 +83,15 @@ static const bad_file bad_files[] = {
      "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, {\"type\": "
      "\"Digits\"}]}",
      "the pre-tokenizer \"Digits\" behind \"ByteLevel\""},
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") LIST9("{\"type\": \"Digits\"}") "]}",
+     "splits text more than 8 times"},
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") MARKS ", {\"type\": \"ByteLevel\"}]}",
+     "both \"Metaspace\" and \"ByteLevel\""},
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") "{\"type\": \"Digits\"}, " MARKS "]}",
+     "\"Metaspace\" behind another"},
+    {"metaspace", "decoder", CHAIN("decoders") MARKS ", {\"type\": \"Fuse\"}]}",
+     "the decoder \"Metaspace\" is not supported"},
+    {"llama2", "decoder/decoders", "{}", "\"decoders\" of \"Sequence\" is not a list"},
     {"gpt2", "decoder", "{\"type\": \"WordPiece\"}", "decoder \"WordPiece\" is not supported"},
     {"llama2", "decoder/decoders/0/type", "\"Fuse\"", "at this place"},
     {"llama2", "decoder/decoders/1/type", "\"Fuse\"", "at this place"},
@@ -76,9 +104,16 @@ static const bad_file bad_files[] = {
     {"llama3", "post_processor", "{\"type\": \"BertProcessing\"}", "\"BertProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>/ids", "[4000000]", "\"TemplateProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>", NULL, "\"TemplateProcessing\""},
+    {"llama2", "post_processor/special_tokens/<s>/ids", "[" IDS65 "]", "adds more than 64 ids"},
+    {"llama2", "post_processor",
+     "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}, "
+     "{\"SpecialToken\": {\"id\": \"x\"}}], \"special_tokens\": {\"x\": {\"ids\": [" IDS65 "]}}}",
+     "adds more than 64 ids"},
     {"llama2", "post_processor/single", "[]", "\"TemplateProcessing\""},
     {"gpt2", "added_tokens/0/id", "4000", "has the id 4000, but the package tokenizers gives it"},
     {"gpt2", "added_tokens/0/content", "\"\"", "\"added_tokens\""},
+    {"llama2", "added_tokens/1", "{\"id\": 0, \"content\": \"<unk>\"}", "token \"<unk>\" twice"},
+    {"gpt2", "model/vocab/!", "420", "the id 420 of the added token"},
     {"gpt2", "added_tokens/1/content", "\"<|eot|>\"", "<|eot|>"},
     {"gpt2", "added_tokens/0/lstrip", "\"yes\"", "\"lstrip\""},
 };
@@ -157,6 +192,7 @@ Test(read, other_spellings_mean_the_same)
          "\"MergedWithPrevious\", \"invert\": false}",
          ""},
         {"llama3", "model/type", NULL, ""},
+        {"gpt2", "decoder", CHAIN("decoders") "{\"type\": \"ByteLevel\"}]}", ""},
         {"gpt2", "model/continuing_subword_prefix", "\"\"", ""}, /* as GPT-2's own file has it */
         {"llama3", NULL, NULL, ""},                              /* merges as strings */
     };

@@ -82,3 +82,13 @@ Test(split, batches_of_any_size)
         cr_assert_eq(at, size);
     }
 }
+
+/* As where a Metaspace that splits stands before another pre-tokenizer. */
+Test(split, a_word_begins_at_each_mark)
+{
+    static const char text[] = "x\u2581ab\u2581\u2581c";
+    static const size_t expected[] = {1, 6, 9, 13};
+    size_t ends[8];
+    cr_assert_eq(nd_text_words(ND_SPLIT_MARKS, (const uint8_t *)text, 13, 0, ends, 8), 4);
+    cr_expect_arr_eq(ends, expected, sizeof expected);
+}
