@@ -80,15 +80,16 @@ Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
     free(temporary);
 }
 
-/* In place of the C library's: names cannot be exchanged, for this reason; 0: they can. */
-static int exchange_code;
+/* In place of the C library's: names cannot be exchanged, for this reason; 0: they can. And which
+ * of the other renames that come fails; 0: none. */
+static int exchange_code, failing_rename;
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
-    errno = exchange_code;
-    return exchange_code != 0 && (flags & RENAME_EXCHANGE)
-               ? -1
-               : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+    const bool exchanges = flags & RENAME_EXCHANGE;
+    const bool fails = exchanges ? exchange_code != 0 : failing_rename > 0 && --failing_rename == 0;
+    errno = exchanges ? exchange_code : EIO;
+    return fails ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
 Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
@@ -103,6 +104,45 @@ Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
     fake_write_small(3);
     cr_assert(fake_exists("checkpoint-3.old-2/mark") && !fake_exists("checkpoint-3/mark"));
     cr_assert_str_eq(listed(), "3 ");
+}
+
+/* What a rank with no tensors writes, and its manifest. */
+static nd_manifest written(int64_t step)
+{
+    const nd_shape shape = fake_shape(true);
+    char name[64];
+    nd_manifest m = fake_manifest(&shape, &fake_one, 1, step, false);
+    snprintf(name, sizeof name, ".tmp-checkpoint-%d-test/state/shard-00001.hashes", (int)step);
+    fake_file(name, "x");
+    snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
+    return m;
+}
+
+Test(folder, a_step_whose_names_cannot_change_keeps_its_older_save)
+{
+    static const struct {
+        int exchange, rename;
+        const char *words;
+    } cases[] = {{EIO, 0, "cannot exchange"},
+                 {0, 1, "cannot rename"},
+                 {EINVAL, 1, "cannot rename"},
+                 {ENOSYS, 2, "cannot rename"},
+                 {EOPNOTSUPP, 2, "cannot rename"}};
+    fake_write_small(3);
+    fake_file("checkpoint-3/mark", "x");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *temporary = begin(3, "test");
+        nd_manifest m = written(3);
+        exchange_code = cases[i].exchange;
+        failing_rename = cases[i].rename;
+        assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL),
+                     ND_ERR_CANTCREATE, cases[i].words);
+        cr_expect(fake_exists("checkpoint-3/mark") && !fake_exists("checkpoint-3.old"), "%zu", i);
+        cr_expect(fake_exists(".tmp-checkpoint-3-test/manifest.json"), "%zu", i);
+        nd_fs_remove_tree(temporary);
+        nd_manifest_fini(&m);
+        free(temporary);
+    }
 }
 
 /* Whether the folder's own name was ever taken away by a rename to .old, as inotify saw it. */
@@ -200,7 +240,6 @@ Test(folder, sweeping_removes_what_dead_saves_left)
 /* Somebody who may write to the run folder puts a link where a save will write. */
 Test(folder, a_save_goes_through_no_link)
 {
-    const nd_shape shape = fake_shape(true);
     char *temporary = NULL;
     fake_folder("loot");
     cr_assert_eq(symlink("loot", fake_path(".tmp-checkpoint-4-test")), 0);
@@ -214,10 +253,7 @@ Test(folder, a_save_goes_through_no_link)
     free(temporary);
     /* And where it is put there while the save is under way. */
     temporary = begin(4, "test");
-    nd_manifest m = fake_manifest(&shape, &fake_one, 1, 4, false);
-    fake_file(".tmp-checkpoint-4-test/state/shard-00001.hashes", "x");
-    m.writers[0].bytes = 0;
-    snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
+    nd_manifest m = written(4);
     fake_move(".tmp-checkpoint-4-test", "moved");
     cr_assert_eq(symlink("moved", temporary), 0);
     assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,

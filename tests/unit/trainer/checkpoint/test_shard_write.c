@@ -4,6 +4,7 @@
  * there. */
 #undef _FILE_OFFSET_BITS /* else the headers rename what is defined here */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,6 +18,7 @@ typedef struct disk {
     off64_t reserved, written; /* bytes; written from front to back */
     off64_t started, durable;  /* writeback was asked for up to here; was waited for up to here */
     off64_t most_dirty, most_idle; /* the largest written - durable, written - started */
+    int wait_code;                 /* of waits that fail; 0: none does */
 } disk;
 
 static disk the_disk;
@@ -54,6 +56,8 @@ int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
     if (flags & SYNC_FILE_RANGE_WAIT_AFTER) {
         cr_assert_eq(offset, d->durable);
         d->durable += bytes;
+        errno = d->wait_code;
+        return d->wait_code ? -1 : 0;
     } else {
         cr_assert_eq(offset, d->started);
         d->started += bytes;
@@ -90,6 +94,13 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     cr_assert_leq(the_disk.most_idle, 33 * mib);
     cr_assert_leq(the_disk.most_dirty, (512 + 33) * mib);
     cr_assert_gt(the_disk.most_dirty, 400 * mib, "it waits for no reason");
+    /* fsync does not tell again what a wait has told. */
+    the_disk = (disk){.there = true, .wait_code = EIO};
+    cr_assert_eq(unlink(tempdir_file(&dir, "shard-00001.hashes")), 0);
+    cr_assert_eq(unlink(tempdir_file(&dir, plan.files[ND_PIECE_BODY].name)), 0);
+    assert_fails(nd_shard_write(&plan, dir.path, 0, &data, &record), ND_ERR_CANTCREATE,
+                 "Input/output error");
+    cr_assert_eq(the_disk.durable, 32 * mib);
     the_disk.there = false;
     munmap(memory, (size_t)size);
     nd_shard_plan_fini(&plan);
