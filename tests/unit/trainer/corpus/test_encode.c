@@ -319,6 +319,9 @@ Test(corpus, folders_and_patterns)
                  "no file matches");
     assert_fails(nd_corpus_files_add(&none, "/nowhere/a.txt", ND_DATA_AUTO), ND_ERR_DATA,
                  "cannot be read");
+    cr_assert_eq(mkfifo(within("pipe.txt"), 0600), 0);
+    assert_fails(nd_corpus_files_add(&none, within("pipe.txt"), ND_DATA_AUTO), ND_ERR_DATA,
+                 "is no regular file");
     nd_corpus_files_fini(&none);
 }
 
@@ -502,6 +505,10 @@ Test(corpus, a_very_long_line)
     cr_expect_eq(out.counts.documents, 1);
     cr_expect_eq(out.counts.text.bytes, SIZE);
     free(line);
+    const char *path = tempdir_write(&dir, "a.jsonl", "\n", 1);
+    cr_assert_eq(truncate(path, (256 << 20) + 1), 0);
+    assert_fails(corpus_encode_path(path, job, &out), ND_ERR_DATA,
+                 "line 2 has more than 268435456 bytes");
 }
 
 Test(corpus, end_of_text)

@@ -82,11 +82,17 @@ static ino_t shown_number;
 /* The time of day, and of the last change of each text; 0 s: as they are. */
 static struct timespec fixed_now, fixed_change;
 
+/* Seconds between two looks at the other clock; -1: it goes by itself. */
+static time_t look_seconds = -1;
+
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
     const int code = (int)syscall(SYS_clock_gettime, clock, now);
     if (clock == CLOCK_REALTIME && fixed_now.tv_sec > 0) {
         *now = fixed_now;
+    } else if (clock == CLOCK_MONOTONIC && look_seconds >= 0) {
+        static atomic_long looks;
+        *now = (struct timespec){1000 + look_seconds * atomic_fetch_add(&looks, 1), 0};
     }
     return code;
 }
@@ -210,6 +216,27 @@ static ino_t inode(const char *path)
     return st.st_ino;
 }
 
+static mode_t mode(const char *path)
+{
+    struct stat st;
+    cr_assert_eq(stat(path, &st), 0, "%s", path);
+    return st.st_mode & 07777;
+}
+
+/* How often the log has these words, since tempdir_catch_stderr. */
+static int said(const char *words)
+{
+    char *text;
+    size_t size;
+    int count = 0;
+    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_DATA, &text, &size));
+    for (const char *p = text; (p = strstr(p, words)); p++) {
+        count++;
+    }
+    free(text);
+    return count;
+}
+
 /* Opens the cache of now, and compares its path with that of another one. */
 static void expect_same(const nd_token_cache *before, bool same)
 {
@@ -281,6 +308,84 @@ Test(token_cache, is_written_once_for_a_text_and_a_tokenizer)
     expect_same(first, false);
     cr_expect_eq(count_files(), 3);
     nd_token_cache_close(first);
+}
+
+/* Where no other is asked for. */
+Test(token_cache, its_folder_is_that_of_the_user)
+{
+    const char *const bases[] = {dir.path, "base", "", NULL, NULL, "base"};
+    for (int i = 0; i < 6; i++) {
+        const char *const home = i < 4 ? caches.path : i == 4 ? "home" : NULL;
+        char *folder = NULL;
+        unsetenv("XDG_CACHE_HOME");
+        unsetenv("HOME");
+        cr_assert(!bases[i] || setenv("XDG_CACHE_HOME", bases[i], 1) == 0);
+        cr_assert(!home || setenv("HOME", home, 1) == 0);
+        if (i < 4) {
+            assert_ok(nd_token_cache_folder("", &folder));
+            cr_expect_str_eq(folder, i == 0 ? tempdir_file(&dir, "ndtrain")
+                                            : tempdir_file(&caches, ".cache/ndtrain"));
+            cr_expect_eq(rmdir(folder), 0, "it is there");
+        } else {
+            assert_fails(nd_token_cache_folder("", &folder), ND_ERR_CONFIG, "no home folder");
+        }
+        free(folder);
+    }
+}
+
+/* Whoever may write into the folder may go on where a process died; the cache is its writer's. A
+ * user's own token files follow the umask. */
+Test(token_cache, a_folder_gives_its_files_their_mode)
+{
+    static const mode_t folders[] = {0700, 0750, 02770, 01777};
+    const nd_token_sharing sharing = {0};
+    umask(0027);
+    for (int i = 0; i < 4; i++) {
+        const char *path = tempdir_file(&caches, "x");
+        nd_token_files out;
+        cr_assert_eq(chmod(caches.path, folders[i]), 0);
+        assert_ok(nd_token_files_open(path, 100, &sharing, &out));
+        cr_expect_eq(mode(out.tokens.part), folders[i] & 0666, "%d", i);
+        assert_ok(nd_token_files_commit(&out));
+        cr_expect_eq(mode(path), folders[i] & 0644, "%d", i);
+        nd_token_files_fini(&out);
+    }
+    assert_ok(corpus_write(prefix, 100, NULL, 0));
+    cr_expect_eq(mode(tempdir_file(&dir, "out.bin")), 0640);
+}
+
+Test(token_cache, what_became_of_the_text_is_told)
+{
+    static const char rows[] = "{\"text\": \"<|begin|>a\"}\n{\"text\": \"\"}\n{\"text\": 3}\n"
+                               "{\"prompt\": \"p\", \"completion\": \"c\"}\n"
+                               "{\"text\": \"\\ud800 \xff\xff\"}\n";
+    static const char *const words[] = {"b.jsonl\": 100 %, ",
+                                        "1 bad rows were left out",
+                                        "1 documents without text were left out",
+                                        "special tokens 1 times",
+                                        "1 documents begin with the beginning of sequence twice",
+                                        "2 invalid sequences of bytes and 1 halves",
+                                        "0 unknown tokens",
+                                        "plain form of chatml",
+                                        "b.jsonl\": 3 documents, 17 tokens, 1.06 bytes a token",
+                                        "15 of these tokens count in the loss (88.2 %)"};
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    tempdir_catch_stderr(&dir);
+    look_seconds = 0;
+    nd_token_cache_close(open_cache());
+    cr_expect(said("\n") == 3 && said("jsonl\": 20000 documents, ") == 1);
+    asked.job.skip_bad = 1;
+    rules.add_special = rules.chat.foreign = true;
+    rules.special_in_text = ND_SPECIAL_PARSE;
+    look_seconds = 10;
+    use_text(tempdir_write(&dir, "b.jsonl", rows, sizeof rows - 1));
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    nd_token_cache_close(cache);
+    cr_expect_eq(said("\n"), 3 + 10);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        cr_expect_eq(said(words[i]), 1, "%s", words[i]);
+    }
 }
 
 /* Rules of which no two may share a cache. */
@@ -482,11 +587,16 @@ Test(token_cache, who_waits_looks_less_and_less_often)
 {
     opening o = {0};
     begin_part();
+    cr_assert_eq(ftruncate(part.fd, 1500000), 0);
+    tempdir_catch_stderr(&dir);
+    look_seconds = 0;
     atomic_store(&pause_count, 0);
     cr_assert_eq(pthread_create(&o.thread, NULL, open_beside, &o), 0);
     wait_until_refused(20);
     end_part();
     pthread_join(o.thread, NULL);
+    cr_expect_eq(said("waiting for another process"), 1);
+    cr_expect_eq(said(".tokens: 1.5 MB so far"), 1);
     cr_assert_eq(o.error.status, ND_OK, "%s", o.error.message);
     cr_expect_leq(atomic_load(&pauses[0]), 20);
     cr_expect_eq(atomic_load(&pauses[18]), 1000);
