@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -333,6 +334,36 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
                  "m.bin\" does not exist");
     assert_fails(try_open(tempdir_file(&dir, "none"), ND_DATA_AUTO, "file", 256, 4), ND_ERR_DATA,
                  "none\" does not exist");
+}
+
+/* Behind 2^32 - 2 tokens, of 16 GiB, a document begins within a block. */
+Test(dataset, tokens_far_behind_in_a_file)
+{
+    const nd_document_rules separate = {ND_DOCUMENTS_SEPARATE, .end_of_text = -1, .model_end = -1};
+    const int32_t lengths[] = {INT32_MAX, INT32_MAX}, last[] = {15, 16, 17, 18};
+    const int64_t half = INT32_MAX, places[] = {4 * half, 8 * half}, index = 2 * half / 7;
+    int32_t x[6], y[6], first_keys[6];
+    nd_block block = {x, y, first_keys};
+    idx_file idx = make_idx(4, 4);
+    memcpy(idx.data + 34, lengths, sizeof lengths);
+    memcpy(idx.data + 34 + 12 + 8, places, sizeof places);
+    tempdir_write(&dir, "m.idx", idx.data, idx.size);
+    const char *path = tempdir_write(&dir, "m.bin", "", 0);
+    const int fd = open(path, O_WRONLY);
+    cr_assert_eq(pwrite(fd, last, sizeof last, places[1]), sizeof last);
+    close(fd);
+    for (int64_t vocab = 17; vocab <= 19; vocab += 2) {
+        assert_ok(try_open(path, ND_DATA_AUTO, "file", vocab, 6));
+        assert_ok(nd_dataset_set_documents(dataset, &separate));
+        if (vocab == 17) {
+            assert_fails(nd_dataset_block(dataset, index, &block), ND_ERR_DATA,
+                         "token 4294967296 (byte 17179869184) has id 17");
+        }
+    }
+    assert_ok(nd_dataset_block(dataset, index, &block));
+    cr_expect_arr_eq(x, ((int32_t[]){0, 0, 15, 16, 17, 18}), sizeof x);
+    cr_expect_arr_eq(y, ((int32_t[]){0, IGNORED, 16, 17, 18, IGNORED}), sizeof y);
+    cr_expect_arr_eq(first_keys, ((int32_t[]){0, 0, 2, 2, 2, 2}), sizeof first_keys);
 }
 
 /* Digest. */
