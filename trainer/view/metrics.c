@@ -185,15 +185,17 @@ static nd_status add_point(nd_column *column, double step, double value)
 
 static void take_back(nd_metrics *m, double step)
 {
-    size_t events = json_array_size(m->events);
     for (int k = 0; k < m->count; k++) {
         nd_column *column = &m->columns[k];
         while (column->count > 0 && column->points[column->count - 1].step > step) {
             column->count--;
         }
     }
-    while (events > 0 && nd_json_number(json_array_get(m->events, events - 1), "step") > step) {
-        json_array_remove(m->events, --events);
+    /* A checkpoint is told when it is durable, behind events of later steps. */
+    for (size_t i = json_array_size(m->events); i > 0; i--) {
+        if (nd_json_number(json_array_get(m->events, i - 1), "step") > step) {
+            json_array_remove(m->events, i - 1);
+        }
     }
 }
 

@@ -132,7 +132,8 @@ Test(metrics, keys_come_in_any_order)
     const char *path =
         file("{ \"step_ms\" : 10 , \"new\" : {\"a\":[1,\"}\\\"\"]} , \"skipped\":true, "
              "\"loss\": null, \"text\":\"x,}\", \"step\": 3 }\r\n\n"
-             "{\"validation_ms\":5,\"step\":3,\"validation_loss\":1.5}\n");
+             "{\"validation_ms\":5,\"step\":3,\"validation_loss\":1.5}\n"
+             "{\"event\":\"ended\",\"step\":0}\n");
     read_metrics(path);
     cr_assert_eq(value_at("skipped", 3), 1);
     cr_assert(count_of("loss") == 1 && isnan(value_at("loss", 3)));
@@ -146,7 +147,7 @@ Test(metrics, a_resumed_run_forgets_what_it_made_again)
     for (int step = 1; step <= 5; step++) {
         step_line(out, step, 1);
     }
-    fputs("{\"step\":4,\"validation_loss\":9}\n", out);
+    fputs("{\"step\":4,\"validation_loss\":9}\n{\"event\":\"sample\",\"step\":4}\n", out);
     fputs("{\"event\":\"checkpoint\",\"step\":3,\"reason\":\"interval\",\"bytes\":10,"
           "\"save_ms\":1.5,\"blocked_ms\":0.5}\n",
           out);
@@ -228,6 +229,16 @@ Test(metrics, too_many_names_are_left_out)
     for (int k = 0; k < m.count; k++) {
         cr_assert_lt(strlen(m.columns[k].name), ND_COLUMN_NAME);
     }
+}
+
+/* Eight objects in one another have columns; what lies deeper is passed over. */
+Test(metrics, deep_objects_are_passed_over)
+{
+    read_metrics(file("{\"step\":1,\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"b\":7,"
+                      "\"a\":{\"b\":[8,\"}\"]}}}}}}}}},\"c\":9}\n"));
+    cr_assert_eq(value_at("a.a.a.a.a.a.a.a.b", 1), 7);
+    cr_assert_eq(value_at("c", 1), 9);
+    cr_assert_eq(m.count, 7 + 11, "the first names, eight objects, b, the deepest a, and c");
 }
 
 /* A name may hold anything, and be cut within a character. */
