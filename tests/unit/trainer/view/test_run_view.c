@@ -101,7 +101,8 @@ static json_t *part_of(json_t *data, const char *path)
 /* This part of the page of the run in the folder. */
 static void expect_part(const char *path, const char *wanted)
 {
-    char *text = json_dumps(part_of(data_of_run(), path), JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *text = json_dumps(part_of(data_of_run(), path),
+                            JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
     cr_assert_str_eq(text, wanted);
     free(text);
 }
@@ -129,6 +130,7 @@ Test(run_view, figures_of_a_finished_run)
                   {"runs/0/record/model/planned_bytes", 1048576},
                   {"runs/0/columns/tokens_seen/last", 384},
                   {"runs/0/saved/0/step", 12},
+                  {"runs/0/saved/0/bytes", 5},
                   {"runs/0/first", 1},
                   {"runs/0/last", 6},
                   {"runs/0/wanted", 6}};
@@ -136,6 +138,7 @@ Test(run_view, figures_of_a_finished_run)
                      "{\"step\":6,\"validation_loss\":2.5,\"validation_ms\":5}\n");
     write_file("run.json", record);
     cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-12"), 0700), 0);
+    write_file("checkpoint-12/half", "12345");
     json_t *data = data_of_run();
     cr_assert_str_eq(json_string_value(part_of(data, "runs/0/verdict")), "finished: all 6 steps");
     cr_assert_str_eq(json_string_value(part_of(data, "runs/0/mood")), "good");
@@ -158,23 +161,27 @@ Test(run_view, the_best_validation_has_documents_as_the_last_one)
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least"), 2);
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least_step"), 4);
     cr_assert_eq(number_of(data, "runs/0/columns/validation_set_loss.a/least"), 3);
+    cr_assert_eq(number_of(data, "runs/0/curves/validation_set_loss.a/mean/1"), 3);
 }
 
-/* Each at its own step, and no number as a script would round it. */
+/* Each at its own step, and no number as a script would round it. Sources share the parts of a
+ * chart. */
 Test(run_view, skipped_steps_and_long_numbers_are_exact)
 {
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
     cr_assert_not_null(out);
     for (int step = 1; step <= 10000; step++) {
         const bool skipped = step > 9000 && step % 3 == 0;
-        fprintf(out, "{\"step\":%d,\"loss\":1,%s\"step_ms\":1}\n", step,
-                skipped ? "\"skipped\":true," : "");
+        fprintf(out,
+                "{\"step\":%d,\"source_loss\":{\"a\":1,\"b\":2,\"c\":3,\"d\":4},%s\"step_ms\":1}\n",
+                step, skipped ? "\"skipped\":true," : "");
     }
     fclose(out);
     write_file("run.json", "{\"config\":{\"train.seed\":9007199254740993,\"a\":[-1,"
                            "-9007199254740993,9007199254740992]}}");
     json_t *data = data_of_run(), *skipped = part_of(data, "runs/0/skipped");
     cr_assert_eq(json_array_size(skipped), 100);
+    cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/source_loss.c/mean")), 300);
     cr_assert_eq(number_of(data, "runs/0/skipped/0"), 9003);
     cr_assert_eq(number_of(data, "runs/0/skipped/99"), 9300);
     json_t *config = part_of(data, "runs/0/record/config");
@@ -253,6 +260,9 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
     EXPECT_VERDICT("{\"event\":\"checkpoint\",\"step\":5,\"reason\":\"signal\"}\n" LOST(
                        "5", "metrics.jsonl", "1"),
                    ND_RUN_STOPPED, "step 5 of 6", "--resume-from-checkpoint latest");
+    EXPECT_VERDICT("{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n" LOST(
+                       "5", "metrics.jsonl", "1"),
+                   ND_RUN_ENDED_EARLY, "step 5 of 6");
     EXPECT_VERDICT(LOST("4", "TensorBoard", "4"), ND_RUN_ENDED_EARLY, "step 4 of 6",
                    "the run's log");
 }
@@ -333,13 +343,16 @@ Test(run_view, what_is_no_run_is_refused)
     assert_fails(nd_run_view_open(dir.path, 0, &view), ND_ERR_DATA, "run.json");
 }
 
-/* The newest start has the settings that count. */
+/* The newest start has the settings that count. The run's name is also that of this folder. */
 Test(run_view, of_several_starts_the_last_one_counts)
 {
     write_metrics(6, "");
     write_file("run.json", "{\"config\":{\"train.steps\":4}}");
     write_file("run-2.json", record);
-    nd_run_view view = open_view(0);
+    nd_run_view view;
+    cr_assert_eq(chdir(dir.path), 0);
+    assert_ok(nd_run_view_open("./", 0, &view));
+    cr_assert_str_eq(view.name, strrchr(dir.path, '/') + 1);
     cr_assert_eq(view.steps_wanted, 6);
     nd_run_view_close(&view);
 }
@@ -384,6 +397,15 @@ Test(run_view, a_page_of_one_run_and_of_two)
         json_decref(data);
         free(html);
     }
+    /* The steps of a page are those of all its runs. */
+    nd_run_view_close(&views[1]);
+    write_file("metrics.jsonl", "{\"step\":4,\"loss\":1,\"step_ms\":1}\n");
+    views[1] = open_view(0);
+    char *html = page_of(views, 2);
+    json_t *data = data_in(html);
+    cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/loss/mean")), 6);
+    json_decref(data);
+    free(html);
     nd_run_view_close(&views[0]);
     nd_run_view_close(&views[1]);
 }
@@ -397,13 +419,17 @@ Test(run_view, the_slowest_rank_is_named)
                 "\"slowest_rank\":%d}\n",
                 step, step == 4 ? 18 : 10, step == 1 ? 0 : 3);
     }
-    fputs("{\"step\":6,\"loss\":1,\"step_ms\":20,\"slowest_ms\":9,\"fastest_ms\":8,"
-          "\"slowest_rank\":1e9}\n",
-          out);
+    static const char *const others[][2] = {{"9", "1e9"}, {"null", "3"}, {"9", "4"}};
+    for (int i = 0; i < 3; i++) {
+        fprintf(out,
+                "{\"step\":%d,\"loss\":1,\"step_ms\":20,\"slowest_ms\":%s,\"fastest_ms\":8,"
+                "\"slowest_rank\":%s}\n",
+                6 + i, others[i][0], others[i][1]);
+    }
     fclose(out);
     write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,"
                            "\"cp\":1,\"tp\":2}}");
-    expect_part("runs/0/slowest", "[[0,\"s0 t0\",1,2,2],[3,\"s1 t1\",4,16,10]]");
+    expect_part("runs/0/slowest", "[[0,\"s0 t0\",1,2,2],[3,\"s1 t1\",4,16,10],[4,\"\",1,1,1]]");
 }
 
 /* A call of a collective, as a profile has it. */
@@ -435,7 +461,7 @@ Test(run_view, a_profile_says_who_waited_for_whom)
 {
     FILE *out = begin_profile("\"dp_shard\":2,\"tp\":2");
     fputs("{\"name\":\"step 3\",\"cat\":\"step\",\"ph\":\"X\",\"ts\":0,\"dur\":9000,\"pid\":0,"
-          "\"tid\":0},\n",
+          "\"tid\":0},\n{\"cat\":\"step\",\"pid\":1},\n",
           out);
     write_call(out, 0, 1000, 4000, "tp", 7); /* waits 3 ms for rank 1 */
     write_call(out, 1, 4000, 1000, "tp", 7);
@@ -472,6 +498,7 @@ Test(run_view, another_profile_is_refused)
 {
     nd_run_view view;
     fclose(begin_profile("\"dp_shard\":1,\"tp\":1"));
+    expect_part("runs/0/waits", "null"); /* of one worker */
     write_file("profile.json", "[1, 2]\n");
     view = open_view(0);
     json_t *run = json_object();
@@ -484,7 +511,8 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
 {
     write_metrics(3,
                   "{\"step\":2,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
-                  "\"underflow\":0.25,\"underflow_layer\":1,\"amax\":3,\"amax_layer\":7}}}}\n"
+                  "\"underflow\":0.25,\"underflow_layer\":1,\"saturation\":0.5,\"amax\":3,\"amax_"
+                  "layer\":7}}}}\n"
                   "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                   "\"underflow\":0.125,\"underflow_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
     json_t *data = data_of_run();
@@ -494,6 +522,7 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
     cr_assert_eq(number_of(data, UP_UNDERFLOW "/layer"), 1);
     cr_assert_null(part_of(data, UP_UNDERFLOW "_layer"));
     cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/fp8_underflow.gradient/mean")), 2);
+    cr_assert_eq(number_of(data, "runs/0/curves/fp8_saturation.gradient/mean/0"), 0.5);
 }
 
 /* The trace covers steps 3 to 6, of 10 ms each. */
