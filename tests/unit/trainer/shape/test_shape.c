@@ -167,6 +167,7 @@ Test(shape, other_models_are_refused)
     refused("phi3", "'embd_pdrop': 0.1", "embd_pdrop is 0.1");
     refused("llama", "'attn_logit_softcapping': 50.0", "attn_logit_softcapping is set|not capped");
     refused("llama", "'attention_bias': 1", "attention_bias is an integer|true or false");
+    refused("llama", "'hidden_act': 3", "hidden_act is an integer|it must be \"silu\"");
     refused("llama", "'hidden_act': 'gelu'",
             "hidden_act is \"gelu\"|only \"silu\" is supported, so use a model");
     refused("llama", "'sliding_window': 4096", "sliding_window is set|mistral");
@@ -375,6 +376,55 @@ Test(shape, families_have_their_switches_and_defaults)
     refused("llama", "'attention_dropout': 0.1", "attention_dropout is 0.1|write 0");
 }
 
+/* What is absent, and each bias that a file may ask for. Bits: 1 of q k v, 2 of o, 4 of MLP. */
+Test(shape, families_have_the_numbers_of_transformers)
+{
+    enum { NO = -1 }; /* refused */
+    static const char *const keys[] = {"", ", 'attention_bias': true",
+                                       ", 'attention_out_bias': true", ", 'mlp_bias': true"};
+    static const struct {
+        const char *family;
+        int64_t kv_heads, head_dim, positions, window, bos, eos;
+        double eps;
+        int biases[4]; /* with each of the keys */
+    } rows[] = {
+        {"llama", 32, 16, 2048, 0, 1, 2, 1e-6, {0, 3, NO, 4}},
+        {"mistral", 8, 16, 131072, 4096, 1, 2, 1e-6, {0, NO, NO, NO}},
+        {"ministral", 8, 16, 131072, 4096, 1, 2, 1e-6, {0, NO, NO, NO}},
+        {"qwen2", 32, 16, 32768, 0, -1, -1, 1e-6, {1, NO, NO, NO}},
+        {"qwen3", 32, 128, 32768, 0, -1, -1, 1e-6, {0, 3, NO, NO}},
+        {"seed_oss", 8, 128, 524288, 0, 0, 2, 1e-6, {1, 1, 3, 5}},
+        {"phi3", 32, 16, 4096, 0, 1, 32000, 1e-5, {0, NO, NO, NO}},
+        {"granite", 32, 16, 2048, 0, 1, 2, 1e-6, {0, 3, NO, 4}},
+        {"smollm3", 4, 16, 32768, 0, 128000, 128001, 1e-6, {0, 3, NO, 4}},
+        {"ministral3", 8, 128, 262144, 0, 1, 2, 1e-5, {0, NO, NO, NO}},
+        {"olmo2", 32, 16, 2048, 0, -1, 50279, 1e-5, {0, 3, NO, NO}},
+        {"olmo3", 32, 16, 2048, 4096, -1, 50279, 1e-5, {0, 3, NO, NO}},
+        {"exaone4", 32, 16, 2048, 4096, 0, 2, 1e-5, {0, NO, NO, NO}},
+        {"glm4", 2, 128, 131072, 0, -1, 151329, 1.5625e-7, {1, 1, NO, NO}},
+        {"gemma3_text", 4, 256, 131072, 4096, 2, 1, 1e-6, {0, 3, NO, NO}},
+    };
+    cr_assert_eq(sizeof rows / sizeof *rows, ND_FAMILY_COUNT);
+    for (size_t i = 0; i < 4 * ND_FAMILY_COUNT; i++) {
+        char text[512];
+        nd_shape s;
+        snprintf(text, sizeof text,
+                 "{'model_type': '%s', 'vocab_size': 100, 'hidden_size': 512, "
+                 "'intermediate_size': 96, 'num_hidden_layers': 2, 'num_attention_heads': 32, "
+                 "'attention_dropout': 0, 'residual_dropout': 0%s}",
+                 rows[i / 4].family, keys[i % 4]);
+        const bool good = parse(NULL, text, &s) == ND_OK;
+        const int64_t biases = good ? s.qkv_bias + 2 * s.o_bias + 4 * s.mlp_bias : NO;
+        cr_expect_eq(biases, rows[i / 4].biases[i % 4], "%s: %ld", text, (long)biases);
+        cr_expect(!good ||
+                      (s.kv_heads == rows[i / 4].kv_heads && s.head_dim == rows[i / 4].head_dim &&
+                       s.max_positions == rows[i / 4].positions && s.bos_id == rows[i / 4].bos &&
+                       s.eos_id == rows[i / 4].eos && s.rms_eps == rows[i / 4].eps &&
+                       s.window == rows[i / 4].window && s.init_std == 0.02),
+                  "%s", text);
+    }
+}
+
 Test(shape, layers_without_rope)
 {
     nd_shape s = family_of(
@@ -430,9 +480,10 @@ Test(shape, a_frequency_for_each_pair)
         "phi3",
         "'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1.25], 'long_factor': [2, 4]}",
         "short_factor|8 numbers");
-    s = family_of("phi3", "'head_dim': 4, 'rope_scaling': {'type': 'yarn', 'short_factor': [1, 2], "
-                          "'long_factor': [2, 4]}");
-    cr_expect(s.rope.type == ND_ROPE_LONGROPE && s.rope.original_max_positions == 4096,
+    s = family_of("phi3", "'head_dim': 4, 'max_position_embeddings': 64, 'rope_scaling': {'type': "
+                          "'yarn', 'short_factor': [1, 2], 'long_factor': [2, 4]}");
+    cr_expect(s.rope.type == ND_ROPE_LONGROPE && s.rope.original_max_positions == 4096 &&
+                  s.rope.attention_factor == 1,
               "its older name, and the family's number");
     refused("phi3",
             "'head_dim': 4, 'rope_scaling': {'type': 'longrope', 'short_factor': [1, 0], "
@@ -463,6 +514,8 @@ Test(shape, queries_that_grow)
     nd_shape s = family_of("ministral3", "");
     cr_expect(s.rope.type == ND_ROPE_YARN && s.rope.factor == 16 && s.rope.query_beta == 0.1 &&
               s.rope.original_max_positions == 16384 && s.rope.theta == 1e6);
+    s = family_of("ministral3", YARN "4}");
+    cr_expect_eq(s.rope.query_beta, 0);
     refused("mistral", "'rope_scaling': {'type': 'yarn', 'factor': 2, 'llama_4_scaling_beta': 0.1}",
             "llama_4_scaling_beta is not supported|model_type mistral");
     refused("ministral3", "'rope_parameters': {'rope_theta': 10000}",
@@ -530,6 +583,7 @@ Test(shape, layers_with_windows_have_their_own_rope)
     refused("olmo3", "'rope_theta': 1e4", "rope_theta is 10000|sliding_attention");
     refused("olmo3", "'rope_parameters': {'rope_theta': 1e4}",
             "model_type olmo3 rope_parameters must be|sliding_attention");
+    refused("olmo3", "'rope_parameters': {'chunked_attention': {}}", "and nothing else");
     refused("olmo3", "'rope_parameters': 3", "rope_parameters is an integer|a map");
     refused("olmo3", "'rope_parameters': {'sliding_attention': {'rope_type': 'yarn'}}",
             "sliding_attention: rope_type is \"yarn\"|\"default\"");
@@ -669,7 +723,8 @@ Test(shape, mesh_must_divide)
     expect_fit(&s, (nd_mesh){{1, 3, 5, 2, 2}}, 16);
     expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 3}}, 12, "num_attention_heads is 4|mesh.tp 3");
     expect_fit(&s, (nd_mesh){{1, 1, 1, 1, 4}}, 16);
-    expect_misfit(&s, (nd_mesh){{1, 1, 1, 4, 1}}, 12, "train.sequence_length 12|2 x mesh.cp = 8");
+    expect_misfit(&s, (nd_mesh){{1, 1, 1, 4, 1}}, 17,
+                  "train.sequence_length 17|2 x mesh.cp = 8|take a length such as 24");
     expect_misfit(&s, (nd_mesh){{1, 1, 1, 1, 2}}, 15,
                   "= 15 local tokens|mesh.tp 2; take a length such as 16");
     expect_misfit(&s, (nd_mesh){{1, 1, 1, 3, 4}}, 7,
