@@ -321,6 +321,15 @@ Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
     said(1, "step 16/17  about 40 s left\n");
 }
 
+/* Of steps of 40 s one takes 140 s: the newest step is a tenth of the mean, which is 50 s then. */
+Test(sinks, the_time_left_follows_a_moving_mean)
+{
+    config.train.steps = 17;
+    config.log.interval = 1000;
+    send_timed(17, 140, 40);
+    said(1, "step 2/17  about 12 min 30 s left\n");
+}
+
 /* 50 min a step: said after these, after 100 min, and then each time that an hour is over. */
 Test(sinks, the_time_left_is_said_each_hour)
 {
@@ -329,23 +338,24 @@ Test(sinks, the_time_left_is_said_each_hour)
     said(1, "step 4/9  about 4 h 10 min left\nstep 6/9  about 2 h 30 min left\n");
 }
 
-/* A bar is drawn on a terminal when the run is long, and is gone at the end. */
+/* A bar is drawn on a terminal when the run takes 20 s or more, and is gone at the end. */
 Test(sinks, a_long_run_on_a_terminal_has_a_bar)
 {
-    config.train.steps = 1000;
+    config.train.steps = 40;
     config.log.interval = 1000;
     nd_sinks sinks = open_sinks(true);
     assert_ok(send_steps(&sinks, 1, 2));
     assert_ok(nd_sinks_validation(&sinks, &validation));
     nd_sinks_close(&sinks);
-    said(1, "step 1/1000  loss 0.3333  8 min 20 s left\033[K\r");
-    said(1, "\r\033[Kstep 5/1000  validation loss");
+    said(1, "step 1/40  loss 0.3333  20 s left\033[K\r");
+    said(1, "\r\033[Kstep 5/40  validation loss");
     expect_whole_lines("stderr");
 }
 
 Test(sinks, a_short_or_quiet_run_has_no_bar)
 {
-    nd_sinks sinks = open_sinks(true); /* 10 steps of 0.5 s */
+    config.train.steps = 39; /* of 0.5 s */
+    nd_sinks sinks = open_sinks(true);
     assert_ok(send_steps(&sinks, 1, 1));
     nd_sinks_close(&sinks);
     said(0, "\r");
@@ -385,6 +395,7 @@ Test(sinks, a_run_that_continues_cuts_off_half_a_line)
     nd_sinks sinks;
     options.continues = true;
     assert_ok(nd_sinks_open(&sinks, &options));
+    cr_expect_eq(nd_sinks_metrics_bytes(&sinks), sizeof old - 9);
     assert_ok(send_steps(&sinks, 1, 1));
     nd_sinks_close(&sinks);
     wrote(1, "y\n{\"step\":1,");
@@ -495,9 +506,10 @@ Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
     nd_sinks_close(&sinks);
 }
 
-/* The words of most errors, and a checkpoint's whole path. */
-Test(sinks, texts_of_600_bytes_are_whole)
+/* The words of most errors, a checkpoint's whole path, and the text of a long sample. */
+Test(sinks, long_texts_are_whole)
 {
+    static char sample[20001], line[20100];
     char why[601] = "", quoted[604];
     memset(why, 'y', sizeof why - 1);
     snprintf(quoted, sizeof quoted, "\"%s\"", why);
@@ -506,8 +518,13 @@ Test(sinks, texts_of_600_bytes_are_whole)
         &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why}));
     const nd_run_event odd = {.kind = ND_RUN_EVENT_ENDED, .reason = "a\\b\"c\x1f \xff\xc3\xa9"};
     assert_ok(nd_sinks_event(&sinks, &odd)); /* what a text of JSON cannot have as it is */
+    memset(sample, 'z', sizeof sample - 1);
+    snprintf(line, sizeof line, "\"prompt\":\"%s\",\"text\":\"%s\"", "Once", sample);
+    assert_ok(nd_sinks_event(
+        &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_SAMPLE, .path = "Once", .reason = sample}));
     nd_sinks_close(&sinks);
     wrote(1, quoted);
+    wrote(1, line);
     wrote(1, "\"a\\u005cb\\u0022c\\u001f \\u003f\xc3\xa9\"");
 }
 

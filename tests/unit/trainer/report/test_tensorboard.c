@@ -15,7 +15,9 @@ TEMPDIR_SUITE(tensorboard, tempdir_leave_empty);
 
 static const nd_shape shape = {SIZES(256, 64, 128, 2, 4, 2, 16)};
 
-/* Opens the sink, writes one step, and closes it. */
+static const nd_source_loss sources[] = {{"web", 3.5, 60}, {"code", 4.25, 4}};
+
+/* Opens the sink, writes one step with sources and a validation with sets, and closes it. */
 static void write_step(int64_t step, double loss)
 {
     nd_config config;
@@ -28,9 +30,15 @@ static void write_step(int64_t step, double loss)
                                  .tokens_per_step = 1024};
     assert_ok(nd_writer_open(1e6, 1 << 20, &options.writer));
     assert_ok(nd_tensorboard_sink_open(&options, &sink));
-    assert_ok(sink.step(
-        sink.self,
-        &(nd_step_record){.step = step, .loss = loss, .grad_norm = 2.5, .step_seconds = 1}));
+    assert_ok(sink.step(sink.self, &(nd_step_record){.step = step,
+                                                     .loss = loss,
+                                                     .grad_norm = 2.5,
+                                                     .step_seconds = 1,
+                                                     .skipped = true,
+                                                     .sources = sources,
+                                                     .source_count = 2}));
+    assert_ok(sink.validation(
+        sink.self, &(nd_validation_record){.step = step, .sets = sources, .set_count = 2}));
     assert_ok(nd_writer_flush(options.writer));
     sink.close(sink.self);
     nd_writer_close(options.writer);
@@ -129,10 +137,27 @@ static const char *field(const char *message, size_t length, uint32_t wanted, si
     return NULL;
 }
 
+/* The values of an event: NAME=VALUE, one a line. */
+static void read_values(const char *event, size_t length, char *text, size_t room)
+{
+    size_t rest, used = 0, bytes, tag_bytes, value_bytes;
+    const char *value = field(event, length, 5, &rest), *end = value + rest;
+    while (value < end) { /* each value has a key of its own */
+        float got;
+        value = field(value, (size_t)(end - value), 1, &bytes);
+        const char *tag = field(value, bytes, 1, &tag_bytes);
+        memcpy(&got, field(value, bytes, 2, &value_bytes), sizeof got);
+        used += (size_t)snprintf(text + used, room - used, "%.*s=%g\n", (int)tag_bytes, tag, got);
+        cr_assert_lt(used, room);
+        value += bytes;
+    }
+}
+
 Test(tensorboard, a_record_has_the_step_and_all_its_values)
 {
     write_step(300, 1.5);
     size_t length, bytes;
+    char values[1024];
     assert_ok(nd_fs_read(newest_file(), 1 << 22, ND_ERR_DATA, &content, &size));
     const char *version = next_record(&length);
     const char *text = field(version, length, 3, &bytes);
@@ -140,27 +165,18 @@ Test(tensorboard, a_record_has_the_step_and_all_its_values)
     cr_assert_eq(memcmp(text, "brain.Event:2", bytes), 0);
     next_record(&length); /* the configuration */
     const char *event = next_record(&length);
-    cr_assert_eq(at, size, "there are no more records");
     const char *step = field(event, length, 2, &bytes);
     cr_assert_eq(bytes, 2);
     cr_assert_eq((step[0] & 127) | step[1] << 7, 300);
-    size_t rest, tag_bytes, value_bytes;
-    const char *value = field(event, length, 5, &rest);
-    static const struct {
-        const char *tag;
-        float value;
-    } wanted[] = {{"train/loss", 1.5f}, {"train/grad_norm", 2.5f}};
-    for (int i = 0; i < 2; i++) { /* each value has a key of its own */
-        const char *end = value + rest;
-        float got;
-        value = field(value, rest, 1, &bytes);
-        const char *tag = field(value, bytes, 1, &tag_bytes);
-        cr_assert_eq(strncmp(tag, wanted[i].tag, tag_bytes), 0);
-        memcpy(&got, field(value, bytes, 2, &value_bytes), sizeof got);
-        cr_assert_eq(got, wanted[i].value);
-        value += bytes;
-        rest = (size_t)(end - value);
-    }
+    read_values(event, length, values, sizeof values);
+    cr_expect_eq(strncmp(values, "train/loss=1.5\ntrain/grad_norm=2.5\n", 35), 0, "%s", values);
+    cr_expect_not_null(
+        strstr(values, "\ntrain/skipped=1\ntrain/loss/web=3.5\ntrain/loss/code=4.25\n"), "%s",
+        values);
+    event = next_record(&length);
+    read_values(event, length, values, sizeof values);
+    cr_expect_not_null(strstr(values, "\neval/loss/web=3.5\neval/loss/code=4.25\n"), "%s", values);
+    cr_assert_eq(at, size, "there are no more records");
     free(content);
 }
 

@@ -31,6 +31,8 @@ Test(step_line, names_every_number_with_its_unit)
     /* tiny models still show a time */
     cr_assert_not_null(strstr(line_of(120, 2, 1, 0.00321, bytes, speed), "  3.21 ms  "));
     cr_assert_not_null(strstr(line_of(120, 2, 1, 10, bytes, speed), "  10.0 s  "));
+    const nd_speed ten = {.tflops_causal = 10};
+    cr_assert_not_null(strstr(line_of(120, 2, 1, 10, bytes, ten), "  10.0 TFLOP/s/worker  "));
 }
 
 Test(step_line, fits_a_terminal)
@@ -76,6 +78,7 @@ Test(step_line, durations)
     cr_assert_str_eq(nd_duration_format(text, sizeof text, 7384), "2 h 03 min");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, INFINITY), "an unknown time");
     cr_assert_str_eq(nd_duration_format(text, sizeof text, NAN), "an unknown time");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 1e9), "an unknown time");
 }
 
 Test(step_line, quantities_and_bytes_keep_three_digits_or_more)
@@ -87,6 +90,7 @@ Test(step_line, quantities_and_bytes_keep_three_digits_or_more)
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 972.0 * 1024), "972 KiB");
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 973.0 * 1024), "1 MiB");
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 5e8), "477 MiB");
+    cr_assert_str_eq(nd_bytes_format(text, sizeof text, 9999.0 * (1 << 20)), "9999 MiB");
     cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 999), "999 B");
     cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 1250), "1.25 kB");
     cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 306000), "306.0 kB");
