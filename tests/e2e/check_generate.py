@@ -205,13 +205,18 @@ def says_what_is_wrong(t):
     t.run(f"{GENERATE} --model kept --prompt a --chat --model-verify false", 65, "--chat needs a tokenizer")
     own = f"{EVAL} --model kept --data valid.txt --sequence-length 64 --model-verify false"
     t.run(own, 65, "a text has no tokens")
+    t.write("r.jsonl", [dict(context="a", choices=["b"])])
+    t.run(f"{EVAL} --model kept --requests r.jsonl --model-verify false", 65, "a text has no tokens; name one with --tokenizer")
     weights = (t.folder / "kept/model.safetensors").read_bytes()
     head = 8 + int.from_bytes(weights[:8], "little")
     t.write("kept/model.safetensors", weights[:head] + (len(weights) - head) * b"\xff")
     t.run(f"{own} --tokenizer bytes", 70, 'the loss on "valid.txt" is nan')
     t.run(f"{GENERATE} --model run --jsonl", 65, "line 1", given='{"prompt": 1}\n')
-    t.write("r.jsonl", [dict(context="a", choices=["b"])])
     t.run(f"{EVAL} --model run --requests r.jsonl", 65, '"gold" must be')
+    t.write("none.jsonl", "\n")
+    t.run(f"{EVAL} --model run --requests none.jsonl", 65, '"none.jsonl" has no request')
+    t.run(f"{GENERATE} --model run --prompt a --tokenizer {GOLDENS}/llama3.json", 65, (
+        "the tokenizer has ids up to 429, but the model's vocab_size is 256; ", "token 1 of the prompt is 421"))
 
 
 @test
@@ -324,6 +329,14 @@ def reads_line_after_line(t):
         t.until(lambda: b"GOMP_SPINCOUNT=20000" in open(f"/proc/{process.pid}/environ", "rb").read().split(b"\0"))
     process.stdin.close()
     check(process.wait(steps.LIMIT_S) == 0, t.read("log"))
+    # Several that wait for a line end together.
+    process = t.start(f"{LAUNCH} --model run --interactive --max-new-tokens 1 --num-processes 2 --tp-size 2", stdin=subprocess.PIPE,
+                      stdout=subprocess.PIPE)
+    process.stdin.write(b"ab cd\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.terminate()
+    t.ended(process, 75, "stopped by a signal while it waited for input")
     t.run(f"{lines} --context 20", says="--context is 20; shorten the prompt", given="a\n")
     t.run(f"{lines} --prompt a", 2, "--interactive reads prompts")
 
@@ -366,13 +379,23 @@ def a_chat_is_written_in_its_form(t):
     check(t.run(f"{ask} --chat --prompt 'hi you'", says="chat form: chatml") == plain, t.out)
     t.write("rows.jsonl", [dict(messages=[dict(role="user", content="hi you")])])
     check(t.run(f"{ask} --prompt-file rows.jsonl", says="chat form: chatml") == plain, t.out)
+    check(t.run(f"{ask} --prompt-file rows.jsonl --chat-format chatml", says="chat form: chatml") == plain, t.out)
+    t.run(f"{ask} --prompt-file rows.jsonl --chat-format llama3", 65, "has no token <|begin_of_text|>, which this data.chat_format needs")
+    for text, says, never in ("<|begin|>a", "begins with the beginning of text twice", "\0"), ("a", (), "twice"):
+        t.run(f"{ask} --prompt '{text}' --tokenizer {GOLDENS}/llama3.json", says=says, never=never)
+    t.run(f"{ask} --prompt-file rows.jsonl")
     # A later line of a conversation has the earlier ones, and their answers, before it.
     messages = [dict(role="user", content="hi you"), dict(role="assistant", content=t.rows()[0]["text"]), dict(role="user", content="and I")]
     t.write("rows.jsonl", [dict(messages=messages[begin:end]) for begin, end in ((0, 1), (0, 3), (2, 3))])
     t.run(f"{ask} --prompt-file rows.jsonl")
     first, second, alone = (row["text"] for row in t.rows())
+    prompt = t.rows()[0]["prompt_tokens"]
     t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos", given="hi you\nand I\n")
     check(t.out == f"{first}\n{second}\n" and second != alone, (first, second, alone, t.out))
+    # One with no room for another message begins anew.
+    t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos --context {prompt + 9}",
+          given="hi you\nand I\nhi you\n", says="the conversation begins anew")
+    check(t.out == f"{first}\n{first}\n", (first, t.out))
     check(re.search('"eos_token_id": [0-9]', t.read("run/model/config.json")), "an end of text")
     (t.folder / "run/model").rename(t.folder / "elsewhere")  # a run that has not ended: its tokenizer is where it was
     t.run(f"{chat} --max-new-tokens 9", says="chat form: chatml")

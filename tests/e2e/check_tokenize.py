@@ -92,6 +92,8 @@ def the_command(t):
     for end in "bin", "idx", "mask":
         t.same(f"one.{end}", f"two.{end}")
     t.write("bad.jsonl", '{"text": "a"}\n{"text": 1}\n')
+    t.write("empty.jsonl", [dict(text="")])
+    t.write("m.gguf", "")
     for code, words, fact in (
             (73, f"{TOKENIZE} --input a.jsonl --output-prefix one", "is there already"),
             (65, f"{TOKENIZE} --input none --output-prefix x", ""),
@@ -102,6 +104,8 @@ def the_command(t):
             (2, f"{TOKENIZE} --input --output-prefix x", "--input needs a value"),
             (2, f"{TOKENIZE} --input a.jsonl --output-prefix x --document-separator=", "--document-separator is empty"),
             (2, "ndtrain tokenize --tokenizer bytes --input a.jsonl --output-prefix x --append-eod", "leave --append-eod out"),
+            (2, "ndtrain tokenize --tokenizer m.gguf --input a.jsonl --output-prefix x", '"m.gguf" is a GGUF file'),
+            (65, f"{TOKENIZE} --input empty.jsonl --output-prefix x", "the input has no document with text in it"),
             (65, f"{TOKENIZE} --input bad.jsonl --output-prefix x", 'bad.jsonl" line 2: "text" is not a string'),
             (73, f"{TOKENIZE} --input a.jsonl --output-prefix /proc/x", "")):
         t.run(words, code, fact)
@@ -152,7 +156,10 @@ def a_run_from_messages_is_the_run_from_its_token_files(t):
     """Rows of messages, as a run encodes them."""
     write_chat(t)
     command = "ndtrain tokenize --tokenizer chat --input m.jsonl --output-prefix"
-    t.run(f"{command} m --chat-format chatml")
+    t.run(f"{command} m --chat-format chatml", never="which nothing reads")
+    t.write("s.jsonl", [dict(messages=[dict(role=role, content="a", mood="b") for role in ("user", "assistant")])])
+    t.run("ndtrain tokenize --tokenizer chat --input s.jsonl --output-prefix s --chat-format chatml",
+          says='  messages have the key "mood", which nothing reads\n')
     check((t.folder / "m.mask").stat().st_size > 0, "a mask")
     t.run(f"{command} n --chat-format model", 65, "is model, but there is no chat template beside")
     for out, data, tokenizer, flags in ("text", "m.jsonl", "chat", " --chat-format chatml"), ("pair_run", "m", "file", ""):
