@@ -108,6 +108,8 @@ def fp8_products_take_half_the_time_on_a_gpu(t):
     bf16, fp8 = (seconds(f"--precision {precision}", "H100") for precision in ("bf16", "fp8"))
     check(0.5 * bf16 < fp8 < 0.75 * bf16, f"{bf16} and {fp8} s")
     near(seconds("--precision fp8 --device cpu", "CPU"), seconds("--precision bf16 --device cpu", "CPU"), 1e-3)
+    for precision, says, never in ("fp8", "\nautotune: a run may leave more linears in BF16", "\0"), ("bf16", (), "\nautotune: "):
+        plan(t, f"llama-3.1-8b/fp8.yaml --set kernels.autotune=true --precision {precision}", None, says, never)
 
 
 def rated_flops():
@@ -142,9 +144,11 @@ def replicas_add_their_gradients_once(t):
     """Each of two sends a half of its F32 gradients, and then a half of the sums. The update reads gradients twice, reads and writes
     masters and two moments, and writes BF16 weights."""
     weights = 8030261248
-    plan(t, "llama-3.1-8b/tp_hsdp.yaml --device cuda --explain --num-processes 2 --dp-replicate-size 2 --dp-shard-size 1 --tp-size 1", 1)
-    near(after(t, " GB moved, "), 2 * 4 * weights / 2 * 1e-9, 1e-3)
-    near(after(t, " s other ops, "), (2 * 4 + 3 * 2 * 4 + 2) * weights / (3.35e12 * 0.92), 1e-3)
+    file = "llama-3.1-8b/tp_hsdp.yaml --device cuda --explain --num-processes 2 --dp-replicate-size 2 --dp-shard-size 1 --tp-size 1"
+    for name, arrays in ("adamw", 3), ("sgd", 1):  # masters, and two moments
+        plan(t, f"{file} --optimizer {name}", None)  # it need not fit
+        near(after(t, " GB moved, "), 2 * 4 * weights / 2 * 1e-9, 1e-3)
+        near(after(t, " s other ops, "), (2 * 4 + arrays * 2 * 4 + 2) * weights / (3.35e12 * 0.92), 1e-3)
 
 
 @test

@@ -292,6 +292,16 @@ def bench_times_every_precision(t):
     t.run("ndlaunch bench --layer --repeats 1 --device cpu --num-processes 2 --dp-shard-size 2 --set model.config=model.json "
           "--sequence-length 64", says=("\nbf16 ", "\nfp8 tensorwise ", "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ", "\nfp8 delayed ",
                                         "mesh 1 x 2 x 1 x 1 ", ", 128 tokens; "))
+    layer = "ndtrain bench --layer --repeats 1 --device cpu --set model.config=model.json --sequence-length 64"
+    # Milliseconds have three digits, the number of times two, and tokens a second none.
+    lines = [line.split()[-5:] for line in t.run(layer).splitlines() if line.startswith(("bf16 ", "fp8 "))]
+    for forward, backward, both, times, speed in (map(float, line) for line in lines):
+        usual = float(lines[0][2])
+        check(abs(forward + backward - both) < 2e-3 and abs(times - usual / both) < 6e-3 + usual / both * 1e-3 / min(usual, both), t.out)
+        check(abs(speed * both / 64e3 - 1) < 1e-3 / both + 1 / speed, t.out)
+    t.run(f"{layer} --jsonl")
+    check([row["precision"].split()[-1] for row in t.rows()] == ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"], t.out)
+    check(all(row["forward_seconds"] > 0 < row["backward_seconds"] and row["tokens"] == 64 for row in t.rows()), t.out)
     own = "ndtrain bench --products --device cpu --jsonl --sizes 32x48x64"
     t.run(f"{own},16x16x16", says=('"m":32,"k":48,"n":64,"bf16_seconds":', '"delayed_seconds":'))
     t.run(own, says='"tensorwise_seconds":', ND_CPU_ISA="amx_emulated")  # where operands are packed

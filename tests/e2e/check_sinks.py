@@ -38,6 +38,19 @@ def a_tracker_that_hangs_costs_lines_and_not_the_run(t):
 
 
 @test
+def a_tracker_whose_program_ends_is_dropped(t):
+    """The run goes on, and says how that program has ended."""
+    t.write("python", "#!/bin/sh\nkill -9 $$\n")
+    (t.folder / "python").chmod(0o755)
+    for python, code in ("false", 1), ("./python", 137):
+        t.remove("out")
+        process = t.start(f"{RUN} --num-steps 1000000 --log-with wandb --tracker-python {python}")
+        t.until(lambda: "has ended" in t.read("log"), process)
+        process.terminate()
+        t.ended(process, 75, f"which goes on without it: wandb_sync.py has ended with {code} before the run; ")
+
+
+@test
 def a_run_that_is_killed_while_its_metrics_hang_leaves_whole_lines(t):
     """The lines before the one that hangs stay whole; a half of that one is passed over."""
     for half in {}, dict(ND_HANG_HALF="1"):
