@@ -12,17 +12,17 @@ static const nd_config config = {.resolved_mesh = {{1, 1, 3, 1, 1}}};
 
 typedef struct job {
     nd_attempt attempt;
-    nd_child children[3];
-    nd_progress_slot slots[3];
-    nd_failure_slot failures[3];
+    nd_child children[6];
+    nd_progress_slot slots[6];
+    nd_failure_slot failures[6];
 } job;
 
-/* Three workers that ended well. */
+/* Three workers that ended well, with room for as many more. */
 static job *make_job(void)
 {
     job *j = calloc(1, sizeof *j);
     cr_assert_not_null(j);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 6; i++) {
         j->children[i] = (nd_child){.attempt = &j->attempt, .rank = i, .local_rank = i};
     }
     j->attempt = (nd_attempt){.options = {.config = &config,
@@ -153,6 +153,24 @@ Test(report, the_rank_that_failed_first)
         cr_expect(strstr(text, printed(", device device%d): ", cases[i].first)), "%s: %s",
                   cases[i].what, text);
     }
+}
+
+/* What two say alike is said once, and of the others at most three. */
+Test(report, a_few_of_many_messages_are_shown)
+{
+    job *j = make_job();
+    j->attempt.options.local_workers = 6;
+    for (int rank = 0; rank < 6; rank++) {
+        record(j, rank, ND_ERR_DATA, ND_CAUSE_OWN, 7 + rank);
+    }
+    snprintf(j->failures[2].message, ND_ERROR_MESSAGE_MAX, "%s", j->failures[1].message);
+    report(j, 65);
+    cr_expect(strstr(text, "  it said: reason of rank 0\n"
+                           "  rank 1 said: reason of rank 1\n"
+                           "  rank 3 said: reason of rank 3\n"
+                           "  rank 4 said: reason of rank 4\n"
+                           "  collateral (ended with it): 1-5\n"),
+              "%s", text);
 }
 
 static void expect_words(const job *j, bool own, const char *words)

@@ -24,6 +24,29 @@ int renameat2(int from_folder, const char *from, int to_folder, const char *to, 
     return rename_code ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
+static int calls; /* to come of pread and pwrite, of which each does less than it is asked for */
+
+/* Whether a signal interrupts the call, else it moves at most two bytes. */
+static bool hinder(size_t *size)
+{
+    if (calls > 0 && --calls % 2 == 1) {
+        errno = EINTR;
+        return true;
+    }
+    *size = calls > 0 && *size > 2 ? 2 : *size;
+    return false;
+}
+
+ssize_t pread(int fd, void *out, size_t size, off_t offset)
+{
+    return hinder(&size) ? -1 : syscall(SYS_pread64, fd, out, size, offset);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
+{
+    return hinder(&size) ? -1 : syscall(SYS_pwrite64, fd, data, size, offset);
+}
+
 TEMPDIR_SUITE(fs, tempdir_leave_empty);
 
 Test(fs, read_gives_the_whole_file_with_a_terminator)
@@ -235,6 +258,20 @@ Test(fs, full_device_is_cantcreate)
     close(fd);
 }
 
+Test(fs, calls_that_do_a_part_are_followed_by_others)
+{
+    char text[16] = "";
+    int fd = open(tempdir_write(&dir, "a", "It", 2), O_RDWR);
+    calls = 8;
+    assert_ok(nd_fs_pwrite(fd, "a", " is so.", 7, 2));
+    expect_text("a", "It is so.");
+    calls = 8;
+    assert_ok(nd_fs_pread(fd, "a", text, 7, 2));
+    cr_expect_str_eq(text, " is so.");
+    cr_expect_eq(calls, 0);
+    close(fd);
+}
+
 Test(fs, a_file_that_ends_early_is_an_io_error)
 {
     char buffer[8];
@@ -298,10 +335,12 @@ Test(fs, parent_of_a_path)
     }
 }
 
-/* FIPS 180-2, "abc". */
-Test(fs, sha256_known_answer)
+/* FIPS 180-2, "abc"; the 64 bits of XXH3 begin with the lowest. */
+Test(fs, checksums_have_known_answers)
 {
-    char hex[65];
+    char hex[ND_HASH_HEX_MAX];
+    assert_ok(nd_hash_text(ND_HASH_XXH3_64, "", 0, hex));
+    cr_expect_str_eq(hex, "c294d3380580062d");
     assert_ok(nd_sha256("abc", 3, hex));
     cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
@@ -310,7 +349,16 @@ Test(fs, make_folders_makes_all_and_names_what_fails)
 {
     make_folder("a/b/c");
     cr_assert(tempdir_has_path(dir.name));
+    cr_expect_str_eq(synced, tempdir_file(&dir, "a/b"), "a loss of power would take the folder");
     make_folder("a/b/c"); /* it may be there */
+    struct stat st;
+    char name[NAME_MAX + 2] = "";
+    cr_assert(stat(tempdir_file(&dir, "a"), &st) == 0 && (st.st_mode & 0777) == 0755);
+    memset(name, 'n', NAME_MAX);
+    make_folder(name);
+    name[NAME_MAX] = 'n';
+    assert_fails(nd_fs_make_folders(tempdir_file(&dir, name), "the folder", ""), ND_ERR_CANTCREATE,
+                 strerror(ENAMETOOLONG));
     tempdir_write(&dir, "file", "", 0);
     assert_fails(nd_fs_make_folders(tempdir_file(&dir, "file/b"), "the folder", "Choose another"),
                  ND_ERR_CANTCREATE, "/file/b");
@@ -330,8 +378,14 @@ Test(fs, a_rename_overwrites_nothing)
         expect_text("from", "1");
     }
     cr_assert_eq(unlink(to), 0);
-    assert_ok(nd_fs_rename(tempdir_file(&dir, "from"), to));
+    make_folder("former");
+    assert_ok(nd_fs_rename(tempdir_write(&dir, "former/name", "3", 1), to));
     rename_code = 0;
+    cr_expect_str_eq(synced, dir.path, "a loss of power would take the new name");
+    sync_code = EIO;
+    assert_fails(nd_fs_rename(to, tempdir_file(&dir, "newer")), ND_ERR_CANTCREATE, "made durable");
+    sync_code = 0;
+    expect_text("to", "3");
     cr_expect_eq(nd_fs_rename_new(tempdir_file(&dir, "none"), to), ENOENT);
 }
 
@@ -451,9 +505,11 @@ Test(fs, a_file_that_has_another_name_is_not_updated)
 
 Test(fs, a_folder_of_ours_is_made_through_no_link)
 {
+    struct stat st;
     const char *own = tempdir_file(&dir, "own");
     assert_ok(nd_fs_make_own_folder(own));
     assert_ok(nd_fs_make_own_folder(own));
+    cr_assert(stat(own, &st) == 0 && (st.st_mode & 0777) == 0755);
     cr_assert_eq(symlink("own", tempdir_file(&dir, "link")), 0);
     assert_fails(nd_fs_make_own_folder(tempdir_file(&dir, "link")), ND_ERR_CANTCREATE,
                  "it is a link");
@@ -477,8 +533,8 @@ Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
     assert_ok(nd_fs_temporary(tempdir_file(&dir, "model"), &temporary));
     cr_assert_eq(mkdir(temporary, 0700), 0);
     cr_assert_eq(chdir(temporary), 0);
-    cr_assert_eq(mkdir("inner", 0700), 0);
-    cr_assert_eq(symlink(dir.path, "inner/link"), 0); /* which is not followed */
+    cr_assert(mkdir("inner", 0700) == 0 && mkdir("inner/most", 0700) == 0);
+    cr_assert_eq(symlink(dir.path, "inner/most/link"), 0); /* which is not followed */
     cr_assert_eq(chdir("/"), 0);
     cr_expect_eq(nd_fs_temporary_of(strrchr(temporary, '/') + 1), strlen("model"));
     assert_ok(nd_fs_remove_left(dir.path, is_any));

@@ -113,6 +113,18 @@ Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
     nd_progress_close(&page);
 }
 
+Test(progress, the_first_failure_of_a_worker_stays)
+{
+    nd_failure_slot slot = {0};
+    nd_failure_record(&slot, &(nd_error){ND_ERR_DATA, ND_CAUSE_LOCAL, "the first"});
+    const int64_t first = atomic_load(&slot.time_ns);
+    cr_assert(first > 0 && first <= nd_clock_ns());
+    nd_failure_record(&slot, &(nd_error){ND_ERR_IO, ND_CAUSE_OWN, "another"});
+    cr_expect(slot.status == ND_ERR_DATA && slot.cause == ND_CAUSE_LOCAL);
+    cr_expect_str_eq(slot.message, "the first");
+    cr_expect_eq(atomic_load(&slot.time_ns), first);
+}
+
 Test(progress, a_step_counts_once_it_is_over)
 {
     static const struct {

@@ -17,6 +17,11 @@ Test(rng, philox_known_answers)
     cr_assert_eq(ones.w[1], 0x41c83b0eu);
     cr_assert_eq(ones.w[2], 0xa20bc7c6u);
     cr_assert_eq(ones.w[3], 0x6d5451fdu);
+    nd_rng_block pi = nd_rng_philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88);
+    cr_assert_eq(pi.w[0], 0xd16cfe09u);
+    cr_assert_eq(pi.w[1], 0x94fdccebu);
+    cr_assert_eq(pi.w[2], 0x5001e420u);
+    cr_assert_eq(pi.w[3], 0x24126ea1u);
 }
 
 Test(rng, normal_has_mean_zero_and_variance_one)

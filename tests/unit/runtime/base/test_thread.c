@@ -38,6 +38,9 @@ Test(thread, stack_and_signals)
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     cr_expect_eq(sigismember(&after, SIGTERM), 0, "the caller still gets its signals");
     cr_expect(nd_thread_join(&thread, 0), "a thread that has been joined may be joined again");
+    cr_assert_eq(nd_thread_start(&thread, &monitor, "the thread", look, &s), ND_OK);
+    cr_expect_not(thread.stop, "and started again, which is no request to end");
+    cr_assert(nd_thread_join(&thread, INFINITY));
     nd_monitor_fini(&monitor);
 }
 
@@ -156,6 +159,9 @@ Test(thread, deadline_and_beat)
     cr_expect_lt(nd_thread_silence(&thread), 5);
     cr_expect_eq(nd_clock_after(INFINITY), ND_CLOCK_NEVER);
     cr_expect_geq(nd_clock_after(0.75), deadline + 730000000); /* which was now and 0.02 s */
+    char text[ND_CLOCK_UTC_MAX];
+    cr_expect_str_eq(nd_clock_utc(1769903999, text), "2026-01-31T23:59:59Z");
+    cr_expect_str_eq(nd_clock_utc(INT64_MAX, text), "");
     cr_expect(nd_thread_join(&thread, 0), "a thread that was never started may be joined");
     nd_monitor_fini(&monitor);
 }

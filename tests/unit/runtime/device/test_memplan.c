@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/device/memplan.h"
@@ -70,4 +71,28 @@ Test(memplan, further_pointers_lie_in_their_buffer)
     }
     nd_memplan_fini(&plan);
     nd_device_close(device);
+}
+
+/* In MiB below 10 GiB, what libraries allocate for themselves included. */
+Test(memplan, is_printed_by_class)
+{
+    static const size_t state[] = {((size_t)10 << 30) - (3 << 19) - 256,
+                                   ((size_t)10 << 30) - (3 << 19)};
+    static const char *const ends[] = {" 1.50 MiB (not in the one allocation)\n"
+                                       "  total                      10240.00 MiB\n",
+                                       "  total                        10.000 GiB\n"};
+    for (int i = 0; i < 2; i++) {
+        static nd_memplan plan;
+        char *text = NULL;
+        size_t size;
+        nd_memplan_init(&plan);
+        nd_memplan_want(&plan, ND_MEM_STATE, "weights", state[i], NULL);
+        nd_memplan_add_external(&plan, ND_MEM_COMMUNICATION, "staging", 3 << 19);
+        FILE *out = open_memstream(&text, &size);
+        nd_memplan_print(&plan, out);
+        fclose(out);
+        cr_expect(strstr(text, ends[i]), "%s", text);
+        free(text);
+        nd_memplan_fini(&plan);
+    }
 }

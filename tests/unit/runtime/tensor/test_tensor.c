@@ -38,4 +38,10 @@ Test(tensor, views_of_rows_and_columns)
     cr_assert_eq(columns.stride[0], 6);
     cr_assert_eq(nd_tensor_count(columns), 6);
     cr_assert_eq(nd_tensor_bytes(nd_tensor_3d(NULL, ND_DTYPE_BF16, 2, 3, 4)), 48);
+    const int64_t n = 131072, v = 128256; /* logits of a long sequence */
+    nd_tensor logits = nd_tensor_4d(data, ND_DTYPE_F32, 1, 2, n, v);
+    cr_assert_eq(nd_tensor_bytes(logits), (size_t)(8 * n * v));
+    cr_assert_eq(logits.stride[0], 2 * n * v);
+    nd_tensor last = nd_tensor_rows(nd_tensor_2d(data, ND_DTYPE_F32, n, v), n - 1, 1);
+    cr_assert_eq((uintptr_t)last.data - (uintptr_t)data, (size_t)(4 * (n - 1) * v));
 }
