@@ -219,3 +219,25 @@ Test(nodes, a_signal_before_any_worker_exists_is_75)
         launched_end(&nodes[0], signals[i], 75);
     }
 }
+
+/* Node 0 waits for the other one's workers until the second interrupt, or for the grace time. */
+Test(nodes, a_signal_ends_a_node_whose_workers_have_ended)
+{
+    for (int i = 0; i < 2; i++) {
+        launched_use_test_worker("done", NULL);
+        start_node(0, WORDS("--grace-seconds", i == 0 ? "600" : "0.3"));
+        launched_use_test_worker("stubborn", NULL);
+        start_node(1, WORDS("--grace-seconds", i == 0 ? "600" : "0.3"));
+        for (int rank = 0; rank < 2; rank++) {
+            while (kill(launched_worker(&nodes[0], rank), 0) == 0) { /* until ndlaunch knows */
+                usleep(1000);
+            }
+        }
+        for (int k = 0; k < (i == 0 ? 10 : 1); k++) { /* two of them come in one second */
+            kill(nodes[0].pid, i == 0 ? SIGINT : SIGTERM);
+            usleep(100000);
+        }
+        launched_expect(&nodes[0], 128 + (i == 0 ? SIGINT : SIGTERM));
+        assert_ends(&nodes[1], 74, "node 0 (127.0.0.1 port ", "was lost");
+    }
+}

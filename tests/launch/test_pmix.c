@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks that a PMIx server started, with the stand-in of fake_pmix.c: also a server that does not
  * answer. tests/slurm has the true one. */
+#include <pmix.h>
 #include <signal.h>
 #include <string.h>
 
@@ -79,11 +80,30 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
         "PMIx_Init did not return within 3 s: the PMIx server of this node does not answer");
 }
 
-Test(fake_pmix, a_server_without_memory_is_code_71)
+Test(fake_pmix, the_code_tells_why_the_server_gives_no_answer)
 {
-    setenv("FAKE_PMIX_FULL", "yes", 1);
+    static const struct {
+        int error, code;
+        const char *words;
+    } cases[] = {{PMIX_ERR_NOMEM, 71, "out of host memory for PMIx ("},
+                 {PMIX_ERR_OUT_OF_RESOURCE, 71, "PMIx: reading pmix.job.size failed"},
+                 {PMIX_ERR_TIMEOUT, 124, "PMIx: reading pmix.job.size failed"},
+                 {PMIX_ERR_UNREACH, 74, "PMIx: reading pmix.job.size failed"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("FAKE_PMIX_GET", printed("%d", cases[i].error), 1);
+        start(1, NULL);
+        assert_ends(&ranks[0], cases[i].code, cases[i].words);
+    }
+}
+
+Test(fake_pmix, numbers_of_ranks_are_read_and_no_texts)
+{
+    setenv("FAKE_PMIX_TYPE", printed("%d", PMIX_PROC_RANK), 1);
+    start(2, NULL);
+    launched_expect_all(ranks, 2, 0);
+    setenv("FAKE_PMIX_TYPE", printed("%d", PMIX_POINTER), 1);
     start(1, NULL);
-    assert_ends(&ranks[0], 71, "out of host memory for PMIx (");
+    assert_ends(&ranks[0], 1, "is no number of a known type");
 }
 
 /* The run is complete: its code stands. */

@@ -245,3 +245,15 @@ Test(signals, a_second_interrupt_kills)
     kill(l.pid, SIGINT);
     assert_ends(&l, 128 + SIGKILL, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
 }
+
+/* It is one more request to end, which these workers ignore; a signal that they know ends them. */
+Test(signals, an_interrupt_a_second_after_another_kills_nobody)
+{
+    enum { SECOND_US = 1000000 };
+    start_workers("stubborn", "600");
+    kill(l.pid, SIGINT);
+    launched_until(&l, "Interrupt forwarded", 1);
+    usleep(SECOND_US);
+    kill(l.pid, SIGINT);
+    launched_end(&l, SIGUSR1, 99);
+}

@@ -27,10 +27,10 @@ Test(start, workers_get_torchruns_names_and_ours)
 {
     setenv("ND_TEST", "self", 1);
     setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
-    tiny_ndlaunch(&l, &dir, "out", 3, NULL);
-    assert_ends(&l, 0, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-",
-                "rank 2 of 3, local 2 of 3", "env RANK=1\n", "env WORLD_SIZE=3\n",
-                "env MASTER_ADDR=127.0.0.1\n",
+    tiny_ndlaunch(&l, &dir, "out", 3, WORDS("--log-level", "debug"));
+    assert_ends(&l, 0, "resolved configuration:\nlaunch:\n  workers: 3\n",
+                "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-", "rank 2 of 3, local 2 of 3",
+                "env RANK=1\n", "env WORLD_SIZE=3\n", "env MASTER_ADDR=127.0.0.1\n",
                 ":1: ready 1 pid "); /* "host:rank: " before the lines of ranks other than 0 */
     cr_assert_null(strstr(l.text, "WORLD_SIZE=77"));
 }
@@ -224,7 +224,7 @@ Test(start, a_low_soft_limit_of_open_files_is_raised)
 Test(start, usage)
 {
     static const struct {
-        const char *const flags[3];
+        const char *const flags[4];
         int code;
         const char *said;
     } cases[] = {
@@ -234,7 +234,13 @@ Test(start, usage)
         {{"--help", "all"}, 0, "\n  --make-key FILE\n"},
         {{"--help", "lanch"}, 2, "did you mean --help launch?"},
         {{"--make-key"}, 2, "--make-key needs the name of a new file"},
+        {{"--make-key", "/proc/none/a", "b"}, 2, "needs the name of a new file, and no other"},
+        {{"--make-key=/proc/none/a"}, 73, "the key file /proc/none/a cannot be made"},
+        {{"generat"}, 2, "did you mean `ndlaunch generate`?"},
         {{"env", "x"}, 2, "ndlaunch env takes no further argument"},
+        {{"env"}, 0, "\nenvironment:\n"},
+        {{"env"}, 0, "\nworker program "},
+        {{"config", "--help"}, 0, "usage: ndlaunch config "},
         {{"config", "x"}, 2, "ndlaunch config does not take \"x\""},
         {{"config", "--config-file="}, 2, "--config-file is empty"},
         {{"--version"}, 0, "ndlaunch " ND_VERSION "\n"}, /* libraries follow */
@@ -245,6 +251,22 @@ Test(start, usage)
         launched_start(&l, &dir, "usage", a.list);
         assert_ends(&l, cases[i].code, cases[i].said);
     }
+}
+
+/* That of its own folder, where the working directory has none. */
+Test(start, a_first_configuration_names_the_small_model)
+{
+    const char *ndlaunch = launched_program("ndlaunch");
+    const char *written = shell_prints(
+        ".", printed("mkdir -p bin share/ndtrain/configs && cp %s bin && w() { rm -f ndtrain.yaml; "
+                     "bin/ndlaunch config >said && grep -o '\".*small.json\"' ndtrain.yaml; } && w "
+                     "&& cp model.json share/ndtrain/configs/model-small.json && w && "
+                     "cp -r share/ndtrain/configs . && w",
+                     ndlaunch));
+    cr_expect_str_eq(written, printed("\"configs/model-small.json\"\n"
+                                      "\"%s/share/ndtrain/configs/model-small.json\"\n"
+                                      "\"configs/model-small.json\"\n",
+                                      dir.path));
 }
 
 /* Indexing data takes minutes: missing ranks must be known before, and a rank that indexes must not

@@ -7,7 +7,8 @@
  *   FAKE_PMIX_SIZE    ranks of the job, of which FAKE_PMIX_LOCAL_SIZE are on this host
  *   FAKE_PMIX_KILL    if set, PMIx_Abort kills all ranks, as a server does
  *   FAKE_PMIX_HANG    the function that never returns
- *   FAKE_PMIX_FULL    if set, PMIx_Get finds no memory
+ *   FAKE_PMIX_GET     if set, the number of the error of PMIx_Get
+ *   FAKE_PMIX_TYPE    if set, the number of the type of all numbers, else that of true servers
  *
  * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort leaves the file "aborted" with the code.
  */
@@ -167,13 +168,19 @@ pmix_status_t PMIx_Get(const pmix_proc_t *proc, const char key[], const pmix_inf
     int known = job_number(key);
     pmix_value_t *value = calloc(1, sizeof *value);
     maybe_hang("PMIx_Get");
-    if (getenv("FAKE_PMIX_FULL")) {
+    if (getenv("FAKE_PMIX_GET")) {
         free(value);
-        return PMIX_ERR_NOMEM;
+        return number("FAKE_PMIX_GET");
     }
     if (known >= 0) {
         value->type = PMIX_UINT32;
         value->data.uint32 = (uint32_t)known;
+        if (getenv("FAKE_PMIX_TYPE")) {
+            value->type = (pmix_data_type_t)number("FAKE_PMIX_TYPE");
+        } else if (strcmp(key, PMIX_LOCAL_RANK) == 0) {
+            value->type = PMIX_UINT16;
+            value->data.uint32 |= 1 << 16; /* which is no part of the number */
+        }
         *out = value;
         return PMIX_SUCCESS;
     }
