@@ -278,9 +278,7 @@ nd_status nd_metrics_read(const char *path, nd_metrics *out)
         (void)key_number(lines, -1, first_names[k], strlen(first_names[k]));
     }
     f.lines = lines;
-    if (map.size > 0) {
-        status = nd_fs_map_guard(&map, path, read_lines, &f);
-    }
+    status = map.size > 0 ? nd_fs_map_guard(&map, path, read_lines, &f) : ND_OK;
     if (status == ND_ERR_DATA) {
         status = nd_fail(ND_ERR_DATA,
                          "%s line %lld is not what ndtrain writes there: the file is another "
