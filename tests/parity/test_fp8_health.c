@@ -26,15 +26,18 @@ static void run_checked(const mesh_case *mesh, mesh_job job, int64_t steps, int6
     cr_expect(checked);
 }
 
-/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
- * part. */
+/* In step 1 of delayed scaling the scales are 1: gradients and weights, small as they are,
+ * underflow in part. */
 static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;
     if (step == 1) {
         nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, 6));
+        nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, 6));
         ND_CHECK(g.underflow > 0.005 && g.saturation == 0.0, "gradient %g %g", g.underflow,
                  g.saturation);
+        ND_CHECK(w.underflow > 0.005 && w.saturation == 0.0, "weight %g %g", w.underflow,
+                 w.saturation);
         *(int *)context = 1;
     }
     return ND_OK;
@@ -42,7 +45,9 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 
 Test(fp8_health, health_counts_what_is_lost)
 {
+    static const mesh_case sharded = {"fsdp 2", 1, 2, 1, 1, 1};
     run_checked(&mesh_one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
+    run_checked(&sharded, fp8_job(&dir, ND_FP8_DELAYED, true), 2, 1, check_underflow);
 }
 
 /* Each number is that of the layer it names, and no other layer has a larger one. */

@@ -19,7 +19,7 @@ Test(echo, yaml_reads_back_as_the_same_configuration)
     assert_ok(nd_config_to_yaml(&d, false, &twice));
     cr_expect_str_eq(once, twice);
     cr_expect_str_eq(d.data.path, c.data.path);
-    cr_expect_eq(d.optimizer.lr, c.optimizer.lr, "every bit");
+    cr_expect_eq(d.optimizer.lr, 0.1234567890123456789, "every bit");
     cr_expect_eq(d.optimizer.betas[1], 0.3);
     cr_expect_str_eq(d.model.name, "org/name");
     cr_expect_eq(memcmp(&c.resolved_mesh, &d.resolved_mesh, sizeof c.resolved_mesh), 0);

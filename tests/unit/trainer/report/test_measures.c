@@ -39,6 +39,9 @@ Test(flops, accelerate_count_is_kept_as_accelerate_has_it)
     double ratio = nd_flops_per_token_accelerate(&llama_8b, 128000) /
                    nd_flops_per_token_causal(&llama_8b, 128000);
     cr_assert_float_eq(ratio, 1.6, 0.05, "%g", ratio);
+    nd_shape other = llama_8b; /* accelerate takes hidden / heads, whatever head_dim is */
+    other.head_dim = 256;
+    cr_assert_eq(nd_flops_per_token_accelerate(&other, 8192), got);
 }
 
 /* A tied head is still a product: tying must not change the count. */

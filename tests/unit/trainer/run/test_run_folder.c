@@ -61,6 +61,7 @@ Test(run_folder, fresh_ones_are_numbered_by_configuration)
     make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-1");
     make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-2");
     make_run("configs/tp_hsdp.yaml", "", "runs/tp_hsdp-3");
+    make_run("configs/llama-3.1-8b.yaml", "", "runs/llama-3.1-8b-1"); /* only the suffix goes */
     make_run("", "", "runs/run-1");
 }
 
