@@ -78,8 +78,7 @@ def check_said(folder):
 
     def said(out, data, *arguments, code=0):
         return run(folder, "train", "--model-config", "model.json", "--data-path", data, "--cache-dir", "cache", "--sequence-length", "15",
-                   "--micro-batch-size", "1", "--num-steps", "1", "--save-model", "false", "--save-dir", out,
-                   *arguments, code=code)
+                   "--micro-batch-size", "1", "--num-steps", "1", "--save-model", "false", "--save-dir", out, *arguments, code=code)
 
     def has(log, *lines):
         for line in lines:
@@ -88,7 +87,8 @@ def check_said(folder):
     has(said("dropped", "some.jsonl", "--long-rows", "drop"), "training data: 12 tokens,", "training data: 3 documents are separate",
         "training data: 1 rows are longer than a block of 16 tokens and are left out", "and positions begin at 0 in each (",
         "training data: 6 of 12 tokens count in the loss (50.0 %)", "queries see 27.5 % of the keys")
-    has(said("cut", "some.jsonl", "--long-rows", "cut", "--set", "data.positions=running"), "tokens and are cut (", "and positions run on over a block (")
+    has(said("cut", "some.jsonl", "--long-rows", "cut", "--set", "data.positions=running"), "tokens and are cut (",
+        "and positions run on over a block (")
     has(said("both", "some.jsonl", "--long-rows", "drop", "--validation-path", "some.jsonl"), "validation data: 6 of 12 tokens count")
     records = [json.loads((folder / out / "run.json").read_text()) for out in ("dropped", "both")]
     source, places = records[0]["data"]["sources"][0], [record["memory_plan_bytes"]["places of whole rows"] for record in records]

@@ -170,7 +170,8 @@ def check_report(ndtrain, folder, events):
 
 
 def check_trace(run, events):
-    """trace.json is of steps 3 to 5 of rank 0, the profile of two of them: it has no more of a kind, and all lie within their steps."""
+    """trace.json has steps 3 to 5 of rank 0, and the profile two of them: a kind has fewer calls in the profile, which take no longer than
+    those of the trace, and those no longer than the steps."""
     trace = json.loads((run / "trace.json").read_text())
     check((trace["first_step"], trace["steps"]) == (3, 3), f"the trace is of {trace}")
     ms, calls = collections.Counter(), collections.Counter()

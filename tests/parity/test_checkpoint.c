@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "tests/parity/mesh_data.h"
+#include "tests/support/printed.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/weights/weights.h"
@@ -504,7 +505,6 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     const mesh_case mesh = meshes[5];
     const time_t begin = time(NULL);
     struct tm utc = {0};
-    char command[512];
     plan slow = {.save_at = SAVED, .save_first = true, .before_unit = sleep_before, .skipped = 1};
     mesh_result whole = train(job_of(ND_PRECISION_BF16, NULL, 0, STEPS), mesh);
     mesh_result until = train(job_of(ND_PRECISION_BF16, NULL, 0, SAVED), mesh);
@@ -521,10 +521,10 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     cr_expect(strcmp(m.reason, "interval") == 0 && strcmp(m.optimizer, "adamw") == 0);
     cr_expect(m.restart_epoch == 5 && m.metrics_bytes == 77 && m.samples_seen == 8 * SAVED - 1);
     /* The updates that AdamW has made stand at the end of a file. */
-    snprintf(command, sizeof command,
-             "test $(tail -qc 4 %s/state/shard-00001-model-00001-of-* | od -An -tf4) = %d", path,
-             SAVED - 1);
-    cr_expect(m.position.skipped == 1 && system(command) == 0);
+    const char *const updates = printed("test $(tail -qc 4 %s/state/shard-00001-model-00001-of-* | "
+                                        "od -An -tf4) = %d",
+                                        path, SAVED - 1);
+    cr_expect(m.position.skipped == 1 && system(updates) == 0);
     cr_assert_not_null(strptime(m.time, "%Y-%m-%dT%H:%M:%SZ", &utc), "%s", m.time);
     cr_expect(timegm(&utc) >= begin && timegm(&utc) <= time(NULL), "%s", m.time);
     assert_ok(nd_source_open(path, &m, true, &source));

@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
@@ -111,5 +112,25 @@ static inline const char *tempdir_write(tempdir *dir, const char *name, const vo
         nd_status got_ = (expr);                                                                   \
         cr_assert_eq(got_, ND_OK, "%s gave %d: %s", #expr, got_, nd_error_last()->message);        \
     } while (0)
+
+/* What the file `stderr` has by now, valid until the next call. */
+static inline char *tempdir_said(tempdir *dir)
+{
+    static char *text;
+    size_t size;
+    free(text);
+    assert_ok(nd_fs_read(tempdir_file(dir, "stderr"), 1 << 20, ND_ERR_IO, &text, &size));
+    return text;
+}
+
+/* How often a text has these words. */
+static inline int times_in(const char *text, const char *words)
+{
+    int count = 0;
+    for (; (text = strstr(text, words)); text++) {
+        count++;
+    }
+    return count;
+}
 
 #endif

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/printed.h"
 #include "tests/support/skip.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
@@ -56,22 +57,24 @@ Test(folder, only_plain_numbers_are_checkpoints)
 /* A save that is not committed; its temporary folder. */
 static char *begin(int64_t step, const char *run_id)
 {
-    char *temporary = NULL, state[PATH_MAX];
+    char *temporary = NULL;
     assert_ok(nd_checkpoint_temporary(fake_run.path, step, run_id, &temporary));
-    snprintf(state, sizeof state, "%s/state", temporary);
     for (int rank = 0; rank < 2; rank++) {
         assert_ok(nd_fs_make_own_folder(temporary));
-        assert_ok(nd_fs_make_own_folder(state));
+        assert_ok(nd_fs_make_own_folder(printed("%s/state", temporary)));
     }
     return temporary;
 }
+
+/* The commit of `temporary` with the manifest `m`. */
+#define COMMIT_FAILS(status, words)                                                                \
+    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), status, words)
 
 Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
 {
     fake_write_small(3);
     cr_assert_str_eq(listed(), "3 ");
-    cr_assert_not(fake_exists(".tmp-checkpoint-3-test"));
-    cr_assert(fake_exists("checkpoint-3/manifest.json"));
+    cr_assert(fake_exists("checkpoint-3/manifest.json") && !fake_exists(".tmp-checkpoint-3-test"));
     char *temporary = begin(4, "test");
     cr_assert(fake_exists(".tmp-checkpoint-4-test/state"));
     cr_assert_str_eq(listed(), "3 ");
@@ -80,8 +83,8 @@ Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
     free(temporary);
 }
 
-/* In place of the C library's: names cannot be exchanged, for this reason; 0: they can. And which
- * of the other renames that come fails; 0: none. */
+/* renameat2 stands in place of the C library's. Names cannot be exchanged, for this reason; 0: they
+ * can. Of the other renames that follow, this one fails; 0: none does. */
 static int exchange_code, failing_rename;
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
@@ -97,8 +100,7 @@ Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
     fake_write_small(3);
     fake_file("checkpoint-3/mark", "x");
     fake_write_small(3);
-    cr_assert(fake_exists("checkpoint-3.old/mark"));
-    cr_assert_not(fake_exists("checkpoint-3/mark"));
+    cr_assert(fake_exists("checkpoint-3.old/mark") && !fake_exists("checkpoint-3/mark"));
     fake_file("checkpoint-3/mark", "x");
     exchange_code = EINVAL;
     fake_write_small(3);
@@ -106,14 +108,12 @@ Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
     cr_assert_str_eq(listed(), "3 ");
 }
 
-/* What a rank with no tensors writes, and its manifest. */
-static nd_manifest written(int64_t step)
+/* Writes what a rank with no tensors has, and returns its manifest. */
+static nd_manifest written(int step)
 {
     const nd_shape shape = fake_shape(true);
-    char name[64];
     nd_manifest m = fake_manifest(&shape, &fake_one, 1, step, false);
-    snprintf(name, sizeof name, ".tmp-checkpoint-%d-test/state/shard-00001.hashes", (int)step);
-    fake_file(name, "x");
+    fake_file(printed(".tmp-checkpoint-%d-test/state/shard-00001.hashes", step), "x");
     snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
     return m;
 }
@@ -135,10 +135,10 @@ Test(folder, a_step_whose_names_cannot_change_keeps_its_older_save)
         nd_manifest m = written(3);
         exchange_code = cases[i].exchange;
         failing_rename = cases[i].rename;
-        assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL),
-                     ND_ERR_CANTCREATE, cases[i].words);
-        cr_expect(fake_exists("checkpoint-3/mark") && !fake_exists("checkpoint-3.old"), "%zu", i);
-        cr_expect(fake_exists(".tmp-checkpoint-3-test/manifest.json"), "%zu", i);
+        COMMIT_FAILS(ND_ERR_CANTCREATE, cases[i].words);
+        cr_expect(fake_exists("checkpoint-3/mark") && !fake_exists("checkpoint-3.old") &&
+                      fake_exists(".tmp-checkpoint-3-test/manifest.json"),
+                  "case %zu", i);
         nd_fs_remove_tree(temporary);
         nd_manifest_fini(&m);
         free(temporary);
@@ -167,11 +167,9 @@ static bool name_was_free(int watch)
 
 Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
 {
-    char first[PATH_MAX];
     fake_folder("a");
     fake_folder("b");
-    strcpy(first, fake_path("a"));
-    if (nd_fs_exchange(first, fake_path("b")) != 0) {
+    if (nd_fs_exchange(printed("%s", fake_path("a")), fake_path("b")) != 0) {
         fake_teardown();
         skip_test("this file system cannot exchange names (renameat2)");
     }
@@ -214,8 +212,7 @@ Test(folder, deletion_does_not_follow_links)
     fake_file("precious/file", "x");
     cr_assert_eq(symlink("../precious", fake_path("checkpoint-1/link")), 0);
     cr_assert_eq(fake_prune(1), 1);
-    cr_assert(fake_exists("precious/file"));
-    cr_assert_not(fake_exists("checkpoint-1"));
+    cr_assert(fake_exists("precious/file") && !fake_exists("checkpoint-1"));
     fake_move("checkpoint-2", "moved");
     cr_assert_eq(symlink("moved", fake_path("checkpoint-2")), 0);
     fake_write_small(3);
@@ -231,8 +228,7 @@ Test(folder, sweeping_removes_what_dead_saves_left)
     fake_file(".del-checkpoint-7/file", "x");
     fake_folder("other");
     assert_ok(nd_checkpoint_sweep(fake_run.path));
-    cr_assert_not(fake_exists(".tmp-checkpoint-2-dead"));
-    cr_assert_not(fake_exists(".del-checkpoint-7"));
+    cr_assert(!fake_exists(".tmp-checkpoint-2-dead") && !fake_exists(".del-checkpoint-7"));
     cr_assert(fake_exists("other"));
     cr_assert_str_eq(listed(), "1 ");
 }
@@ -256,19 +252,13 @@ Test(folder, a_save_goes_through_no_link)
     nd_manifest m = written(4);
     fake_move(".tmp-checkpoint-4-test", "moved");
     cr_assert_eq(symlink("moved", temporary), 0);
-    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,
-                 "no longer the folder");
+    COMMIT_FAILS(ND_ERR_CANTCREATE, "no longer the folder");
     cr_assert_not(fake_exists("checkpoint-4"));
     nd_manifest_fini(&m);
     free(temporary);
 }
 
-static const char *temporary_of(const char *name)
-{
-    static char text[64];
-    snprintf(text, sizeof text, "%s.tmp-1-0123456789abcdef", name);
-    return text;
-}
+#define temporary_of(name) printed("%s.tmp-1-0123456789abcdef", name)
 
 /* A command that takes no lock may be writing beside the run at this moment: only names that a run
  * itself writes to, the first four, are swept. */
@@ -302,19 +292,15 @@ Test(folder, a_damaged_one_is_set_aside)
                  "rename");
 }
 
-/* In place of the C library's: fails once with `code`. */
+/* flock stands in place of the C library's, and fails once with this code. */
 static int lock_code, lock_calls;
 
 int flock(int fd, int operation)
 {
-    const int code = lock_code;
-    lock_calls++;
+    errno = lock_code;
     lock_code = 0;
-    if (code != 0) {
-        errno = code;
-        return -1;
-    }
-    return (int)syscall(SYS_flock, fd, operation);
+    lock_calls++;
+    return errno != 0 ? -1 : (int)syscall(SYS_flock, fd, operation);
 }
 
 Test(folder, only_a_file_system_without_locks_is_used_without_one)
@@ -362,17 +348,14 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
     nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
     char *temporary = begin(4, "test");
     fake_file(".tmp-checkpoint-4-test/state/shard-00001.hashes", "x");
-    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_CANTCREATE,
-                 "rank 1 has written its part");
+    COMMIT_FAILS(ND_ERR_CANTCREATE, "rank 1 has written its part");
     fake_file(".tmp-checkpoint-4-test/state/shard-00002.hashes", "x");
     fake_file(".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234");
     m.writers[0].bytes = 4;
     m.writers[1].bytes = 1;
-    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA,
-                 "4 bytes of tensors; the ranks wrote 5");
+    COMMIT_FAILS(ND_ERR_DATA, "4 bytes of tensors; the ranks wrote 5");
     m.writers[0].bytes = 2;
-    assert_fails(nd_checkpoint_commit(fake_run.path, temporary, &m, NULL, NULL), ND_ERR_DATA,
-                 "4 bytes of tensors; the ranks wrote 3");
+    COMMIT_FAILS(ND_ERR_DATA, "4 bytes of tensors; the ranks wrote 3");
     cr_assert_str_eq(listed(), "");
     cr_assert_not(fake_exists(".tmp-checkpoint-4-test/manifest.json"));
     nd_manifest_fini(&m);

@@ -504,16 +504,12 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
     cr_expect(selected >= 6 && selected < 88, "%d exchanges of seen keys alone", selected);
 }
 
-/* Of one document a rank of two sees as many of the other's keys as there are; of pairs none. */
+/* The other rank sees keys of one long document, and none of documents of two tokens. */
 Test(cp, keys_are_gathered_where_a_rank_sends_half_of_them)
 {
     static whole out;
     static int32_t first_keys[SAMPLES * SEQUENCE];
-    const attention_case c = {.cp = 2,
-                              .ulysses = 1,
-                              .method = ND_CP_ALLGATHER,
-                              .kv_heads = KV_HEADS,
-                              .first_keys = first_keys};
+    attention_case c = {2, 1, ND_CP_ALLGATHER, .kv_heads = KV_HEADS, .first_keys = first_keys};
     attend_on(c, &out);
     cr_expect_eq(out.sent, -1);
     for (int32_t row = 0; row < SAMPLES * SEQUENCE; row++) {

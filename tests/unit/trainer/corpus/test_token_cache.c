@@ -224,18 +224,7 @@ static mode_t mode(const char *path)
 }
 
 /* How often the log has these words, since tempdir_catch_stderr. */
-static int said(const char *words)
-{
-    char *text;
-    size_t size;
-    int count = 0;
-    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_DATA, &text, &size));
-    for (const char *p = text; (p = strstr(p, words)); p++) {
-        count++;
-    }
-    free(text);
-    return count;
-}
+#define said(words) times_in(tempdir_said(&dir), words)
 
 /* Opens the cache of now, and compares its path with that of another one. */
 static void expect_same(const nd_token_cache *before, bool same)

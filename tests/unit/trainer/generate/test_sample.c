@@ -142,7 +142,7 @@ Test(sample, a_share_that_is_reached_exactly_takes_no_further_id)
     assert_only(&(nd_sampling){.temperature = 1, .top_p = 0.5, .seed = 7}, 3, 13);
 }
 
-/* Also where all others are in order. */
+/* All other ids are in order already. */
 Test(sample, the_first_id_may_be_less_likely_than_the_second)
 {
     for (int v = 0; v < V; v++) {

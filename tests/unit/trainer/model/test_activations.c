@@ -41,19 +41,26 @@ static const struct {
      SET + Tl *C + 4 * (C + V + 2 * V)}, /* rows, their logits, those of both ranks */
 };
 
+/* Plans what rank 0 has of a model with these options. */
+static void plan_model(const mesh_ranks *job, const nd_model_options *options, nd_memplan *plan)
+{
+    nd_rank rank = {.mesh = job->mesh, .config = &job->config, .shape = job->shape};
+    nd_model *m = NULL;
+    nd_memplan_init(plan);
+    cr_assert_eq(nd_ops_ref(&rank.ops), ND_OK);
+    cr_assert_eq(nd_model_create(&rank, options, plan, &m), ND_OK, "%s", nd_error_last()->message);
+    nd_model_destroy(m);
+}
+
 Test(activations, a_plan_has_the_tensors_of_a_step)
 {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mesh_ranks job = mesh_ranks_of((nd_mesh){{1, 1, 1, 1, 2}}, L, false, NULL, NULL);
-        nd_rank rank = {.mesh = job.mesh, .config = &job.config, .shape = job.shape};
         nd_memplan plan;
-        nd_model *m = NULL;
         int64_t found[ND_MEM_CLASS_COUNT] = {0};
         job.config.train.sequence_length = T;
-        rank.shape.qk_norm = rank.shape.post_norm = 2;
-        nd_memplan_init(&plan);
-        cr_assert_eq(nd_ops_ref(&rank.ops), ND_OK);
-        cr_assert_eq(nd_model_create(&rank, &cases[i].options, &plan, &m), ND_OK);
+        job.shape.qk_norm = job.shape.post_norm = 2;
+        plan_model(&job, &cases[i].options, &plan);
         for (int b = 0; b < plan.count; b++) {
             const bool of_backend = strcmp(plan.buffers[b].name, "attention: blocks") == 0;
             found[plan.buffers[b].class] += of_backend ? 0 : (int64_t)plan.buffers[b].bytes / 4;
@@ -62,31 +69,24 @@ Test(activations, a_plan_has_the_tensors_of_a_step)
         cr_expect_eq(found[ND_MEM_SCRATCH], cases[i].scratch, "case %zu", i);
         cr_expect_eq(found[ND_MEM_HEAD], cases[i].head, "case %zu", i);
         cr_expect_eq(found[ND_MEM_CACHE], i == 3 ? L * 5 * 64 * 2 * K * D : 0, "case %zu", i);
-        nd_model_destroy(m);
         nd_memplan_fini(&plan);
     }
 }
 
-/* The plan of rank 0 of cp 2 and tp 2 for so many rows of documents that stay separate. */
+/* The plan of a rank of cp 2 and tp 2 for so many rows of documents that stay separate. */
 static void plan_rows(int64_t rows, nd_cp_comm comm, nd_fp8_recipe recipe, nd_memplan *plan)
 {
-    const nd_model_options options = {.separate = true};
     const nd_mesh mesh = {{1, 1, 1, 2, 2}, comm == ND_CP_ULYSSES ? 2 : 1};
     mesh_ranks job = mesh_ranks_of(mesh, L, false, NULL, NULL);
-    nd_rank rank = {.mesh = job.mesh, .config = &job.config, .shape = job.shape};
-    nd_model *m = NULL;
     job.config.train.sequence_length = T;
     job.config.train.micro_batch_size = rows;
     job.config.train.precision = ND_PRECISION_FP8;
     job.config.parallel.cp_comm = comm;
     job.config.fp8.recipe = recipe;
-    nd_memplan_init(plan);
-    cr_assert_eq(nd_ops_ref(&rank.ops), ND_OK);
-    cr_assert_eq(nd_model_create(&rank, &options, plan, &m), ND_OK, "%s", nd_error_last()->message);
-    nd_model_destroy(m);
+    plan_model(&job, &(nd_model_options){.separate = true}, plan);
 }
 
-/* A buffer either is of tokens, or has nothing to do with them: none is cut to 32 bits. */
+/* A buffer grows with the tokens, or does not depend on them: no size is cut to 32 bits. */
 Test(activations, so_many_times_as_many_rows_need_so_many_times_as_much)
 {
     enum { TIMES = 1 << 12, PARAMETERS = 4096 }; /* bytes of scales beside those of tokens */

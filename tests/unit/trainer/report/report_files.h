@@ -23,10 +23,7 @@ static char *read_file(const char *name)
 static inline void expect_in(const char *name, int times, const char *part)
 {
     char *text = read_file(name);
-    int n = 0;
-    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
-        n++;
-    }
+    const int n = times_in(text, part);
     cr_expect_eq(n, times, "\"%s\" is %d times in %s, not %d:\n%s", part, n, name, times, text);
     free(text);
 }

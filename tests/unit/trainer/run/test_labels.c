@@ -56,13 +56,9 @@ static void open_sources(const char *format, nd_dataset **out)
  * call. */
 static char *warnings(int64_t begin, int64_t ahead)
 {
-    static char *said;
-    size_t size = 0;
-    free(said);
     tempdir_catch_stderr(&dir);
     assert_ok(nd_inputs_warn_of_labels(&config, &inputs, begin, ahead));
-    assert_ok(nd_fs_read(tempdir_file(&dir, "stderr"), 1 << 20, ND_ERR_IO, &said, &size));
-    return said;
+    return tempdir_said(&dir);
 }
 
 /* Every block has a label that counts; behind the last sample there is no step to tell of. */

@@ -17,11 +17,13 @@ typedef struct bad_file {
 /* A text eight times, nine members of a list, and components. */
 #define RUN8(x)   x x x x x x x x
 #define LIST9(x)  RUN8(x ", ") x
+#define TYPE(of)  "{\"type\": \"" of "\"}"
 #define CHAIN(of) "{\"type\": \"Sequence\", \"" of "\": ["
-#define REPLACE(by)                                                                                \
-    "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"" by "\"}"
-#define MARKS "{\"type\": \"Metaspace\", \"replacement\": \"\u2581\"}"
-#define IDS65 RUN8(RUN8("1, ")) "1"
+#define REPLACE(kind, what, by)                                                                    \
+    "{\"type\": \"Replace\", \"pattern\": {\"" kind "\": \"" what "\"}, \"content\": \"" by "\"}"
+#define LONGER(by) REPLACE("String", "a", by)
+#define MARKS      "{\"type\": \"Metaspace\", \"replacement\": \"\u2581\"}"
+#define IDS65      RUN8(RUN8("1, ")) "1"
 
 static const bad_file bad_files[] = {
     {"gpt2", "version", "\"2.0\"", "version \"2.0\""},
@@ -45,27 +47,22 @@ static const bad_file bad_files[] = {
     {"gpt2", "model/merges/0", "[\"a\", \"nowhere\"]", "merge 0, of \"a\" and \"nowhere\""},
     {"gpt2", "model/merges/0", "\"a b c\"", "merge 0 is not a pair"},
     {"gpt2", "model/merges/0", "[\"a\"]", "merge 0 is not a pair"},
-    {"gpt2", "normalizer", "{\"type\": \"NFKC\"}", "the normalizer \"NFKC\" is not supported"},
-    {"gpt2", "normalizer", "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Strip\"}]}",
+    {"gpt2", "normalizer", TYPE("NFKC"), "the normalizer \"NFKC\" is not supported"},
+    {"gpt2", "normalizer", CHAIN("normalizers") TYPE("Strip") "]}",
      "the normalizer \"Strip\" is not supported"},
-    {"gpt2", "normalizer",
-     "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a\"}, \"content\": \"\"}",
-     "regular expression"},
-    {"gpt2", "normalizer",
-     "{\"type\": \"Replace\", \"pattern\": {\"String\": \"\"}, \"content\": \"\"}",
-     "\"pattern\" of \"Replace\""},
-    {"gpt2", "normalizer", CHAIN("normalizers") LIST9("{\"type\": \"NFC\"}") "]}",
+    {"gpt2", "normalizer", REPLACE("Regex", "a", ""), "regular expression"},
+    {"gpt2", "normalizer", REPLACE("String", "", ""), "\"pattern\" of \"Replace\""},
+    {"gpt2", "normalizer", CHAIN("normalizers") LIST9(TYPE("NFC")) "]}",
      "more than 8 rewriting steps"},
-    {"gpt2", "normalizer", REPLACE(RUN8(RUN8("1234")) "5"),
+    {"gpt2", "normalizer", LONGER(RUN8(RUN8("1234")) "5"),
      "\"content\" of \"Replace\" is not a short"},
     {"gpt2", "normalizer",
-     CHAIN("normalizers") REPLACE("12345678901234567") ", " REPLACE("1234567890123456") "]}",
+     CHAIN("normalizers") LONGER("12345678901234567") ", " LONGER("1234567890123456") "]}",
      "a string that keeps texts short"},
-    {"gpt2", "normalizer",
-     "{\"type\": \"Replace\", \"pattern\": {\"String\": \"tool\"}, \"content\": \"\"}",
+    {"gpt2", "normalizer", REPLACE("String", "tool", ""),
      "nothing is left of the added token \"tool\""},
     {"gpt2", "normalizer", "[]", "the normalizer \"\" is not supported"},
-    {"gpt2", "pre_tokenizer", "{\"type\": \"Whitespace\"}", "pre-tokenizer \"Whitespace\""},
+    {"gpt2", "pre_tokenizer", TYPE("Whitespace"), "pre-tokenizer \"Whitespace\""},
     {"gpt2", "pre_tokenizer", NULL, "in only one of"},
     {"llama3", "pre_tokenizer/pretokenizers/0/behavior", "\"MergedWithNext\"",
      "\"MergedWithNext\""},
@@ -73,26 +70,23 @@ static const bad_file bad_files[] = {
      "the pattern x\\p{Klingon} of \"Split\" is not supported: invalid character property"},
     {"llama3", "pre_tokenizer/pretokenizers/0",
      "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, \"behavior\": \"Removed\", "
-     "\"invert\": "
-     "true}",
+     "\"invert\": true}",
      "the behavior \"Removed\" and the pattern x+"},
     {"llama3", "pre_tokenizer/pretokenizers/0/pattern", "{\"String\": \" \"}",
      "without a regular expression"},
     {"llama3", "pre_tokenizer/pretokenizers/1/add_prefix_space", "true", "add_prefix_space"},
-    {"gpt2", "pre_tokenizer",
-     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, {\"type\": "
-     "\"Digits\"}]}",
+    {"gpt2", "pre_tokenizer", CHAIN("pretokenizers") TYPE("ByteLevel") ", " TYPE("Digits") "]}",
      "the pre-tokenizer \"Digits\" behind \"ByteLevel\""},
-    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") LIST9("{\"type\": \"Digits\"}") "]}",
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") LIST9(TYPE("Digits")) "]}",
      "splits text more than 8 times"},
-    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") MARKS ", {\"type\": \"ByteLevel\"}]}",
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") MARKS ", " TYPE("ByteLevel") "]}",
      "both \"Metaspace\" and \"ByteLevel\""},
-    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") "{\"type\": \"Digits\"}, " MARKS "]}",
+    {"llama2", "pre_tokenizer", CHAIN("pretokenizers") TYPE("Digits") ", " MARKS "]}",
      "\"Metaspace\" behind another"},
-    {"metaspace", "decoder", CHAIN("decoders") MARKS ", {\"type\": \"Fuse\"}]}",
+    {"metaspace", "decoder", CHAIN("decoders") MARKS ", " TYPE("Fuse") "]}",
      "the decoder \"Metaspace\" is not supported"},
     {"llama2", "decoder/decoders", "{}", "\"decoders\" of \"Sequence\" is not a list"},
-    {"gpt2", "decoder", "{\"type\": \"WordPiece\"}", "decoder \"WordPiece\" is not supported"},
+    {"gpt2", "decoder", TYPE("WordPiece"), "decoder \"WordPiece\" is not supported"},
     {"llama2", "decoder/decoders/0/type", "\"Fuse\"", "at this place"},
     {"llama2", "decoder/decoders/1/type", "\"Fuse\"", "at this place"},
     {"llama2", "decoder/decoders/2/type", "\"Strip\"", "at this place"},
@@ -101,7 +95,7 @@ static const bad_file bad_files[] = {
     {"llama2_first", "pre_tokenizer/replacement", "\"_\"", "another replacement"},
     {"llama2_first", "pre_tokenizer/prepend_scheme", "\"last\"", "\"prepend_scheme\""},
     {"llama2_first", "pre_tokenizer/add_prefix_space", "false", "\"add_prefix_space\""},
-    {"llama3", "post_processor", "{\"type\": \"BertProcessing\"}", "\"BertProcessing\""},
+    {"llama3", "post_processor", TYPE("BertProcessing"), "\"BertProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>/ids", "[4000000]", "\"TemplateProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>", NULL, "\"TemplateProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>/ids", "[" IDS65 "]", "adds more than 64 ids"},
@@ -192,7 +186,7 @@ Test(read, other_spellings_mean_the_same)
          "\"MergedWithPrevious\", \"invert\": false}",
          ""},
         {"llama3", "model/type", NULL, ""},
-        {"gpt2", "decoder", CHAIN("decoders") "{\"type\": \"ByteLevel\"}]}", ""},
+        {"gpt2", "decoder", CHAIN("decoders") TYPE("ByteLevel") "]}", ""},
         {"gpt2", "model/continuing_subword_prefix", "\"\"", ""}, /* as GPT-2's own file has it */
         {"llama3", NULL, NULL, ""},                              /* merges as strings */
     };

@@ -83,7 +83,7 @@ Test(split, batches_of_any_size)
     }
 }
 
-/* As where a Metaspace that splits stands before another pre-tokenizer. */
+/* A Metaspace that splits gives such words to the pre-tokenizer behind it. */
 Test(split, a_word_begins_at_each_mark)
 {
     static const char text[] = "x\u2581ab\u2581\u2581c";

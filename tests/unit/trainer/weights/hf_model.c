@@ -68,7 +68,6 @@ nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype)
         .shape = hf_small_shape(tied), .dtype = dtype, .byte_tokenizer = true};
 }
 
-/* Elements [begin, end) of tensor i. */
 nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end)
 {
     static float values[65536];
@@ -84,8 +83,8 @@ const char *hf_begin_model(const char *name, const nd_hf_writer_options *options
     const char *folder = tempdir_file(&hf_dir, name);
     hf_list_tensors(&options->shape);
     assert_ok(nd_hf_writer_open(folder, options, writer));
-    for (int i = hf_tensor_count - 1; i >= 0;
-         i--) { /* backwards, and each in three pieces, last first */
+    /* Backwards, and each in three pieces, last first. */
+    for (int i = hf_tensor_count - 1; i >= 0; i--) {
         int64_t n = hf_count_of(&hf_tensors[i]);
         assert_ok(hf_write_piece(*writer, i, n / 2, n));
         assert_ok(hf_write_piece(*writer, i, n / 3, n / 2));
@@ -100,4 +99,28 @@ const char *hf_write_model(const char *name, const nd_hf_writer_options *options
     const char *folder = hf_begin_model(name, options, &writer);
     assert_ok(nd_hf_writer_commit(writer));
     return folder;
+}
+
+/* Backwards, row by row. */
+static nd_status fill_gguf(void *scale, nd_gguf_writer *writer)
+{
+    static float values[65536];
+    for (int i = hf_tensor_count - 1; i >= 0; i--) {
+        const int64_t rows = hf_tensors[i].shape[0], cols = hf_count_of(&hf_tensors[i]) / rows;
+        for (int64_t row = rows; row-- > 0;) {
+            for (int64_t k = 0; k < cols; k++) {
+                values[k] = hf_value_of(i, row * cols + k) * *(const float *)scale;
+            }
+            ND_TRY(nd_gguf_write_rows(writer, hf_tensors[i].name, row * cols, cols, values));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status hf_write_gguf(const char *name, nd_shape shape, int type, float scale)
+{
+    const nd_gguf_options options = {.shape = &shape, .type = type, .name = "small"};
+    hf_list_tensors(&shape);
+    shape.eos_id = 0;
+    return nd_gguf_write(tempdir_file(&hf_dir, name), &options, fill_gguf, &scale);
 }

@@ -3,6 +3,7 @@
 #define TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
 /* A small model as a folder of Hugging Face's, for the tests of its writer and its reader. */
 #include "tests/support/shell.h"
+#include "trainer/weights/gguf.h"
 #include "trainer/weights/weights.h"
 
 enum { HF_TENSORS_MAX = 64 };
@@ -37,5 +38,7 @@ const char *hf_begin_model(const char *name, const nd_hf_writer_options *options
                            nd_hf_writer **writer);
 /* The whole model into hf_dir/name; returns the path, valid until the next tempdir_file. */
 const char *hf_write_model(const char *name, const nd_hf_writer_options *options);
+/* The file hf_dir/name of values of this type that are so many times those of the model. */
+nd_status hf_write_gguf(const char *name, nd_shape shape, int type, float scale);
 
 #endif
