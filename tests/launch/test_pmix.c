@@ -96,7 +96,7 @@ Test(fake_pmix, the_code_tells_why_the_server_gives_no_answer)
     }
 }
 
-Test(fake_pmix, numbers_of_ranks_are_read_and_no_texts)
+Test(fake_pmix, numbers_are_read_and_pointers_refused)
 {
     setenv("FAKE_PMIX_TYPE", printed("%d", PMIX_PROC_RANK), 1);
     start(2, NULL);

@@ -246,7 +246,7 @@ Test(signals, a_second_interrupt_kills)
     assert_ends(&l, 128 + SIGKILL, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
 }
 
-/* It is one more request to end, which these workers ignore; a signal that they know ends them. */
+/* It is another request to end, which these workers ignore; they end at SIGUSR1. */
 Test(signals, an_interrupt_a_second_after_another_kills_nobody)
 {
     enum { SECOND_US = 1000000 };

@@ -253,16 +253,15 @@ Test(start, usage)
     }
 }
 
-/* That of its own folder, where the working directory has none. */
+/* The one that is installed beside ndlaunch, where the working directory has none. */
 Test(start, a_first_configuration_names_the_small_model)
 {
-    const char *ndlaunch = launched_program("ndlaunch");
     const char *written = shell_prints(
         ".", printed("mkdir -p bin share/ndtrain/configs && cp %s bin && w() { rm -f ndtrain.yaml; "
                      "bin/ndlaunch config >said && grep -o '\".*small.json\"' ndtrain.yaml; } && w "
                      "&& cp model.json share/ndtrain/configs/model-small.json && w && "
                      "cp -r share/ndtrain/configs . && w",
-                     ndlaunch));
+                     launched_program("ndlaunch")));
     cr_expect_str_eq(written, printed("\"configs/model-small.json\"\n"
                                       "\"%s/share/ndtrain/configs/model-small.json\"\n"
                                       "\"configs/model-small.json\"\n",

@@ -8,7 +8,7 @@
  *   FAKE_PMIX_KILL    if set, PMIx_Abort kills all ranks, as a server does
  *   FAKE_PMIX_HANG    the function that never returns
  *   FAKE_PMIX_GET     if set, the number of the error of PMIx_Get
- *   FAKE_PMIX_TYPE    if set, the number of the type of all numbers, else that of true servers
+ *   FAKE_PMIX_TYPE    if set, the type (a number) of all numbers, else as true servers give them
  *
  * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort leaves the file "aborted" with the code.
  */

@@ -73,7 +73,9 @@ Test(report, the_rank_that_failed_first)
     static const struct {
         const char *what;
         rank_end ranks[3];
-        int code, first;
+        struct {
+            int code, first;
+        } end;
         int64_t stopped;   /* when ndlaunch asked the others to end */
         const char *other; /* what another rank said; NULL: nothing that matters */
     } cases[] = {
@@ -81,52 +83,42 @@ Test(report, the_rank_that_failed_first)
          {{ND_ERR_IO, ND_CAUSE_OWN, 5},
           {ND_ERR_IO, ND_CAUSE_OWN, 4, .stopped = true},
           {.stopped = true, .signal = 9}},
-         128 + 9,
-         2},
+         {128 + 9, 2}},
         {"a kill of ours is no failure, of a rank that did not end when it was asked to",
          {{ND_ERR_DATA, ND_CAUSE_OWN, 5},
           {.stopped = true, .signal = 15},
           {.stopped = true, .kill_sent = true, .signal = 9}},
-         65,
-         0},
+         {65, 0}},
         {"the rank that has the reason wins over those that refer to it",
          {{ND_ERR_RESOURCE, ND_CAUSE_ELSEWHERE, 3},
           {ND_ERR_RESOURCE, ND_CAUSE_OWN, 4, .stopped = true},
           {.stopped = true}},
-         71,
-         1},
+         {71, 1}},
         {"a lost peer is no cause: rank 0 noticed it before rank 1 had recorded why",
          {{ND_ERR_IO, ND_CAUSE_OWN, 3}, {ND_ERR_DATA, ND_CAUSE_OWN, 5}},
-         65,
-         1},
+         {65, 1}},
         {"the ends of processes are seen in any order",
          {{ND_ERR_DATA, ND_CAUSE_OWN, 9, 20}, {ND_ERR_RESOURCE, ND_CAUSE_OWN, 4, 30}},
-         71,
-         1,
+         {71, 1},
          .other = "rank 0 said: reason of rank 0"},
         {"an i/o error of a rank itself is the cause, although its peers say so before",
          {{ND_ERR_IO, ND_CAUSE_OWN, 3},
           {ND_ERR_IO, ND_CAUSE_LOCAL, 5, .stopped = true},
           {ND_ERR_IO, ND_CAUSE_ELSEWHERE, 4}},
-         74,
-         1},
+         {74, 1}},
         {"a deadline that was over before ranks were asked to end is no consequence of that",
          {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 4, .stopped = true}},
-         124,
-         1,
+         {124, 1},
          5},
         {"a crash is a failure of its own, although a kill was sent",
          {{ND_ERR_IO, ND_CAUSE_OWN, 3}, {.stopped = true, .kill_sent = true, .signal = 11}},
-         128 + 11,
-         1},
+         {128 + 11, 1}},
         {"a stop at a step boundary explains no failure",
          {{ND_ERR_PREEMPTED, ND_CAUSE_OWN, 3}, {ND_ERR_IO, ND_CAUSE_OWN, 5}},
-         74,
-         1},
+         {74, 1}},
         {"a deadline that was over after it is one",
          {{ND_ERR_IO, ND_CAUSE_OWN, 9}, {ND_ERR_HANG, ND_CAUSE_OWN, 6, .stopped = true}},
-         74,
-         0,
+         {74, 0},
          5,
          "rank 1 said: reason of rank 1"},
     };
@@ -141,21 +133,21 @@ Test(report, the_rank_that_failed_first)
             j->children[rank].signal = e->signal;
             j->children[rank].ended_ns = e->ended;
         }
-        report(j, cases[i].code);
-        cr_expect(strstr(text, printed("rank %d failed first", cases[i].first)), "%s: %s",
+        report(j, cases[i].end.code);
+        cr_expect(strstr(text, printed("rank %d failed first", cases[i].end.first)), "%s: %s",
                   cases[i].what, text);
-        const char *own = printed("it said: reason of rank %d", cases[i].first);
-        cr_expect(strstr(text, own) || cases[i].code > 128, "%s: %s", cases[i].what, text);
+        const char *own = printed("it said: reason of rank %d", cases[i].end.first);
+        cr_expect(strstr(text, own) || cases[i].end.code > 128, "%s: %s", cases[i].what, text);
         const char *said = strstr(text, " said: reason of rank");
         said = said && said[-1] == 't' ? strstr(said + 1, " said: reason of rank") : said;
         cr_expect(cases[i].other ? said && strstr(text, cases[i].other) : !said, "%s: %s",
                   cases[i].what, text);
-        cr_expect(strstr(text, printed(", device device%d): ", cases[i].first)), "%s: %s",
+        cr_expect(strstr(text, printed(", device device%d): ", cases[i].end.first)), "%s: %s",
                   cases[i].what, text);
     }
 }
 
-/* What two say alike is said once, and of the others at most three. */
+/* A message that two ranks share is shown once, and at most three of other ranks are. */
 Test(report, a_few_of_many_messages_are_shown)
 {
     job *j = make_job();

@@ -12,6 +12,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "tests/support/printed.h"
 #include "tests/support/synced.h"
 #include "tests/support/tempdir.h"
 
@@ -24,9 +25,9 @@ int renameat2(int from_folder, const char *from, int to_folder, const char *to, 
     return rename_code ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
-static int calls; /* to come of pread and pwrite, of which each does less than it is asked for */
+static int calls; /* how many further calls of pread and pwrite are hindered */
 
-/* Whether a signal interrupts the call, else it moves at most two bytes. */
+/* A signal interrupts every other call (true); the ones between move two bytes at most. */
 static bool hinder(size_t *size)
 {
     if (calls > 0 && --calls % 2 == 1) {
@@ -47,7 +48,13 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
     return hinder(&size) ? -1 : syscall(SYS_pwrite64, fd, data, size, offset);
 }
 
-TEMPDIR_SUITE(fs, tempdir_leave_empty);
+/* Modes do not depend on the shell that starts the test. */
+static void setup(void)
+{
+    umask(0022);
+}
+
+TEMPDIR_SUITE(fs, setup);
 
 Test(fs, read_gives_the_whole_file_with_a_terminator)
 {
@@ -201,6 +208,13 @@ static void expect_text(const char *name, const char *expected)
     free(text);
 }
 
+static mode_t mode(const char *name)
+{
+    struct stat st;
+    cr_assert_eq(stat(tempdir_file(&dir, name), &st), 0);
+    return st.st_mode & 0777;
+}
+
 /* Number of files in the test's folder. */
 static int file_count(void)
 {
@@ -213,13 +227,12 @@ static int file_count(void)
 
 Test(fs, atomic_write_replaces_or_leaves_alone)
 {
-    struct stat st;
     const char *path = tempdir_file(&dir, "a.json");
     assert_ok(nd_fs_write_atomic(path, "first", 5));
     assert_ok(nd_fs_write_atomic(path, "second", 6));
     cr_expect_str_eq(synced, dir.path, "a loss of power would leave the old file");
     expect_text("a.json", "second");
-    cr_assert(stat(path, &st) == 0 && (st.st_mode & 0777) == 0644, "others may read it");
+    cr_expect_eq(mode("a.json"), 0644, "others may read it");
     cr_assert_eq(file_count(), 1);
     sync_code = EINVAL; /* as file systems say that cannot make a folder durable */
     assert_ok(nd_fs_sync_folder(dir.path));
@@ -258,7 +271,7 @@ Test(fs, full_device_is_cantcreate)
     close(fd);
 }
 
-Test(fs, calls_that_do_a_part_are_followed_by_others)
+Test(fs, partial_and_interrupted_calls_are_repeated)
 {
     char text[16] = "";
     int fd = open(tempdir_write(&dir, "a", "It", 2), O_RDWR);
@@ -335,7 +348,7 @@ Test(fs, parent_of_a_path)
     }
 }
 
-/* FIPS 180-2, "abc"; the 64 bits of XXH3 begin with the lowest. */
+/* XXH3 of no bytes, its lowest byte first; FIPS 180-2, "abc". */
 Test(fs, checksums_have_known_answers)
 {
     char hex[ND_HASH_HEX_MAX];
@@ -351,13 +364,10 @@ Test(fs, make_folders_makes_all_and_names_what_fails)
     cr_assert(tempdir_has_path(dir.name));
     cr_expect_str_eq(synced, tempdir_file(&dir, "a/b"), "a loss of power would take the folder");
     make_folder("a/b/c"); /* it may be there */
-    struct stat st;
-    char name[NAME_MAX + 2] = "";
-    cr_assert(stat(tempdir_file(&dir, "a"), &st) == 0 && (st.st_mode & 0777) == 0755);
-    memset(name, 'n', NAME_MAX);
-    make_folder(name);
-    name[NAME_MAX] = 'n';
-    assert_fails(nd_fs_make_folders(tempdir_file(&dir, name), "the folder", ""), ND_ERR_CANTCREATE,
+    cr_expect_eq(mode("a"), 0755);
+    make_folder(printed("%0*d", NAME_MAX, 0));
+    const char *too_long = tempdir_file(&dir, printed("%0*d", NAME_MAX + 1, 0));
+    assert_fails(nd_fs_make_folders(too_long, "the folder", ""), ND_ERR_CANTCREATE,
                  strerror(ENAMETOOLONG));
     tempdir_write(&dir, "file", "", 0);
     assert_fails(nd_fs_make_folders(tempdir_file(&dir, "file/b"), "the folder", "Choose another"),
@@ -505,11 +515,10 @@ Test(fs, a_file_that_has_another_name_is_not_updated)
 
 Test(fs, a_folder_of_ours_is_made_through_no_link)
 {
-    struct stat st;
     const char *own = tempdir_file(&dir, "own");
     assert_ok(nd_fs_make_own_folder(own));
     assert_ok(nd_fs_make_own_folder(own));
-    cr_assert(stat(own, &st) == 0 && (st.st_mode & 0777) == 0755);
+    cr_expect_eq(mode("own"), 0755);
     cr_assert_eq(symlink("own", tempdir_file(&dir, "link")), 0);
     assert_fails(nd_fs_make_own_folder(tempdir_file(&dir, "link")), ND_ERR_CANTCREATE,
                  "it is a link");

@@ -14,9 +14,7 @@ Test(progress, what_a_worker_writes_its_launcher_reads)
 {
     nd_progress page;
     char longest[ND_RUN_FOLDER_MAX];
-    memset(longest, 'a', sizeof longest - 1);
-    longest[0] = '/';
-    longest[sizeof longest - 1] = '\0';
+    snprintf(longest, sizeof longest, "/%0*d", (int)sizeof longest - 2, 0);
     cr_assert_eq(nd_progress_create(4, &page), ND_OK);
     cr_assert_eq(page.count, 4);
     for (int i = 0; i < 4; i++) {
@@ -99,9 +97,7 @@ Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
 {
     nd_progress page;
     char too_long[ND_RUN_FOLDER_MAX + 1];
-    memset(too_long, 'a', sizeof too_long - 1);
-    too_long[0] = '/';
-    too_long[sizeof too_long - 1] = '\0';
+    snprintf(too_long, sizeof too_long, "/%0*d", (int)sizeof too_long - 2, 0);
     cr_assert_eq(nd_progress_open(-1, 1, &page), ND_OK);
     cr_assert_eq(nd_progress_set_run_folder(&page, too_long), ND_ERR_CANTCREATE);
     cr_assert_eq(nd_progress_set_run_folder(&page, "runs/a"), ND_ERR_CANTCREATE);

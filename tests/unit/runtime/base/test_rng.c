@@ -7,21 +7,19 @@
 /* Known answers of Random123's kat_vectors for philox4x32 10. */
 Test(rng, philox_known_answers)
 {
-    nd_rng_block zero = nd_rng_philox(0, 0, 0);
-    cr_assert_eq(zero.w[0], 0x6627e8d5u);
-    cr_assert_eq(zero.w[1], 0xe169c58du);
-    cr_assert_eq(zero.w[2], 0xbc57ac4cu);
-    cr_assert_eq(zero.w[3], 0x9b00dbd8u);
-    nd_rng_block ones = nd_rng_philox(~0ull, ~0ull, ~0ull);
-    cr_assert_eq(ones.w[0], 0x408f276du);
-    cr_assert_eq(ones.w[1], 0x41c83b0eu);
-    cr_assert_eq(ones.w[2], 0xa20bc7c6u);
-    cr_assert_eq(ones.w[3], 0x6d5451fdu);
-    nd_rng_block pi = nd_rng_philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88);
-    cr_assert_eq(pi.w[0], 0xd16cfe09u);
-    cr_assert_eq(pi.w[1], 0x94fdccebu);
-    cr_assert_eq(pi.w[2], 0x5001e420u);
-    cr_assert_eq(pi.w[3], 0x24126ea1u);
+    static const struct {
+        uint64_t in[3];
+        uint32_t out[4];
+    } cases[] = {
+        {{0, 0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{~0ull, ~0ull, ~0ull}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (int i = 0; i < 3; i++) {
+        const uint64_t *in = cases[i].in;
+        cr_expect_arr_eq(nd_rng_philox(in[0], in[1], in[2]).w, cases[i].out, 16, "case %d", i);
+    }
 }
 
 Test(rng, normal_has_mean_zero_and_variance_one)

@@ -7,7 +7,7 @@
 #include "runtime/base/shm_folder.h"
 #include "tests/support/tempdir.h"
 
-/* The folder of a process that is dead, with a file in it. Nobody has asked for its code yet. */
+/* The folder of a dead process, with a file in it. Nobody has waited for the process yet. */
 static void make_dead(char path[ND_SHM_FOLDER_MAX])
 {
     int ends[2];

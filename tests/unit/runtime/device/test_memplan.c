@@ -10,24 +10,19 @@ Test(memplan, buffers_are_apart_aligned_and_zero)
 {
     nd_memplan plan;
     nd_device *device = NULL;
-    float *a = NULL;
-    char *b = NULL, *at[3];
-    double *c = NULL;
+    char *at[3] = {0};
     void *none = &plan;
     const size_t bytes[] = {1001 * 4, 6, 77 * 8};
     nd_memplan_init(&plan);
-    nd_memplan_want(&plan, ND_MEM_STATE, "a", bytes[0], &a);
+    nd_memplan_want(&plan, ND_MEM_STATE, "a", bytes[0], &at[0]);
     nd_memplan_want(&plan, ND_MEM_HEAD, "none", 0, &none);
-    nd_memplan_want(&plan, ND_MEM_SCRATCH, "b", bytes[1], &b);
-    nd_memplan_want(&plan, ND_MEM_STATE, "c", bytes[2], &c);
+    nd_memplan_want(&plan, ND_MEM_SCRATCH, "b", bytes[1], &at[1]);
+    nd_memplan_want(&plan, ND_MEM_STATE, "c", bytes[2], &at[2]);
     nd_memplan_add_external(&plan, ND_MEM_COMMUNICATION, "staging", 5000);
     cr_assert_eq(nd_memplan_class_bytes(&plan, ND_MEM_STATE), bytes[0] + bytes[2]);
     cr_assert_eq(plan.external, 5000);
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
     cr_assert_eq(nd_memplan_commit(&plan, device), ND_OK);
-    at[0] = (char *)a;
-    at[1] = b;
-    at[2] = (char *)c;
     cr_assert_null(none);
     for (int i = 0; i < 3; i++) {
         cr_assert_eq((uintptr_t)at[i] % 256, 0);
@@ -73,7 +68,7 @@ Test(memplan, further_pointers_lie_in_their_buffer)
     nd_device_close(device);
 }
 
-/* In MiB below 10 GiB, what libraries allocate for themselves included. */
+/* The total has MiB below 10 GiB, and includes what libraries allocate for themselves. */
 Test(memplan, is_printed_by_class)
 {
     static const size_t state[] = {((size_t)10 << 30) - (3 << 19) - 256,
@@ -82,7 +77,7 @@ Test(memplan, is_printed_by_class)
                                        "  total                      10240.00 MiB\n",
                                        "  total                        10.000 GiB\n"};
     for (int i = 0; i < 2; i++) {
-        static nd_memplan plan;
+        nd_memplan plan;
         char *text = NULL;
         size_t size;
         nd_memplan_init(&plan);

@@ -82,7 +82,7 @@ static ino_t shown_number;
 /* The time of day, and of the last change of each text; 0 s: as they are. */
 static struct timespec fixed_now, fixed_change;
 
-/* Seconds between two looks at the other clock; -1: it goes by itself. */
+/* Seconds from one reading of the monotonic clock to the next; -1: those of the true clock. */
 static time_t look_seconds = -1;
 
 int clock_gettime(clockid_t clock, struct timespec *now)
@@ -195,12 +195,16 @@ static nd_token_cache_request request(void)
                                     .folder = caches.path};
 }
 
-static nd_token_cache *open_cache(void)
+static nd_token_cache *open_asked(nd_token_cache_request asked)
 {
-    const nd_token_cache_request asked = request();
     nd_token_cache *cache;
     assert_ok(nd_token_cache_open(&asked, &cache));
     return cache;
+}
+
+static nd_token_cache *open_cache(void)
+{
+    return open_asked(request());
 }
 
 static void open_fails(nd_token_cache_request asked, nd_status status, const char *words)
@@ -209,18 +213,16 @@ static void open_fails(nd_token_cache_request asked, nd_status status, const cha
     assert_fails(nd_token_cache_open(&asked, &cache), status, words);
 }
 
-static ino_t inode(const char *path)
+static struct stat state_of(const char *path)
 {
     struct stat st;
-    cr_assert_eq(stat(path, &st), 0);
-    return st.st_ino;
+    cr_assert_eq(stat(path, &st), 0, "%s", path);
+    return st;
 }
 
 static mode_t mode(const char *path)
 {
-    struct stat st;
-    cr_assert_eq(stat(path, &st), 0, "%s", path);
-    return st.st_mode & 07777;
+    return state_of(path).st_mode & 07777;
 }
 
 /* How often the log has these words, since tempdir_catch_stderr. */
@@ -231,7 +233,8 @@ static void expect_same(const nd_token_cache *before, bool same)
 {
     nd_token_cache *now = open_cache();
     cr_expect_eq(strcmp(before->path, now->path) == 0, same, "%s", now->path);
-    cr_expect_eq(inode(before->path) == inode(now->path), same, "%s", now->path);
+    cr_expect_eq(state_of(before->path).st_ino == state_of(now->path).st_ino, same, "%s",
+                 now->path);
     nd_token_cache_close(now);
 }
 
@@ -299,31 +302,31 @@ Test(token_cache, is_written_once_for_a_text_and_a_tokenizer)
     nd_token_cache_close(first);
 }
 
-/* Where no other is asked for. */
+/* When the request names no folder. */
 Test(token_cache, its_folder_is_that_of_the_user)
 {
-    const char *const bases[] = {dir.path, "base", "", NULL, NULL, "base"};
-    for (int i = 0; i < 6; i++) {
-        const char *const home = i < 4 ? caches.path : i == 4 ? "home" : NULL;
-        char *folder = NULL;
-        unsetenv("XDG_CACHE_HOME");
-        unsetenv("HOME");
+    const char *const bases[] = {NULL, "base", "", dir.path};
+    char *folder;
+    setenv("HOME", caches.path, 1);
+    unsetenv("XDG_CACHE_HOME");
+    for (int i = 0; i < 4; i++) {
         cr_assert(!bases[i] || setenv("XDG_CACHE_HOME", bases[i], 1) == 0);
-        cr_assert(!home || setenv("HOME", home, 1) == 0);
-        if (i < 4) {
-            assert_ok(nd_token_cache_folder("", &folder));
-            cr_expect_str_eq(folder, i == 0 ? tempdir_file(&dir, "ndtrain")
-                                            : tempdir_file(&caches, ".cache/ndtrain"));
-            cr_expect_eq(rmdir(folder), 0, "it is there");
-        } else {
-            assert_fails(nd_token_cache_folder("", &folder), ND_ERR_CONFIG, "no home folder");
-        }
+        assert_ok(nd_token_cache_folder("", &folder));
+        cr_expect_str_eq(folder, i == 3 ? tempdir_file(&dir, "ndtrain")
+                                        : tempdir_file(&caches, ".cache/ndtrain"));
+        cr_expect_eq(rmdir(folder), 0, "it is there");
         free(folder);
     }
+    unsetenv("HOME");
+    setenv("XDG_CACHE_HOME", "base", 1);
+    assert_fails(nd_token_cache_folder("", &folder), ND_ERR_CONFIG, "no home folder");
+    setenv("HOME", "home", 1);
+    unsetenv("XDG_CACHE_HOME");
+    assert_fails(nd_token_cache_folder("", &folder), ND_ERR_CONFIG, "no home folder");
 }
 
-/* Whoever may write into the folder may go on where a process died; the cache is its writer's. A
- * user's own token files follow the umask. */
+/* Everybody who may write into the folder may take over what a killed process left; only its writer
+ * may write to a complete cache. Token files that a user asks for follow the umask. */
 Test(token_cache, a_folder_gives_its_files_their_mode)
 {
     static const mode_t folders[] = {0700, 0750, 02770, 01777};
@@ -359,7 +362,6 @@ Test(token_cache, what_became_of_the_text_is_told)
                                         "b.jsonl\": 3 documents, 17 tokens, 1.06 bytes a token",
                                         "15 of these tokens count in the loss (88.2 %)"};
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     tempdir_catch_stderr(&dir);
     look_seconds = 0;
     nd_token_cache_close(open_cache());
@@ -369,8 +371,7 @@ Test(token_cache, what_became_of_the_text_is_told)
     rules.special_in_text = ND_SPECIAL_PARSE;
     look_seconds = 10;
     use_text(tempdir_write(&dir, "b.jsonl", rows, sizeof rows - 1));
-    assert_ok(nd_token_cache_open(&asked, &cache));
-    nd_token_cache_close(cache);
+    nd_token_cache_close(open_asked(asked));
     cr_expect_eq(said("\n"), 3 + 10);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         cr_expect_eq(said(words[i]), 1, "%s", words[i]);
@@ -404,7 +405,6 @@ Test(token_cache, each_rule_is_part_of_the_name)
     };
     enum { COUNT = sizeof all / sizeof *all };
     nd_token_cache_request asked;
-    nd_token_cache *cache;
     json_t *file = text_file("llama2"); /* which has an end of text */
     snprintf(tokenizer_path, sizeof tokenizer_path, "%s", tempdir_file(&dir, "tokenizer.json"));
     cr_assert_eq(json_dump_file(file, tokenizer_path, 0), 0);
@@ -417,9 +417,8 @@ Test(token_cache, each_rule_is_part_of_the_name)
         rules = all[i < COUNT ? i : i == COUNT ? 5 : 0];
         asked = request();
         asked.job.skip_bad = i > COUNT;
-        assert_ok(nd_token_cache_open(&asked, &cache));
+        nd_token_cache_close(open_asked(asked));
         cr_expect_eq(count_files(), i + 1, "rule %d", i);
-        nd_token_cache_close(cache);
     }
 }
 
@@ -623,14 +622,12 @@ static void go_on(int number)
 Test(token_cache, who_waits_sees_the_writers_progress)
 {
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     begin_part();
     atomic_store(&pause_count, 0);
     in_pause = go_on;
     asked.stall_seconds = 1e-9; /* any two looks are further apart */
-    assert_ok(nd_token_cache_open(&asked, &cache));
+    nd_token_cache_close(open_asked(asked));
     cr_expect_null(in_pause);
-    nd_token_cache_close(cache);
 }
 
 Test(token_cache, a_stop_ends_encoding_and_waiting)
@@ -700,8 +697,7 @@ Test(token_cache, a_lock_that_cannot_be_examined_is_an_error)
 /* A byte of the text is another one; size and time of change are as before. */
 static void change_a_byte(const char *path, off_t at)
 {
-    struct stat st;
-    cr_assert_eq(stat(path, &st), 0);
+    const struct stat st = state_of(path);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     cr_assert_eq(pwrite(fd, "z", 1, at), 1);
     close(fd);
@@ -733,7 +729,7 @@ Test(token_cache, another_file_has_another_cache)
             close(fd);
         }
         for (int i = 0; i < 2; i++) {
-            cr_assert_eq(stat(tempdir_file(&dir, names[i]), &st[i]), 0);
+            st[i] = state_of(tempdir_file(&dir, names[i]));
         }
     } while (memcmp(&st[0].st_ctim, &st[1].st_ctim, sizeof st[0].st_ctim) != 0 && ++tries < 100);
     use_text(tempdir_file(&dir, names[0]));
@@ -825,18 +821,13 @@ Test(token_cache, a_vocabulary_that_is_too_large_is_refused_first)
 Test(token_cache, what_fails_leaves_no_file)
 {
     nd_token_cache_request asked = request();
-    nd_token_cache *cache;
     struct rlimit limit;
     signal(SIGXFSZ, SIG_IGN);
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    const rlim_t before = limit.rlim_cur;
-    limit.rlim_cur = 100000; /* the disk is full */
-    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    nd_status status = nd_token_cache_open(&asked, &cache);
-    limit.rlim_cur = before;
+    const struct rlimit full = {100000, limit.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &full), 0); /* the disk is full */
+    open_fails(asked, ND_ERR_CANTCREATE, "set data.cache_dir");
     setrlimit(RLIMIT_FSIZE, &limit);
-    cr_expect_eq(status, ND_ERR_CANTCREATE, "%d", status);
-    cr_expect_not_null(strstr(nd_error_last()->message, "set data.cache_dir"));
     cr_expect_eq(count_files(), 0);
     asked.folder = "/proc/nowhere";
     open_fails(asked, ND_ERR_CANTCREATE, "data.cache_dir");

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/skip.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "tests/unit/trainer/data/data_cases.h"
 
@@ -252,39 +254,31 @@ Test(dataset, megatron_pair_by_any_of_its_names)
 
 Test(dataset, megatron_token_types_and_modes)
 {
-    uint8_t u8[9];
-    int16_t i16[9];
-    int32_t i32[9];
-    int64_t i64[9];
-    for (int i = 0; i < 9; i++) {
-        u8[i] = (uint8_t)nine[i];
-        i16[i] = (int16_t)nine[i];
-        i32[i] = nine[i];
-        i64[i] = nine[i];
-    }
-    const struct {
-        uint8_t code;
-        const void *data;
-        int64_t width;
-    } types[] = {{1, u8, 1}, {2, u8, 1}, {3, i16, 2}, {4, i32, 4}, {5, i64, 8}, {8, nine, 2}};
-    for (size_t t = 0; t < 6; t++) {
-        idx_file idx = make_idx(types[t].code, types[t].width);
+    static const uint8_t types[][2] = {{1, 1}, {2, 1}, {3, 2}, {4, 4}, {8, 2}, {5, 8}};
+    const int64_t far = (int64_t)1 << 40;
+    idx_file idx;
+    int32_t x[4], y[4];
+    uint8_t bin[9 * 8];
+    for (int t = 0; t < 6; t++) {
+        const size_t width = types[t][1];
+        idx = make_idx(types[t][0], types[t][1]);
+        for (size_t i = 0; i < 9; i++) {
+            const int64_t id = nine[i];
+            memcpy(bin + i * width, &id, width);
+        }
         if (t == 0) {
             put(&idx, "\0\1\0", 3); /* modes, one byte a sequence */
         }
-        assert_ok(open_pair(&idx, types[t].data, (size_t)(9 * types[t].width)));
+        assert_ok(open_pair(&idx, bin, 9 * width));
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
     }
-    int64_t far = (int64_t)1 << 40;
-    i64[6] = far;
-    idx_file idx = make_idx(5, 8);
-    assert_ok(open_pair(&idx, i64, sizeof i64));
-    int32_t x[4], y[4];
+    memcpy(bin + 6 * 8, &far, 8); /* of the last type */
+    assert_ok(open_pair(&idx, bin, sizeof bin));
     assert_fails(nd_dataset_block(dataset, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 6 (byte 48) has id 1099511627776");
-    i32[8] = -1;
+    memset(bin + 8 * 4, 0xff, 4);
     idx = make_idx(4, 4);
-    assert_ok(open_pair(&idx, i32, sizeof i32));
+    assert_ok(open_pair(&idx, bin, 9 * 4));
     assert_fails(nd_dataset_block(dataset, 1, &(nd_block){x, y}), ND_ERR_DATA,
                  "token 8 (byte 32) has the negative id -1");
 }
@@ -336,7 +330,7 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
                  "none\" does not exist");
 }
 
-/* Behind 2^32 - 2 tokens, of 16 GiB, a document begins within a block. */
+/* A document begins within a block, after 2^32 - 2 tokens: 16 GiB. */
 Test(dataset, tokens_far_behind_in_a_file)
 {
     const nd_document_rules separate = {ND_DOCUMENTS_SEPARATE, .end_of_text = -1, .model_end = -1};
@@ -350,8 +344,13 @@ Test(dataset, tokens_far_behind_in_a_file)
     tempdir_write(&dir, "m.idx", idx.data, idx.size);
     const char *path = tempdir_write(&dir, "m.bin", "", 0);
     const int fd = open(path, O_WRONLY);
-    cr_assert_eq(pwrite(fd, last, sizeof last, places[1]), sizeof last);
+    signal(SIGXFSZ, SIG_IGN);
+    const ssize_t wrote = pwrite(fd, last, sizeof last, places[1]);
     close(fd);
+    if (wrote != sizeof last) {
+        tempdir_remove(&dir);
+        skip_test("no sparse file of 16 GiB can be written here");
+    }
     for (int64_t vocab = 17; vocab <= 19; vocab += 2) {
         assert_ok(try_open(path, ND_DATA_AUTO, "file", vocab, 6));
         assert_ok(nd_dataset_set_documents(dataset, &separate));

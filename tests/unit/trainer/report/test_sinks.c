@@ -41,6 +41,8 @@ static nd_sinks open_sinks(bool terminal)
     return sinks;
 }
 
+#define send_event(...) assert_ok(nd_sinks_event(&sinks, &(nd_run_event){__VA_ARGS__}))
+
 static nd_step_record record_of(int64_t step)
 {
     return (nd_step_record){.step = step,
@@ -305,35 +307,33 @@ Test(sinks, plain_lines_come_at_the_interval)
 }
 
 /* A run of so many steps, which ends while the next line of a step is far away. */
-static void send_long(int steps, double seconds)
+static void send_long(int steps, double second, double others)
 {
     config.train.steps = steps;
     config.log.interval = 1000;
-    send_timed(steps, seconds, seconds);
+    send_timed(steps, second, others);
 }
 
 /* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
 Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
 {
-    send_long(17, 40);
+    send_long(17, 40, 40);
     said(4, " left\n");
     said(1, "step 2/17  about 10 min 00 s left\n");
     said(1, "step 16/17  about 40 s left\n");
 }
 
-/* Of steps of 40 s one takes 140 s: the newest step is a tenth of the mean, which is 50 s then. */
+/* 40 s a step, but 140 s for the second: the newest step is a tenth of the mean, which is 50 s. */
 Test(sinks, the_time_left_follows_a_moving_mean)
 {
-    config.train.steps = 17;
-    config.log.interval = 1000;
-    send_timed(17, 140, 40);
+    send_long(17, 140, 40);
     said(1, "step 2/17  about 12 min 30 s left\n");
 }
 
 /* 50 min a step: said after these, after 100 min, and then each time that an hour is over. */
 Test(sinks, the_time_left_is_said_each_hour)
 {
-    send_long(9, 3000);
+    send_long(9, 3000, 3000);
     said(5, " left\n");
     said(1, "step 4/9  about 4 h 10 min left\nstep 6/9  about 2 h 30 min left\n");
 }
@@ -407,13 +407,8 @@ Test(sinks, a_resume_on_another_mesh_says_both)
     nd_sinks sinks = open_sinks(false);
     const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
     char a[128], b[128], text[300];
-    nd_run_event event = {.kind = ND_RUN_EVENT_RESUMED,
-                          .step = 3,
-                          .path = "/run/checkpoint-3",
-                          .seconds = 0.25,
-                          .mesh = &now,
-                          .mesh_was = &was};
-    assert_ok(nd_sinks_event(&sinks, &event));
+    send_event(.kind = ND_RUN_EVENT_RESUMED, .step = 3, .path = "/run/checkpoint-3",
+               .seconds = 0.25, .mesh = &now, .mesh_was = &was);
     nd_sinks_close(&sinks);
     nd_mesh_format(&now, a, sizeof a);
     nd_mesh_format(&was, b, sizeof b);
@@ -514,14 +509,12 @@ Test(sinks, long_texts_are_whole)
     memset(why, 'y', sizeof why - 1);
     snprintf(quoted, sizeof quoted, "\"%s\"", why);
     nd_sinks sinks = open_sinks(false);
-    assert_ok(nd_sinks_event(
-        &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why}));
-    const nd_run_event odd = {.kind = ND_RUN_EVENT_ENDED, .reason = "a\\b\"c\x1f \xff\xc3\xa9"};
-    assert_ok(nd_sinks_event(&sinks, &odd)); /* what a text of JSON cannot have as it is */
+    send_event(.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why);
+    /* What a text of JSON cannot have as it is. */
+    send_event(.kind = ND_RUN_EVENT_ENDED, .reason = "a\\b\"c\x1f \xff\xc3\xa9");
     memset(sample, 'z', sizeof sample - 1);
-    snprintf(line, sizeof line, "\"prompt\":\"%s\",\"text\":\"%s\"", "Once", sample);
-    assert_ok(nd_sinks_event(
-        &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_SAMPLE, .path = "Once", .reason = sample}));
+    snprintf(line, sizeof line, "\"prompt\":\"Once\",\"text\":\"%s\"", sample);
+    send_event(.kind = ND_RUN_EVENT_SAMPLE, .path = "Once", .reason = sample);
     nd_sinks_close(&sinks);
     wrote(1, quoted);
     wrote(1, line);
@@ -590,9 +583,7 @@ Test(sinks, tensorboard_takes_a_sample_of_any_length)
     text[(1 << 20) - 1] = '\0';
     config.log.trackers = 1U << ND_TRACKER_TENSORBOARD;
     nd_sinks sinks = open_sinks(false);
-    assert_ok(nd_sinks_event(
-        &sinks,
-        &(nd_run_event){.kind = ND_RUN_EVENT_SAMPLE, .step = 1, .path = "Once", .reason = text}));
+    send_event(.kind = ND_RUN_EVENT_SAMPLE, .step = 1, .path = "Once", .reason = text);
     nd_sinks_close(&sinks);
     said(0, "warning");
     free(text);
@@ -651,7 +642,7 @@ Test(sinks, one_that_fails_is_dropped_with_one_warning)
     nd_sinks_add(&sinks, counting("after", &after));
     assert_ok(send_steps(&sinks, 1, 5));
     assert_ok(nd_sinks_validation(&sinks, &validation));
-    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){ND_RUN_EVENT_MODEL_SAVED, 10, "x"}));
+    send_event(ND_RUN_EVENT_MODEL_SAVED, 10, "x");
     nd_sinks_close(&sinks);
     cr_expect(bad.steps == 3 && bad.validations == 0 && bad.closed == 1);
     cr_expect(before.steps == 5 && before.closed == 1);
@@ -669,14 +660,8 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
         ND_RUN_EVENT_CHECKPOINT_SAVED, ND_RUN_EVENT_CHECKPOINT_FAILED, ND_RUN_EVENT_EARLY_STOPPED,
         ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i],
-                                                         .step = 9,
-                                                         .path = "runs/x",
-                                                         .reason = "why",
-                                                         .bytes = 7,
-                                                         .seconds = 1.5,
-                                                         .blocked_seconds = 0.25,
-                                                         .restart = 3}));
+        send_event(.kind = kinds[i], .step = 9, .path = "runs/x", .reason = "why", .bytes = 7,
+                   .seconds = 1.5, .blocked_seconds = 0.25, .restart = 3);
     }
     nd_sinks_close(&sinks);
     wrote(5, "\n");

@@ -165,14 +165,11 @@ static int read_all(int reader, int last)
  * must not be lost comes behind all that found room. */
 Test(writer, a_write_that_hangs_holds_up_nothing)
 {
-    enum { COUNT = 2000, KEPT = 400 }; /* more than two batches hold, and more than is kept */
+    enum { COUNT = 2000, KEPT = 400 }; /* more than two batches, and than 16 KiB, hold */
     int reader;
     const int a = begin_with_full_pipe(0.1, &reader);
-    for (int i = 0; i < COUNT; i++) {
-        put(a, i, 1);
-    }
-    for (int i = 0; i < KEPT; i++) {
-        put(a, COUNT, 0);
+    for (int i = 0; i < COUNT + KEPT; i++) {
+        put(a, i < COUNT ? i : COUNT, i < COUNT);
     }
     put(a, COUNT, 1);
     assert_ok(nd_writer_flush(w));

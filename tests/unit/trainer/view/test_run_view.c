@@ -71,15 +71,22 @@ static json_t *data_in(const char *html)
     return data;
 }
 
-/* The data of the page of the run in the folder, good until the next call. */
-static json_t *data_of_run(void)
+/* The data of a page, good until the next call. */
+static json_t *data_of(const nd_run_view *views, int count)
 {
     static json_t *data;
-    nd_run_view view = open_view(0);
-    char *html = page_of(&view, 1);
+    char *html = page_of(views, count);
     json_decref(data);
     data = data_in(html);
     free(html);
+    return data;
+}
+
+/* The same of the run in the folder. */
+static json_t *data_of_run(void)
+{
+    nd_run_view view = open_view(0);
+    json_t *data = data_of(&view, 1);
     nd_run_view_close(&view);
     return data;
 }
@@ -164,8 +171,8 @@ Test(run_view, the_best_validation_has_documents_as_the_last_one)
     cr_assert_eq(number_of(data, "runs/0/curves/validation_set_loss.a/mean/1"), 3);
 }
 
-/* Each at its own step, and no number as a script would round it. Sources share the parts of a
- * chart. */
+/* Each skipped step is at its own place, and no number is rounded as a script would round it. The
+ * sources of a run share the points of a chart. */
 Test(run_view, skipped_steps_and_long_numbers_are_exact)
 {
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
@@ -191,6 +198,8 @@ Test(run_view, skipped_steps_and_long_numbers_are_exact)
     cr_assert_eq(number_of(config, "a/2"), 9007199254740992);
 }
 
+#define SIGNALLED(step) "{\"event\":\"checkpoint\",\"step\":" step ",\"reason\":\"signal\"}\n"
+
 /* Of a run with these lines, some seconds after the last one was written; returns its verdict. */
 static const char *expect_end(int steps, const char *further, int64_t later, nd_run_end end)
 {
@@ -208,15 +217,13 @@ Test(run_view, how_a_run_ended)
     write_file("run.json", record);
     expect_end(4, "", 0, ND_RUN_RECENT);
     expect_end(4, "", 3600, ND_RUN_ENDED_EARLY);
-    expect_end(4, "{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n", 3600,
-               ND_RUN_STOPPED);
+    expect_end(4, SIGNALLED("4"), 3600, ND_RUN_STOPPED);
     const char *verdict =
         expect_end(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n", 3600,
                    ND_RUN_STOPPED_EARLY);
     cr_assert_not_null(strstr(verdict, "step 4 of 6: <no> better"));
     expect_end(5, "{\"event\":\"early_stopped\",\"step\":4}\n", 3600, ND_RUN_ENDED_EARLY);
-    expect_end(5, "{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n", 3600,
-               ND_RUN_ENDED_EARLY);
+    expect_end(5, SIGNALLED("4"), 3600, ND_RUN_ENDED_EARLY);
     /* A minute, or as long as ten steps take. */
     static const char slow[] = "{\"step\":5,\"loss\":1,\"step_ms\":300000}\n";
     expect_end(4, "", 40, ND_RUN_RECENT);
@@ -257,12 +264,10 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
     EXPECT_VERDICT("{\"event\":\"early_stopped\",\"step\":5,\"why\":\"<no> better\"}\n" LOST(
                        "5", "metrics.jsonl", "1"),
                    ND_RUN_STOPPED_EARLY, "step 5 of 6", "<no> better");
-    EXPECT_VERDICT("{\"event\":\"checkpoint\",\"step\":5,\"reason\":\"signal\"}\n" LOST(
-                       "5", "metrics.jsonl", "1"),
-                   ND_RUN_STOPPED, "step 5 of 6", "--resume-from-checkpoint latest");
-    EXPECT_VERDICT("{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n" LOST(
-                       "5", "metrics.jsonl", "1"),
-                   ND_RUN_ENDED_EARLY, "step 5 of 6");
+    EXPECT_VERDICT(SIGNALLED("5") LOST("5", "metrics.jsonl", "1"), ND_RUN_STOPPED, "step 5 of 6",
+                   "--resume-from-checkpoint latest");
+    EXPECT_VERDICT(SIGNALLED("4") LOST("5", "metrics.jsonl", "1"), ND_RUN_ENDED_EARLY,
+                   "step 5 of 6");
     EXPECT_VERDICT(LOST("4", "TensorBoard", "4"), ND_RUN_ENDED_EARLY, "step 4 of 6",
                    "the run's log");
 }
@@ -295,9 +300,8 @@ Test(run_view, the_last_line_says_why_a_run_ended)
     own = EXPECT_VERDICT(ENDED("4", "75", "a signal after step 4 of 6, so"), ND_RUN_FAILED,
                          "a signal after step 4 of 6, so");
     cr_assert(!strstr(own, "code") && !strstr(own, "failed"), "a stop is no failure: %s", own);
-    EXPECT_VERDICT("{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n" ENDED(
-                       "4", "75", "stopped by a signal"),
-                   ND_RUN_STOPPED, "step 4 of 6", "--resume-from-checkpoint latest");
+    EXPECT_VERDICT(SIGNALLED("4") ENDED("4", "75", "stopped by a signal"), ND_RUN_STOPPED,
+                   "step 4 of 6", "--resume-from-checkpoint latest");
     EXPECT_VERDICT(ENDED("4", "74", "lost") LOST("4", "TensorBoard", "4"), ND_RUN_FAILED,
                    "step 4 of 6", "code 74: lost", elsewhere);
 }
@@ -343,7 +347,7 @@ Test(run_view, what_is_no_run_is_refused)
     assert_fails(nd_run_view_open(dir.path, 0, &view), ND_ERR_DATA, "run.json");
 }
 
-/* The newest start has the settings that count. The run's name is also that of this folder. */
+/* The newest start has the settings that count. "./" is shown by the name of the folder. */
 Test(run_view, of_several_starts_the_last_one_counts)
 {
     write_metrics(6, "");
@@ -401,30 +405,21 @@ Test(run_view, a_page_of_one_run_and_of_two)
     nd_run_view_close(&views[1]);
     write_file("metrics.jsonl", "{\"step\":4,\"loss\":1,\"step_ms\":1}\n");
     views[1] = open_view(0);
-    char *html = page_of(views, 2);
-    json_t *data = data_in(html);
-    cr_assert_eq(json_array_size(part_of(data, "runs/0/curves/loss/mean")), 6);
-    json_decref(data);
-    free(html);
+    cr_assert_eq(json_array_size(part_of(data_of(views, 2), "runs/0/curves/loss/mean")), 6);
     nd_run_view_close(&views[0]);
     nd_run_view_close(&views[1]);
 }
 
 Test(run_view, the_slowest_rank_is_named)
 {
+    static const char *const slowest[][2] = {{"10", "0"}, {"10", "3"},  {"10", "3"},   {"18", "3"},
+                                             {"10", "3"}, {"9", "1e9"}, {"null", "3"}, {"9", "4"}};
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
-    for (int step = 1; step <= 5; step++) {
-        fprintf(out,
-                "{\"step\":%d,\"loss\":1,\"step_ms\":20,\"slowest_ms\":%d,\"fastest_ms\":8,"
-                "\"slowest_rank\":%d}\n",
-                step, step == 4 ? 18 : 10, step == 1 ? 0 : 3);
-    }
-    static const char *const others[][2] = {{"9", "1e9"}, {"null", "3"}, {"9", "4"}};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 8; i++) {
         fprintf(out,
                 "{\"step\":%d,\"loss\":1,\"step_ms\":20,\"slowest_ms\":%s,\"fastest_ms\":8,"
                 "\"slowest_rank\":%s}\n",
-                6 + i, others[i][0], others[i][1]);
+                1 + i, slowest[i][0], slowest[i][1]);
     }
     fclose(out);
     write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,"
@@ -511,8 +506,8 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
 {
     write_metrics(3,
                   "{\"step\":2,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
-                  "\"underflow\":0.25,\"underflow_layer\":1,\"saturation\":0.5,\"amax\":3,\"amax_"
-                  "layer\":7}}}}\n"
+                  "\"underflow\":0.25,\"underflow_layer\":1,\"saturation\":0.5,\"amax\":3,"
+                  "\"amax_layer\":7}}}}\n"
                   "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                   "\"underflow\":0.125,\"underflow_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
     json_t *data = data_of_run();
