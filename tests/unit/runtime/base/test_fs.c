@@ -377,9 +377,8 @@ Test(fs, make_folders_makes_all_and_names_what_fails)
 
 Test(fs, a_rename_overwrites_nothing)
 {
-    char to[PATH_MAX];
+    const char *to = printed("%s", tempdir_write(&dir, "to", "2", 1));
     static const int codes[] = {0, EINVAL, ENOSYS}; /* also where the kernel cannot see to that */
-    snprintf(to, sizeof to, "%s", tempdir_write(&dir, "to", "2", 1));
     for (int i = 0; i < 3; i++) {
         rename_code = codes[i];
         assert_fails(nd_fs_rename(tempdir_write(&dir, "from", "1", 1), to), ND_ERR_CANTCREATE,
@@ -451,9 +450,7 @@ Test(fs, a_list_has_all_names_in_order_or_is_an_error)
 {
     nd_fs_names names;
     for (int i = 12; i > 0; i--) {
-        char name[16];
-        snprintf(name, sizeof name, "n-%d", i);
-        tempdir_write(&dir, name, "", 0);
+        tempdir_write(&dir, printed("n-%d", i), "", 0);
     }
     assert_ok(nd_fs_list(dir.path, &names));
     cr_assert_eq(names.count, 12);
@@ -502,8 +499,7 @@ Test(fs, a_file_of_ours_is_opened_and_made_through_no_link)
 Test(fs, a_file_that_has_another_name_is_not_updated)
 {
     tempdir_write(&dir, "elsewhere", "1", 1);
-    char name[PATH_MAX];
-    snprintf(name, sizeof name, "%s", tempdir_file(&dir, "name"));
+    const char *name = printed("%s", tempdir_file(&dir, "name"));
     cr_assert_eq(link(tempdir_file(&dir, "elsewhere"), name), 0);
     cr_expect_eq(nd_fs_update(name, 0), -1);
     cr_expect_eq(errno, EMLINK);

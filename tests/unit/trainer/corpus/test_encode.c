@@ -6,6 +6,7 @@
 #include <zlib.h>
 
 #include "runtime/base/hash.h"
+#include "tests/support/printed.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/chat.h"
 
@@ -272,12 +273,10 @@ Test(corpus, how_a_separator_is_written)
     }
 }
 
-/* A pattern, or a name, within the test's folder, valid until the next call. */
+/* A pattern, or a name, within the test's folder. */
 static const char *within(const char *pattern)
 {
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", dir.path, pattern);
-    return path;
+    return printed("%s/%s", dir.path, pattern);
 }
 
 static void write_gzip(const char *name, const char *text)
@@ -661,10 +660,9 @@ Test(corpus, messages_of_llama3_are_stripped_as_by_python)
         "\\u001c", "\\u001f", "\\u0085", "\\u00a0",  "\\u2003",
         "\\u2028", "\\u202f", "\\u3000", "\xc2\xa0", "\\t\\n\\u000b\\f\\r "};
     use_llama3();
-    char row[256];
     for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
-        snprintf(row, sizeof row, ROW(SAYS("assistant", "%s%sa%sb%s")), spaces[i], spaces[i],
-                 "\xc3\xa9", spaces[i]);
+        const char *row = printed(ROW(SAYS("assistant", "%s%sa%sb%s")), spaces[i], spaces[i],
+                                  "\xc3\xa9", spaces[i]);
         assert_chat(row, "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                          "\1a\xc3\xa9"
                          "b<|eot_id|>");
@@ -713,12 +711,9 @@ Test(corpus, weights_of_messages)
                 "<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
-    char row[200];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        snprintf(row, sizeof row,
-                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", %s}]}\n",
-                 bad[i].key);
-        rows_fail(row, bad[i].says);
+        rows_fail(printed(ROW("{\"role\": \"assistant\", \"content\": \"a\", %s}"), bad[i].key),
+                  bad[i].says);
     }
     encode_rows("{\"messages\": [{\"role\": \"user\", \"weight\": 0, \"content\": \"a\"}, "
                 "{\"role\": \"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n");

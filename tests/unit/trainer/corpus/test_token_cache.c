@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/support/printed.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_cache.h"
@@ -436,8 +437,7 @@ static void damage(const char *path, off_t at, int whence)
 Test(token_cache, a_damaged_header_or_a_cut_file_is_made_again)
 {
     nd_token_cache *cache = open_cache();
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", cache->path);
+    const char *path = printed("%s", cache->path);
     const uint64_t tokens = cache->view.tokens;
     const off_t size = (off_t)cache->map.size;
     nd_token_cache_close(cache);
@@ -555,13 +555,12 @@ static void *open_beside(void *context)
 Test(token_cache, all_who_need_it_fail_as_the_text_is_at_fault)
 {
     static const char rows[] = "{\"text\": \"good\"}\n{\"text\": 3}\n";
-    char name[PATH_MAX];
     opening o[4] = {0};
     use_text(tempdir_write(&dir, "b.jsonl", rows, strlen(rows)));
     for (int i = 0; i < 4; i++) {
         cr_assert_eq(pthread_create(&o[i].thread, NULL, open_beside, &o[i]), 0);
     }
-    snprintf(name, sizeof name, "\"%s\" line 2: ", files.list[0].path);
+    const char *name = printed("\"%s\" line 2: ", files.list[0].path);
     for (int i = 0; i < 4; i++) {
         pthread_join(o[i].thread, NULL);
         cr_expect_eq(o[i].error.status, ND_ERR_DATA);
@@ -755,7 +754,7 @@ Test(token_cache, a_relative_path_is_that_of_its_folder)
     fixed_now = (struct timespec){1000100, 0};
     fixed_change = (struct timespec){1000000, 1};
     for (int i = 0; i < 2; i++) {
-        char name[] = {(char)('a' + i), '\0'};
+        const char *name = i == 0 ? "a" : "b";
         cr_assert_eq(mkdir(tempdir_file(&dir, name), 0700), 0);
         cr_assert_eq(chdir(tempdir_file(&dir, name)), 0);
         FILE *text = fopen("t.txt", "w");

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/hash.h"
+#include "tests/support/printed.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "tests/unit/trainer/data/data_cases.h"
 #include "trainer/corpus/token_file.h"
@@ -173,12 +174,10 @@ Test(masked, blocks_are_those_of_the_encoded_rows)
                                "{\"prompt\":\"a prompt of many words, of more than a block\","
                                "\"completion\":\"\"}\n"
                                "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n";
-    char rows_path[PATH_MAX];
+    const char *rows_path = printed("%s", tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
     nd_dataset *encoded;
     corpus_result all = {0};
     int64_t counts[2];
-    snprintf(rows_path, sizeof rows_path, "%s",
-             tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
     assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO,
                                    corpus_request(&dir, text_path("llama3"), VOCAB), S, &encoded));
     nd_tokenizer *tokenizer = text_open("llama3");

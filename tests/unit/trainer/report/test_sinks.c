@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/base/log.h"
+#include "tests/support/printed.h"
 #include "tests/unit/trainer/report/report_files.h"
 #include "tests/unit/trainer/shapes.h"
 #include "trainer/report/report.h"
@@ -406,16 +407,14 @@ Test(sinks, a_resume_on_another_mesh_says_both)
 {
     nd_sinks sinks = open_sinks(false);
     const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
-    char a[128], b[128], text[300];
+    char a[128], b[128];
     send_event(.kind = ND_RUN_EVENT_RESUMED, .step = 3, .path = "/run/checkpoint-3",
                .seconds = 0.25, .mesh = &now, .mesh_was = &was);
     nd_sinks_close(&sinks);
     nd_mesh_format(&now, a, sizeof a);
     nd_mesh_format(&was, b, sizeof b);
-    snprintf(text, sizeof text, "\"mesh\":\"%s\",\"mesh_was\":\"%s\"", a, b);
-    wrote(1, text);
-    snprintf(text, sizeof text, "the mesh was %s and is %s\n", b, a);
-    said(1, text);
+    wrote(1, printed("\"mesh\":\"%s\",\"mesh_was\":\"%s\"", a, b));
+    said(1, printed("the mesh was %s and is %s\n", b, a));
 }
 
 /* metrics.jsonl takes a part of a line, and the log on stderr, which is shorter, goes on. */
@@ -505,9 +504,7 @@ Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
 Test(sinks, long_texts_are_whole)
 {
     static char sample[20001], line[20100];
-    char why[601] = "", quoted[604];
-    memset(why, 'y', sizeof why - 1);
-    snprintf(quoted, sizeof quoted, "\"%s\"", why);
+    const char *why = printed("%0600d", 0);
     nd_sinks sinks = open_sinks(false);
     send_event(.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why);
     /* What a text of JSON cannot have as it is. */
@@ -516,7 +513,7 @@ Test(sinks, long_texts_are_whole)
     snprintf(line, sizeof line, "\"prompt\":\"Once\",\"text\":\"%s\"", sample);
     send_event(.kind = ND_RUN_EVENT_SAMPLE, .path = "Once", .reason = sample);
     nd_sinks_close(&sinks);
-    wrote(1, quoted);
+    wrote(1, printed("\"%s\"", why));
     wrote(1, line);
     wrote(1, "\"a\\u005cb\\u0022c\\u001f \\u003f\xc3\xa9\"");
 }

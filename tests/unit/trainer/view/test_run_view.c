@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
@@ -377,8 +378,7 @@ static void expect_curves(json_t *data, int runs)
                      {"tokens", 64 * step},
                      {"seconds", seconds}};
         for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
-            char path[64];
-            snprintf(path, sizeof path, "runs/%d/%s/%d", runs - 1, lists[k].path, i);
+            const char *path = printed("runs/%d/%s/%d", runs - 1, lists[k].path, i);
             cr_assert_float_eq(number_of(data, path), lists[k].expected, 1e-4, "%s", path);
         }
     }
@@ -440,13 +440,11 @@ static void write_call(FILE *out, int rank, double begin_us, double us, const ch
 
 static FILE *begin_profile(const char *mesh)
 {
-    char record_text[256];
     FILE *out = fopen(tempdir_file(&dir, "profile.json"), "w");
     cr_assert_not_null(out);
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", out);
-    snprintf(record_text, sizeof record_text,
-             "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"cp\":1,%s}}", mesh);
-    write_file("run.json", record_text);
+    write_file("run.json",
+               printed("{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"cp\":1,%s}}", mesh));
     write_metrics(3, "");
     return out;
 }
