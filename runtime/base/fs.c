@@ -41,7 +41,7 @@ static nd_status look(const char *path, int flags, nd_fs_kind *kind, struct stat
     if (fstatat(AT_FDCWD, path, &st, flags) != 0) {
         return is_absent(errno)
                    ? ND_OK
-                   : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+                   : nd_fail_local(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
     }
     *kind = S_ISREG(st.st_mode)   ? ND_FS_FILE
             : S_ISDIR(st.st_mode) ? ND_FS_FOLDER
@@ -90,7 +90,7 @@ nd_status nd_fs_is_folder(const char *path, bool *out)
 
 static nd_status fail_list(const char *folder, int code)
 {
-    return nd_fail(ND_ERR_IO, "the folder \"%s\" cannot be read: %s", folder, strerror(code));
+    return nd_fail_local(ND_ERR_IO, "the folder \"%s\" cannot be read: %s", folder, strerror(code));
 }
 
 static nd_status add_name(nd_fs_names *names, const char *name)
@@ -164,8 +164,8 @@ static void note(const char *path, int code)
 {
     if (!glob_failed) {
         glob_failed = true;
-        (void)nd_fail(ND_ERR_IO, "\"%s\", which the pattern names, cannot be read: %s", path,
-                      strerror(code));
+        (void)nd_fail_local(ND_ERR_IO, "\"%s\", which the pattern names, cannot be read: %s", path,
+                            strerror(code));
     }
 }
 
@@ -361,7 +361,7 @@ static nd_status open_regular(const char *path, int flags, nd_status blame, int 
     }
     nd_status status = ND_OK;
     if (fstat(fd, &st) != 0) {
-        status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+        status = nd_fail_local(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
         status = nd_fail(blame, "\"%s\" is %s, not a file", path,
                          S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
@@ -512,7 +512,7 @@ nd_status nd_fs_lock(int fd, const char *path, nd_fs_locked *out)
     } else if (code == ENOLCK || code == ENOSYS || code == EOPNOTSUPP) {
         *out = ND_FS_NO_LOCKS;
     } else {
-        return nd_fail(ND_ERR_IO, "cannot lock \"%s\": %s", path, strerror(code));
+        return nd_fail_local(ND_ERR_IO, "cannot lock \"%s\": %s", path, strerror(code));
     }
     return ND_OK;
 }
@@ -566,14 +566,15 @@ nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t 
             continue;
         }
         if (n < 0) {
-            return nd_fail(ND_ERR_IO, "reading \"%s\" failed at byte %lld: %s", path,
-                           (long long)offset + (long long)done, strerror(errno));
+            return nd_fail_local(ND_ERR_IO, "reading \"%s\" failed at byte %lld: %s", path,
+                                 (long long)offset + (long long)done, strerror(errno));
         }
         if (n == 0) {
-            return nd_fail(ND_ERR_IO,
-                           "\"%s\" ended at byte %lld while it was read; another program shortened "
-                           "it",
-                           path, (long long)offset + (long long)done);
+            return nd_fail_local(
+                ND_ERR_IO,
+                "\"%s\" ended at byte %lld while it was read; another program shortened "
+                "it",
+                path, (long long)offset + (long long)done);
         }
         done += (size_t)n;
         nd_fs_beat();

@@ -25,8 +25,8 @@ nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out)
             if (code == ENOMEM) {
                 return nd_fail_memory("a map of \"%s\" (%zu bytes)", path, map.size);
             }
-            return nd_fail(ND_ERR_IO, "cannot map \"%s\" (%zu bytes): %s", path, map.size,
-                           strerror(code));
+            return nd_fail_local(ND_ERR_IO, "cannot map \"%s\" (%zu bytes): %s", path, map.size,
+                                 strerror(code));
         }
         map.data = data;
     }
@@ -96,12 +96,14 @@ nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*re
     nd_status status = run(read, context, &faulted);
     if (map->descriptor > 0 && fstat(map->descriptor - 1, &st) == 0 &&
         (uint64_t)st.st_size < map->size) {
-        return nd_fail(ND_ERR_IO,
-                       "\"%s\" became shorter while it was read: it had %zu bytes when the run "
-                       "began; leave the file alone during a run",
-                       path, map->size);
+        return nd_fail_local(
+            ND_ERR_IO,
+            "\"%s\" became shorter while it was read: it had %zu bytes when the run "
+            "began; leave the file alone during a run",
+            path, map->size);
     }
-    return faulted ? nd_fail(ND_ERR_IO, "reading \"%s\" failed: its device reports an error", path)
+    return faulted ? nd_fail_local(ND_ERR_IO, "reading \"%s\" failed: its device reports an error",
+                                   path)
                    : status;
 }
 

@@ -125,7 +125,7 @@ static nd_status add_file(int fd, const char *path, nd_hash *h, uint8_t *block)
             continue;
         }
         if (n < 0) {
-            return nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
+            return nd_fail_local(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
         }
         ND_TRY(nd_hash_add(h, block, (size_t)n));
         nd_fs_beat();

@@ -280,7 +280,8 @@ static nd_status wait_for_step(nd_loader *loader)
     const int64_t deadline = nd_clock_after(WAIT_SECONDS);
     while (loader->produced == loader->taken) {
         if (loader->error.status != ND_OK) {
-            return nd_fail(loader->error.status, "%s", loader->error.message);
+            return nd_fail_as(loader->error.cause, loader->error.status, "%s",
+                              loader->error.message);
         }
         if (!nd_monitor_wait(&loader->monitor, deadline) && loader->produced == loader->taken &&
             loader->error.status == ND_OK) {

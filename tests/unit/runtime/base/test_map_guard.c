@@ -68,6 +68,7 @@ Test(map_guard, names_a_file_that_became_shorter)
         reading r = open_ones("a");
         shorten("a", sizes[i]);
         assert_fails(guard(&r, add_up), ND_ERR_IO, "\"the file\" became shorter");
+        cr_assert_eq(nd_error_last()->cause, ND_CAUSE_LOCAL, "no lost peer explains it");
         assert_fails(guard(&r, add_up), ND_ERR_IO, "65536 bytes");
         nd_fs_map_close(&r.map);
     }

@@ -252,6 +252,7 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
             status = nd_loader_next(loader, &batch);
         }
         cr_expect_eq(status, ND_ERR_IO, "%s", names[kind]);
+        cr_expect_eq(nd_error_last()->cause, ND_CAUSE_LOCAL);
         cr_expect_not_null(strstr(nd_error_last()->message, "became shorter"), "%s",
                            nd_error_last()->message);
     }
