@@ -58,8 +58,8 @@ typedef struct nd_memplan {
 
 void nd_memplan_init(nd_memplan *plan);
 /* Wants a buffer. `pointer` is the address of a T *, which the commit sets to the buffer, or to
- * NULL where the buffer has no bytes; NULL: nd_memplan_also names all pointers. Returns the want's
- * number. */
+ * NULL where the buffer has no bytes; NULL: nd_memplan_also names all pointers. No other buffer has
+ * the name, which is its key in run.json. Returns the want's number. */
 int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes,
                     void *pointer);
 /* A further pointer into a buffer: `offset` bytes behind its start, or NULL where the buffer has no

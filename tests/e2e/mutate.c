@@ -17,7 +17,7 @@ int nd_train_main(int argc, char **argv); /* main of trainer/main.c under anothe
 
 enum { CASES = 50, WORDS_MAX = 64 };
 
-/* What each case calls: arguments of ndtrain, or a function that reads the file. */
+/* Each case calls ndtrain with these arguments, or a function that reads the file. */
 typedef struct mutated {
     const char *file;
     const char *arguments; /* NULL: */

@@ -139,8 +139,8 @@ static size_t add_copies(mirror_operand *operands, size_t at, nd_flat_range *mov
     return at;
 }
 
-/* The same of an optimizer: `states` tensors of as many floats as its ranges span, and their
- * copies. */
+/* An optimizer has `states` tensors of as many floats as its ranges span, and the copies of the
+ * ranges. */
 #define MIRROR_OPTIMIZER(op, states, ...)                                                          \
     static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
     {                                                                                              \

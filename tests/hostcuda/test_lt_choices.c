@@ -44,7 +44,7 @@ static void multiply(float out[M * N])
     cr_assert_eq(nd_stream_sync(&s.stream), ND_OK);
 }
 
-/* Of another form. */
+/* Its form is another one, so it needs a choice of its own. */
 static nd_status small_product(void)
 {
     nd_tensor a = nd_tensor_2d(memory, ND_DTYPE_F32, 16, 16);

@@ -138,7 +138,7 @@ static void log_to(const char *folder, int code)
     launched_expect(&l, code);
 }
 
-/* What the command prints in this folder; it ends with 0. */
+/* Returns what the command prints in this folder; it ends with 0. */
 static const char *shell_prints(const char *folder, const char *command)
 {
     static char text[1 << 14];

@@ -24,7 +24,7 @@ mesh_job mesh_sized_job(tempdir *dir, int tokens, nd_shape shape, nd_precision p
 /* One worker, whose micro-batches have one sample. */
 static const mesh_case mesh_one = {"one worker", 1, 1, 1, 1, 1};
 
-/* Whether the CPU's products are our own, not oneDNN's. */
+/* True where products on this CPU are our own, and not oneDNN's. */
 bool mesh_own_products(void);
 
 /* mesh_run, which succeeds, and one that ends with an error. */

@@ -89,7 +89,7 @@ static nd_status check_weights(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-/* Of more blocks than there are buffers for, blocks are cast when they are gathered, embedding and
+/* Where there are more blocks than buffers, blocks are cast when they are gathered; embedding and
  * head are not. */
 Test(fused, the_optimizer_writes_resident_weights)
 {

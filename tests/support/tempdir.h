@@ -113,7 +113,7 @@ static inline const char *tempdir_write(tempdir *dir, const char *name, const vo
         cr_assert_eq(got_, ND_OK, "%s gave %d: %s", #expr, got_, nd_error_last()->message);        \
     } while (0)
 
-/* What the file `stderr` has by now, valid until the next call. */
+/* Returns what the file `stderr` has by now, valid until the next call. */
 static inline char *tempdir_said(tempdir *dir)
 {
     static char *text;

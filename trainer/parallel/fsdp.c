@@ -270,7 +270,7 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     size_t block = (size_t)block_most * 4, received = (size_t)shard * 4;
     int blocks = nd_memplan_want(plan, ND_MEM_GRADIENTS, "gradients of decoder blocks",
                                  sharded ? ND_FSDP_BLOCK_SLOTS * block : 0, &slots[0].data);
-    nd_memplan_want(plan, ND_MEM_GRADIENTS, "embedding, norm and head",
+    nd_memplan_want(plan, ND_MEM_GRADIENTS, "gradients of embedding, norm and head",
                     sharded ? (size_t)edge_most * 4 : 0, &slots[ND_FSDP_BLOCK_SLOTS].data);
     int all = nd_memplan_want(plan, ND_MEM_GRADIENTS, "received shards",
                               sharded && accumulates ? (ND_FSDP_BLOCK_SLOTS + 1) * received : 0,

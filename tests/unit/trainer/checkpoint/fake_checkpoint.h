@@ -20,7 +20,7 @@ const char *fake_file(const char *name, const char *text);
 void fake_folder(const char *name);
 void fake_move(const char *from, const char *to);
 bool fake_exists(const char *name);
-/* Deletes all but the newest ones, by their number; how many it deletes. */
+/* Deletes all but the newest ones, by their number, and returns how many it deletes. */
 int fake_prune(int64_t keep_last);
 
 /* Everything but the writers' digests, of which there are as many as ranks. */
@@ -31,7 +31,7 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
 void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
-/* The same in the run folder, of a tied model of one rank, with weights alone. */
+/* Writes a checkpoint of a tied model of one rank, with weights alone, in the run folder. */
 void fake_write_small(int64_t step);
 
 /* A checkpoint that fake_write left, open. */

@@ -219,7 +219,8 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
         open_planned(&p, &c, &stages[i], false);
         const nd_unit *end = nd_layout_unit(p.layout, ends[i], -1);
         for (int b = 0; b < p.plan.count; b++) {
-            bool edges = strcmp(p.plan.buffers[b].name, "embedding, norm and head") == 0;
+            bool edges =
+                strcmp(p.plan.buffers[b].name, "gradients of embedding, norm and head") == 0;
             found = edges ? p.plan.buffers[b].bytes : found;
         }
         size_t expected = end ? (size_t)end->segments[ND_SEGMENT_HP].count * sizeof(float) : 0;
