@@ -415,6 +415,12 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "--prefill-chunk", 1, 1ll << 31},
         /* 4 bytes for each of 3 x 40 x 2 x 4 x 16 keys and values, and of 97 logits */
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_RESOURCE, "need 6.48e+10 GiB", 1ll << 50},
+        {{{1, 1, 1, 1, 1}},
+         40,
+         ND_PRECISION_FP32,
+         ND_ERR_RESOURCE,
+         "use a smaller --max-batch",
+         1ll << 50},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_generate_options options = {.batch = cases[i].batch ? cases[i].batch : 1,
