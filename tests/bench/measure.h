@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* By this clock: the CPU time of the process or of the thread. */
+/* The CPU time of the process or of the thread, as this clock has it. */
 static inline double nd_bench_cpu_seconds(clockid_t clock)
 {
     struct timespec t;

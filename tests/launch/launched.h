@@ -66,7 +66,7 @@ pid_t launched_until_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
 
-/* Texts, to NULL. */
+/* These texts, with NULL behind them. */
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 #define assert_says(l, ...)       launched_says(l, WORDS(__VA_ARGS__))

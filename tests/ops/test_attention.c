@@ -190,8 +190,8 @@ static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wid
     return t;
 }
 
-/* Once more without delta where the backend does not read it: the bits are the same (of one tile,
- * since cuDNN adds several in any order).
+/* A backend that does not read delta runs once more without it, and gives the same bits (of one
+ * tile, since cuDNN adds several in any order).
  * flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. Where `even`, strides are multiples
  * of 8 elements, which cuDNN needs; it leaves other calls to the plain kernel. */
 static void backward(const nd_backend *backend, const nd_attention *a, bounds seen, nd_dtype dtype,

@@ -185,19 +185,16 @@ static nd_status open_channel(void)
 Test(out_of_memory, failure_screen)
 {
     nd_node node = {.host = "left"};
-    char *text = NULL;
-    size_t bytes;
     tempdir_make(&dir);
     tempdir_catch_stderr(&dir);
     until_failure = 1;
     nd_node_end(&node, 137, false, "rank 3 was killed\n", 18);
     until_failure = 0;
-    assert_ok(nd_fs_read(dir.name, 1000, ND_ERR_DATA, &text, &bytes));
+    const char *text = tempdir_said(&dir);
     cr_expect(strstr(text, "out of host memory for the failure screen of host left"), "%s", text);
     cr_expect(strstr(text, "rank 3 was killed\n"), "%s", text);
     cr_expect_eq(node.code, 137);
     cr_expect_null(node.screen);
-    free(text);
     tempdir_remove(&dir);
 }
 

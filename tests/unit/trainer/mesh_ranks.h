@@ -85,7 +85,7 @@ size_t mesh_model_bytes(const nd_model *model);
 /* Takes a set for one sequence of mesh_config_of's 32 tokens. */
 nd_status mesh_load_ids(nd_model *model, const int32_t *ids, const int32_t *labels,
                         nd_activation_set **set);
-/* The same of ids that depend on `micro`. The model has a vocabulary of 97 or more. */
+/* Takes a set whose ids depend on `micro`. The model has a vocabulary of 97 or more. */
 nd_status mesh_load_batch(nd_model *model, int micro, nd_activation_set **set);
 /* Its forward and, to train, its backward. */
 nd_status mesh_micro_batch(nd_model *model, int micro, nd_pass pass);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_UNIT_TRAINER_SHAPES_H
 #define TESTS_UNIT_TRAINER_SHAPES_H
-/* Sizes of models. */
+/* This file has sizes of models. */
 #include "trainer/shape/shape.h"
 
 /* For the initializer of an nd_shape: the vocabulary, sizes of the residual stream and of the MLP,

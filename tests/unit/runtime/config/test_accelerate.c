@@ -39,12 +39,10 @@ Test(accelerate, keys_without_a_meaning_are_named)
 {
     nd_config c;
     tempdir dir;
-    char *said = NULL;
-    size_t size;
     tempdir_make(&dir);
     tempdir_catch_stderr(&dir);
     assert_ok(read_fixture(&c, "tp_hsdp.yaml"));
-    assert_ok(nd_fs_read(dir.name, 4096, ND_ERR_DATA, &said, &size));
+    const char *said = tempdir_said(&dir);
     tempdir_remove(&dir);
     cr_expect_eq(strchr(said, '\n'), strrchr(said, '\n'), "%s", said);
     cr_expect(strstr(said, "tpu_env") && strstr(said, "downcast_bf16") &&
@@ -52,7 +50,6 @@ Test(accelerate, keys_without_a_meaning_are_named)
               "%s", said);
     cr_expect_null(strstr(said, "mixed_precision"));
     cr_expect(c.from_accelerate);
-    free(said);
     nd_config_fini(&c);
 }
 

@@ -44,7 +44,7 @@ fake_saved fake_open(const char *folder, int64_t step);
 fake_saved fake_save(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step);
 void fake_forget(fake_saved *saved);
 
-/* What one rank writes of a checkpoint with this manifest; `layout` is the rank's. */
+/* Plans what one rank writes of a checkpoint with this manifest; `layout` is the rank's. */
 void fake_plan(const nd_manifest *m, const nd_layout *layout, int rank, nd_shard_plan *out);
 nd_status fake_any_unit(void *context, int unit); /* its data are there */
 
@@ -56,7 +56,7 @@ nd_status fake_any_unit(void *context, int unit); /* its data are there */
 enum { FAKE_GOLDEN_SHARDED = 12, FAKE_GOLDEN_SINGLE = 5 };
 void fake_write_golden(const char *folder);
 
-/* What the rank of the layout has, out of the source; freed by fake_free, also after a failure. */
+/* Loads what the rank of the layout has; fake_free frees it, also after a failure. */
 nd_status fake_load(nd_source *source, const nd_layout *layout, int arrays, fake_state *out);
 /* Loads what one rank of a mesh has. What is loaded without complaint is right, to the byte, or the
  * test is aborted. */

@@ -90,7 +90,7 @@ Test(damage, every_byte_of_a_checkpoint_with_sha256_is_guarded)
     flip_all(FAKE_GOLDEN_SINGLE, WHOLE_HEADER, 37);
 }
 
-/* Of 12 MB: three chunks. */
+/* The file has 12 MB, which are three chunks. */
 Test(damage, every_chunk_of_a_file_is_guarded)
 {
     nd_shape shape = fake_shape(false);

@@ -97,8 +97,8 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     cr_assert_gt(the_disk.most_dirty, 400 * mib, "it waits for no reason");
     /* fsync does not tell again what a wait has told. */
     the_disk = (disk){.there = true, .wait_code = EIO};
-    cr_assert_eq(unlink(tempdir_file(&fake_run, "shard-00001.hashes")), 0);
-    cr_assert_eq(unlink(tempdir_file(&fake_run, plan.files[ND_PIECE_BODY].name)), 0);
+    cr_assert_eq(unlink(fake_path("shard-00001.hashes")), 0);
+    cr_assert_eq(unlink(fake_path(plan.files[ND_PIECE_BODY].name)), 0);
     assert_fails(nd_shard_write(&plan, fake_run.path, 0, &data, &record), ND_ERR_CANTCREATE,
                  strerror(EIO));
     cr_assert_eq(the_disk.durable, 32 * mib);

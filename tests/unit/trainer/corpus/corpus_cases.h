@@ -18,7 +18,7 @@ typedef struct corpus_result {
 /* Encodes with the defaults where the job leaves something open. *out: all zeros, or an earlier
  * result, which is freed. */
 nd_status corpus_encode(nd_corpus_job job, corpus_result *out);
-/* The same of a file or of what a folder or a pattern has. */
+/* Encodes a file, or what a folder or a pattern has, as corpus_encode does. */
 nd_status corpus_encode_path(const char *path, nd_corpus_job job, corpus_result *out);
 void corpus_free(corpus_result *result);
 void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what);
@@ -30,7 +30,7 @@ nd_token_cache_request corpus_request(const tempdir *folder, const char *tokeniz
 /* Writes PREFIX.bin and .idx of these pieces, and with spans the mask. */
 nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count);
 
-/* What a piece that was made by additions holds. */
+/* Frees what a piece holds that was made by additions. */
 void corpus_piece_free(nd_corpus_piece *piece);
 
 /* Characters of all classes, with runs of white space; owned by the caller. */

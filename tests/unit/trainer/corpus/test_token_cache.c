@@ -303,7 +303,7 @@ Test(token_cache, is_written_once_for_a_text_and_a_tokenizer)
     nd_token_cache_close(first);
 }
 
-/* When the request names no folder. */
+/* The request names no folder. */
 Test(token_cache, its_folder_is_that_of_the_user)
 {
     const char *const bases[] = {NULL, "base", "", dir.path};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_DATA_CASES_H
 #define ND_TESTS_DATA_CASES_H
-/* What a test of this folder has opened last, and a loader of it. The next one closes it. */
+/* These are what a test has opened last, and a loader of it. The next one closes it. */
 #include "tests/support/tempdir.h"
 #include "trainer/data/dataset.h"
 
@@ -15,7 +15,7 @@ static inline void close_loader(void)
     loader = NULL;
 }
 
-/* In place of the one before, whose loader is closed too. */
+/* Takes the place of the one before, whose loader is closed too. */
 static inline void use_dataset(nd_dataset *opened)
 {
     close_loader();
@@ -23,7 +23,7 @@ static inline void use_dataset(nd_dataset *opened)
     dataset = opened;
 }
 
-/* At the end of a test. */
+/* A test calls it at its end. */
 static inline void close_dataset(void)
 {
     use_dataset(NULL);

@@ -50,7 +50,7 @@ static nd_calls listed(const nd_linear_choice *choice)
     return calls;
 }
 
-/* Of a step as the filter has it. */
+/* Returns how often a step has such calls, as the filter has it. */
 static int64_t times_of_step(nd_call_kind kind)
 {
     nd_calls calls = listed(NULL);

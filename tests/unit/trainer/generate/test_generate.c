@@ -330,7 +330,7 @@ static nd_status score_body(nd_rank *rank, void *context)
     return ND_OK;
 }
 
-/* What may lie between two scores of one text. */
+/* These may lie between two scores of one text. */
 
 enum { COUNT = 20, SHORT = 8 };
 

@@ -419,7 +419,6 @@ static nd_status check_sum(void *context, const nd_span *span)
     return ND_OK;
 }
 
-/* Two steps. */
 static nd_status gradient_body(nd_rank *rank, void *context)
 {
     mesh_shards *s;

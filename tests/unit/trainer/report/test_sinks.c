@@ -507,7 +507,7 @@ Test(sinks, long_texts_are_whole)
     const char *why = printed("%0600d", 0);
     nd_sinks sinks = open_sinks(false);
     send_event(.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why);
-    /* What a text of JSON cannot have as it is. */
+    /* A text of JSON cannot have these bytes as they are. */
     send_event(.kind = ND_RUN_EVENT_ENDED, .reason = "a\\b\"c\x1f \xff\xc3\xa9");
     memset(sample, 'z', sizeof sample - 1);
     snprintf(line, sizeof line, "\"prompt\":\"Once\",\"text\":\"%s\"", sample);

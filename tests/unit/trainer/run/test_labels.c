@@ -52,8 +52,8 @@ static void open_sources(const char *format, nd_dataset **out)
     assert_ok(nd_inputs_open_sources(&config, &inputs, text, out));
 }
 
-/* What is said of the steps after `begin`, with so many samples passed over; good until the next
- * call. */
+/* Returns what is said of the steps after `begin`, with so many samples passed over; good until the
+ * next call. */
 static char *warnings(int64_t begin, int64_t ahead)
 {
     tempdir_catch_stderr(&dir);

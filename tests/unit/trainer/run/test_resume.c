@@ -44,7 +44,7 @@ static void save_some(int64_t first, int64_t last)
 
 static void damage(int64_t step)
 {
-    fake_file(shell_line("checkpoint-%lld/manifest.json", (long long)step), "{");
+    fake_file(printed("checkpoint-%lld/manifest.json", (long long)step), "{");
 }
 
 Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
@@ -157,7 +157,7 @@ Test(resume, names_the_damaged_checkpoint_to_examine)
     damage(9);
     damage(10);
     assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA,
-                 shell_line("ndtrain ckpt verify %s/checkpoint-10.bad`", fake_run.path));
+                 printed("ndtrain ckpt verify %s/checkpoint-10.bad`", fake_run.path));
     cr_assert_null(strstr(nd_error_last()->message, "what else is there"));
     fake_folder("checkpoint-7"); /* without a manifest */
     assert_fails(find(fake_run.path, "latest"), ND_ERR_DATA, "what else is there: checkpoint-7; `");
@@ -319,7 +319,7 @@ static nd_status check(const char *tokenizer, const char *allow)
 static void set(const char *key, const char *value)
 {
     const char *text =
-        shell_line("%.*s: {%s: %s}", (int)strcspn(key, "."), key, strchr(key, '.') + 1, value);
+        printed("%.*s: {%s: %s}", (int)strcspn(key, "."), key, strchr(key, '.') + 1, value);
     assert_ok(nd_config_read_text(&config, text, strlen(text), "a test"));
 }
 
@@ -327,7 +327,7 @@ static void set(const char *key, const char *value)
 static void expect_setting(const char *key, const char *old, const char *other)
 {
     set(key, other);
-    REFUSED(NULL, "", shell_line("made with %s %s, and this run has %s; use", key, old, other));
+    REFUSED(NULL, "", printed("made with %s %s, and this run has %s; use", key, old, other));
     assert_ok(check(NULL, key));
     set(key, old);
     assert_ok(check(NULL, ""));
@@ -516,9 +516,9 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
         cr_assert_str_eq(period, cases[c].period ? cases[c].period : "");
         if (cases[c].period) {
             REFUSED(NULL, "",
-                    shell_line("checkpoint-6 was made with data.path period 65536, and this run "
-                               "has %s; ",
-                               cases[c].period));
+                    printed("checkpoint-6 was made with data.path period 65536, and this run "
+                            "has %s; ",
+                            cases[c].period));
             assert_ok(check(NULL, "data.path"));
         } else {
             assert_ok(check(NULL, ""));
@@ -629,9 +629,9 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
 
 Test(resume, compares_tokenizers_by_their_content)
 {
-    const char *a = shell_line("%s", fake_file("a.json", "{1}"));
-    const char *moved = shell_line("%s", fake_file("moved.json", "{1}"));
-    const char *other = shell_line("%s", fake_file("other.json", "{2}"));
+    const char *a = printed("%s", fake_file("a.json", "{1}"));
+    const char *moved = printed("%s", fake_file("moved.json", "{1}"));
+    const char *other = printed("%s", fake_file("other.json", "{2}"));
     write_text("text", 300);
     read_text("text");
     config.data.tokenizer = inputs.tokenizer = (char *)a;

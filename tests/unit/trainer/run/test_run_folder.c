@@ -137,7 +137,7 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
     refuse_run("two", "already holds a run (checkpoint-3)");
 }
 
-/* What a start has made in the folder "one". */
+/* Makes what a start has made in the folder "one". */
 static void begin_one(void)
 {
     make_folders("one/tensorboard");

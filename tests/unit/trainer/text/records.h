@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_TEXT_RECORDS_H
 #define ND_TESTS_TEXT_RECORDS_H
-/* What the tools of Python checks read and write: records of a number, 32 bits little-endian, and
- * so many bytes or numbers. */
+/* The tools of Python checks read and write records: a number, 32 bits little-endian, and so many
+ * bytes or numbers. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

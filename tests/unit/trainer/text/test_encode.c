@@ -18,7 +18,7 @@ enum { LONG_RUN = 1 << 17, SHORTER_RUN = 1 << 15 };
 enum { LONG_RUN = 1 << 20, SHORTER_RUN = 1 << 17 };
 #endif
 
-/* What a test has opened last, and the ids of the last text. */
+/* These are what a test has opened last, and the ids of the last text. */
 static nd_tokenizer *tokenizer;
 static nd_encoder *encoder;
 static const int32_t *ids;

@@ -83,7 +83,7 @@ static json_t *data_of(const nd_run_view *views, int count)
     return data;
 }
 
-/* The same of the run in the folder. */
+/* Returns the data of the page of the run in the folder. */
 static json_t *data_of_run(void)
 {
     nd_run_view view = open_view(0);

@@ -83,7 +83,7 @@ const char *hf_begin_model(const char *name, const nd_hf_writer_options *options
     const char *folder = tempdir_file(&hf_dir, name);
     hf_list_tensors(&options->shape);
     assert_ok(nd_hf_writer_open(folder, options, writer));
-    /* Backwards, and each in three pieces, last first. */
+    /* They are written backwards, each in three pieces, the last one first. */
     for (int i = hf_tensor_count - 1; i >= 0; i--) {
         int64_t n = hf_count_of(&hf_tensors[i]);
         assert_ok(hf_write_piece(*writer, i, n / 2, n));
@@ -101,7 +101,7 @@ const char *hf_write_model(const char *name, const nd_hf_writer_options *options
     return folder;
 }
 
-/* Backwards, row by row. */
+/* Rows are written backwards, one by one. */
 static nd_status fill_gguf(void *scale, nd_gguf_writer *writer)
 {
     static float values[65536];

@@ -46,7 +46,7 @@ static const char *write_file(const char *name, int type, int64_t hidden)
     return tempdir_file(&hf_dir, name);
 }
 
-/* What the head of a file says. */
+/* Returns what the head of a file says. */
 static nd_shape shape_of(const char *path)
 {
     nd_safetensors_list list;

@@ -51,13 +51,11 @@ Test(hf_cache, finds_the_snapshot_of_main_in_each_place)
                   {"HUGGINGFACE_HUB_CACHE", "older", "older"},
                   {"HF_HUB_CACHE", "direct", "direct"}};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        char ending[128];
         make_model(places[i].hub, "models--org--name");
         if (places[i].variable) {
             setenv(places[i].variable, tempdir_file(&dir, places[i].folder), 1);
         }
-        snprintf(ending, sizeof ending, "%s/models--org--name/snapshots/abc123", places[i].hub);
-        assert_finds("org/name", ending);
+        assert_finds("org/name", printed("%s/models--org--name/snapshots/abc123", places[i].hub));
     }
     setenv("HF_HUB_CACHE", "", 1);
     assert_finds("org/name", "older/models--org--name/snapshots/abc123");

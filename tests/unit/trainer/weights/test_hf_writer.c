@@ -177,7 +177,7 @@ Test(hf_writer, offsets_above_32_bits)
     close(fd);
 }
 
-/* Else one sync at the end takes longer than other ranks wait. */
+/* One sync at the end would take longer than other ranks wait. */
 Test(hf_writer, what_waits_for_the_disk_is_at_most_256_mib)
 {
     enum { N = 1 << 20, PIECES = 64, HIDDEN = 32 };

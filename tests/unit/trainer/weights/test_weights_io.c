@@ -79,8 +79,8 @@ static tempdir dir;
 
 TEMPDIR_SUITE(weights_io, tempdir_leave_empty);
 
-/* Loaded on the mesh of the next one. BF16 holds the values too. The families have biases, norms of
- * heads, and files with one tensor for q k v and one for gate and up. */
+/* Each is loaded on the mesh of the next one. BF16 holds the values too. The families have biases,
+ * norms of heads, and files with one tensor for q k v and one for gate and up. */
 Test(weights_io, families_come_back_on_any_mesh)
 {
     static const struct {

@@ -81,7 +81,7 @@ static void run_rank(int r, bool pmix, const nd_error *error)
     _exit((int)error->status);
 }
 
-/* What the ranks printed, and for each its exit code and whether it was killed. */
+/* These are what the ranks printed, and for each its exit code and whether it was killed. */
 static char text[4096];
 static bool killed[RANKS];
 static int codes[RANKS];

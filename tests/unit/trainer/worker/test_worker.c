@@ -30,7 +30,7 @@ static void close_nothing(nd_transport *transport)
 
 static const nd_comm_backend backend = {.name = "seen", .abandon = abandon, .close = close_nothing};
 
-/* Also where no ndlaunch watches. */
+/* It does so where no ndlaunch watches, too. */
 Test(worker, a_failing_rank_speaks_then_abandons_once)
 {
     static const nd_identity_source sources[] = {ND_IDENTITY_NDLAUNCH, ND_IDENTITY_ENVIRONMENT};
