@@ -331,10 +331,10 @@ def reads_line_after_line(t):
     check(process.wait(steps.LIMIT_S) == 0, t.read("log"))
     # Several that wait for a line end together.
     process = t.start(f"{LAUNCH} --model run --interactive --max-new-tokens 1 --num-processes 2 --tp-size 2", stdin=subprocess.PIPE,
-                      stdout=subprocess.PIPE)
+                      stdout=open(t.folder / "text", "wb"))
     process.stdin.write(b"ab cd\n")
     process.stdin.flush()
-    process.stdout.readline()
+    t.until(lambda: "\n" in t.read("text"), process)
     process.terminate()
     t.ended(process, 75, "stopped by a signal while it waited for input")
     t.run(f"{lines} --context 20", says="--context is 20; shorten the prompt", given="a\n")

@@ -33,7 +33,8 @@ void mutate_run(const char *arguments);
 /* Runs ndtrain, judges how it ends and returns its exit code; `name` says what the case is. */
 int mutate_judge(const char *name, const char *arguments);
 /* Judges the good file, which must be taken, and then the changed ones, by ndtrain with these
- * arguments (with single blanks), which makes nothing but `out`. */
+ * arguments (with single blanks). They make only `out`, which goes before each case, and files that
+ * they replace. */
 void mutate(const char *file, const char *arguments);
 /* The line about a bad file begins with this, and not with "error: ". */
 void mutate_saying(const char *file, const char *arguments, const char *sentence);

@@ -33,7 +33,7 @@ LIMIT_S = 240
 def put_back_surroundings():
     """What tests/support/surroundings.c does for programs of Criterion."""
     lists = (SOURCE / "tests/support/surroundings.c").read_text().split("static int")[0].split("names[] =")
-    families, names = (re.findall('"([A-Z_]+)"', part) for part in lists)
+    families, names = (" ".join(re.findall('"([^"]*)"', part)).split() for part in lists)
     for variable in list(os.environ):
         if variable in names or (variable.startswith(tuple(families)) and variable != "SLURM_CONF"):
             del os.environ[variable]
@@ -89,7 +89,7 @@ class Steps:
 
     def __init__(self, build, folder):
         self.build, self.folder, self.out, self.log, self.code = pathlib.Path(build), pathlib.Path(folder), "", "", 0
-        self.started = []  # by start()
+        self.started = []  # by start() and ranks()
 
     def write(self, name, content):
         """Text, bytes, or a list of rows of JSON."""
@@ -192,7 +192,8 @@ class Steps:
         tried = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
         if subprocess.run(tried, cwd=self.folder, capture_output=True, check=False).returncode != 0:
             raise Skipped("file systems cannot be mounted here (unshare -rm)")
-        return ["unshare", "-rm", *self.in_shell(f'mount {what} {place} && "$@"; code=$?; {behind} exit $code', words)]
+        script = f'"$@"; code=$?; {behind} exit $code' if behind else 'exec "$@"'
+        return ["unshare", "-rm", *self.in_shell(f"mount {what} {place} || exit; {script}", words)]
 
     def says(self, says=(), never=()):
         for word in (says,) if isinstance(says, str) else says:
@@ -213,9 +214,11 @@ class Steps:
     def ranks(self, words, count=2, folders=None):
         """Processes as torchrun starts them; rank R writes outR and logR."""
         place = dict(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port()))
-        return [subprocess.Popen(self.command(words), cwd=self.folder / (folders[r] if folders else "."), stdin=subprocess.DEVNULL,
-                                 stdout=open(self.folder / f"out{r}", "wb"), stderr=open(self.folder / f"log{r}", "wb"),
-                                 env=os.environ | place | dict(RANK=str(r), LOCAL_RANK=str(r))) for r in range(count)]
+        ranks = [subprocess.Popen(self.command(words), cwd=self.folder / (folders[r] if folders else "."), stdin=subprocess.DEVNULL,
+                                  stdout=open(self.folder / f"out{r}", "wb"), stderr=open(self.folder / f"log{r}", "wb"),
+                                  env=os.environ | place | dict(RANK=str(r), LOCAL_RANK=str(r))) for r in range(count)]
+        self.started += ranks
+        return ranks
 
     def ended(self, process, code, says=(), log="log"):
         """Waits for a process of start(), which ends with the code (128 + a signal) and writes these texts to its log."""
@@ -261,8 +264,8 @@ def run_test(function, setup, build):
         finally:
             for process in steps.started:
                 if process.poll() is None:
-                    process.terminate()  # its workers end with it
-                    process.wait(LIMIT_S)
+                    process.kill()  # its workers end with it, also where a test has stopped it
+                    process.wait()
     return ""
 
 
