@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* The CPU time of the process or of the thread, as this clock has it. */
+/* This clock has the CPU time of the process or of the thread. */
 static inline double nd_bench_cpu_seconds(clockid_t clock)
 {
     struct timespec t;
