@@ -5,12 +5,10 @@
  * only record what arrived; the pulse acts on it, outside of the store's calls. It is regular where
  * there are other nodes; what this node does wakes it, too.
  */
-#include "launcher/nodes.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/roster.h"
+#include "launcher/launcher.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
@@ -239,6 +237,15 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
     }
 }
 
+/* The workers of a node have ended. */
+static void take_end(coordinator *c, nd_node *n, const nd_nodes_end *end, const char *screen,
+                     size_t bytes)
+{
+    nd_node_end(n, end, screen, bytes);
+    c->asked |= end->asked;
+    c->left_behind |= end->left_behind;
+}
+
 static nd_status on_frame(void *context, nd_peer *peer, int index, const nd_wire_frame *frame)
 {
     coordinator *c = context;
@@ -269,16 +276,14 @@ static nd_status on_frame(void *context, nd_peer *peer, int index, const nd_wire
     }
     case ND_NODE_END: {
         size_t bytes;
-        int code = (int)nd_wire_get_u32(&cursor);
+        nd_nodes_end end = {.code = (int)nd_wire_get_u32(&cursor)};
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
-        bool asked = nd_wire_get_u32(&cursor) != 0;
-        bool left_behind = nd_wire_get_u32(&cursor) != 0;
-        bool own = nd_wire_get_u32(&cursor) != 0;
-        const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
+        end.asked = nd_wire_get_u32(&cursor) != 0;
+        end.left_behind = nd_wire_get_u32(&cursor) != 0;
+        end.weight = (nd_failure_weight)nd_wire_get_u32(&cursor);
+        const char *screen = (const char *)nd_wire_get_blob(&cursor, &bytes);
         if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == RUNNING) {
-            nd_node_end(n, code, own, (const char *)screen, bytes);
-            c->asked |= asked;
-            c->left_behind |= left_behind;
+            take_end(c, n, &end, screen, bytes);
         }
         break;
     }
@@ -336,12 +341,12 @@ static void conclude(coordinator *c)
     c->state = BETWEEN;
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
-        end->code = n->code;
+        end->code = n->failure.code;
         nd_log_text(n->screen ? n->screen : "");
         snprintf(end->words, sizeof end->words, "node %d (host %.128s) %s", end->node, n->host,
-                 n->lost                       ? "was lost"
-                 : n->code == ND_ERR_PREEMPTED ? "was stopped"
-                                               : "failed first");
+                 n->lost                               ? "was lost"
+                 : n->failure.code == ND_ERR_PREEMPTED ? "was stopped"
+                                                       : "failed first");
     }
     nd_nodes_end told = *end;
     if (end->node == 0 && c->own.words[0]) { /* this node knows more about its own workers */
@@ -491,7 +496,7 @@ static void watch_nodes(coordinator *c, int64_t now)
 static void pass_on_failure(coordinator *c, int64_t now)
 {
     int first = nd_roster_first_failure(&c->roster);
-    int code = first < 0 ? ND_OK : c->roster.nodes[first].code;
+    int code = first < 0 ? ND_OK : c->roster.nodes[first].failure.code;
     if (c->stop_sent || first < 0 || code == ND_ERR_PREEMPTED) { /* a stop is no failure */
         return;
     }
@@ -543,9 +548,7 @@ static void failed(nd_nodes *nodes, int code)
 static void ended(nd_nodes *nodes, const nd_nodes_end *end, const char *screen)
 {
     coordinator *c = (coordinator *)nodes;
-    nd_node_end(&c->roster.nodes[0], end->code, end->own, screen, strlen(screen));
-    c->asked |= end->asked;
-    c->left_behind |= end->left_behind;
+    take_end(c, &c->roster.nodes[0], end, screen, strlen(screen));
     c->own = *end;
     wake(c);
 }

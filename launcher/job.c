@@ -181,7 +181,10 @@ static void on_workers_ended(void *context)
     nd_job *job = context;
     nd_nodes_end end = {.asked = job->asked, .left_behind = job->attempt->left_behind};
     char *screen = nd_attempt_report(job->attempt, &end);
-    end.code = job->start_failed ? (int)job->start_failed : end.code;
+    if (job->start_failed) {
+        end.code = (int)job->start_failed;
+        end.weight = nd_failure_weight_of(end.code);
+    }
     const bool told = !screen || job->start_failed; /* why a start failed is told */
     job->nodes->role->ended(job->nodes, &end, told ? "" : screen);
     free(screen);

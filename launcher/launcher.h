@@ -3,19 +3,27 @@
 #define ND_LAUNCHER_LAUNCHER_H
 /*
  * ndlaunch: checks a job, starts the workers of this host, passes on their output and the signals
- * it receives, and reports the first failure. Several ndlaunch processes form a job of several
- * nodes (nodes.h).
+ * it receives, and reports the first failure.
+ *
+ * Several ndlaunch processes form a job of several nodes. Node 0, the coordinator, hosts the store.
+ * It compares the members' configurations with its own, assigns ranks, records failures in the
+ * order in which they arrive, tells all nodes to stop, prints the screen of the first failure and
+ * gives its code to all. Each of the other nodes, the members, holds one connection to it.
  *
  * Everything after the start-up check runs in the main thread, on one libuv loop that the job owns.
  * The job owns what outlives its workers: the loop, the store, the other nodes. An attempt owns the
  * workers of one start and the pages that it shares with them; a restart is a further attempt.
  */
 #include <stdio.h>
+#include <string.h>
 #include <uv.h>
 
-#include "launcher/nodes.h"
 #include "runtime/base/outlet.h"
 #include "runtime/base/printable.h"
+#include "runtime/base/progress.h"
+#include "runtime/config/config.h"
+#include "runtime/rdzv/server.h"
+#include "runtime/rdzv/store_server.h"
 
 /* environment.c: what a program that ndlaunch starts inherits. */
 
@@ -198,9 +206,46 @@ bool nd_attempt_start_grace(nd_attempt *attempt);
  */
 bool nd_attempt_free(nd_attempt *attempt, bool loop_ended);
 
-/* report.c: after the last worker has ended: the code of this node in *end, the first failure in a
- * few words, "rank 1 failed (signal 9, Killed)", or "", and whether it is surely this node's.
- * Returns the failure screen, owned by the caller; NULL without a failure or the memory for it. */
+/*
+ * report.c: the first failure among the workers of a node, and among the nodes, and the screen that
+ * shows it.
+ */
+
+/* How a failure stands among others: one with a lower weight explains those with a higher one,
+ * whichever was seen first. */
+typedef enum nd_failure_weight {
+    ND_FAILURE_REASON = 0, /* nothing but itself explains it */
+    ND_FAILURE_EFFECT,     /* another one may: of a lost peer (74), or of a named rank */
+    ND_FAILURE_STOP,       /* no failure: a stop at a step boundary (75) */
+} nd_failure_weight;
+
+typedef struct nd_failure {
+    int code; /* exit code, or 128 + signal */
+    nd_failure_weight weight;
+    int64_t seen_ns; /* 0: there is none */
+} nd_failure;
+
+/* As far as the code alone tells. */
+nd_failure_weight nd_failure_weight_of(int code);
+/* Of equal weights the earlier one explains the later one. */
+bool nd_failure_explains(const nd_failure *failure, const nd_failure *other);
+
+/* How the workers of one start ended, on this node or on all. */
+typedef struct nd_nodes_end {
+    int code;                 /* of the first failure, or 0 */
+    nd_failure_weight weight; /* of that failure */
+    int node;                 /* where it was; -1: nowhere */
+    bool asked;               /* a signal to one of the launchers asked the job to end */
+    bool left_behind;         /* a killed worker of some node did not end */
+    bool lacks_nodes;         /* a restart waits until a lost one is back */
+    char words[256];          /* "node 1 (host a) failed with code 137" */
+} nd_nodes_end;
+
+/*
+ * After the last worker has ended: code and weight of this node's first failure in *end, and that
+ * failure in a few words, "rank 1 failed (signal 9, Killed)", or "". Returns the failure screen,
+ * owned by the caller; NULL without a failure or the memory for it.
+ */
 char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end);
 
 /*
@@ -246,6 +291,213 @@ typedef struct nd_restart_choice {
 } nd_restart_choice;
 
 nd_restart_choice nd_restart_decide(const nd_restart_case *c);
+
+/* Frames between nodes, in the order of a job's life. All use the store's connection, so they come
+ * from and go to accepted members only. Those about workers carry the epoch of their start, and one
+ * of another start is ignored. */
+enum {
+    ND_NODE_JOIN = ND_WIRE_NODE_FIRST, /* to 0: u32 local workers, blob job text */
+    ND_NODE_PLAN,    /* from 0: u32 first rank, u32 world size, u32 epoch, blob run folder */
+    ND_NODE_BEAT,    /* both: -; every two seconds */
+    ND_NODE_FAIL,    /* to 0: u32 code, u32 epoch; its first failure, seen just now */
+    ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
+    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, u32 weight,
+                        blob screen; its workers have ended */
+    ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
+    ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
+};
+
+enum { ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
+
+/* Writes a frame of some numbers and one text, or without a text where that is NULL. */
+static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
+                                 const char *text)
+{
+    nd_wire_begin(out, (nd_wire_type)type);
+    for (int i = 0; i < count; i++) {
+        nd_wire_put_u32(out, numbers[i]);
+    }
+    if (text) {
+        nd_wire_put_blob(out, text, strlen(text));
+    }
+}
+
+/* The run id of a start: the job's name, with ".EPOCH" from the first restart on. */
+static inline void nd_restart_run_id(const char *job, int64_t epoch, char *out, size_t capacity)
+{
+    int used = snprintf(out, capacity, "%s", job);
+    if (epoch > 0) {
+        snprintf(out + used, capacity - (size_t)used, ".%lld", (long long)epoch);
+    }
+}
+
+/*
+ * A start, as this node sees it; texts are borrowed for the call. Before it, node 0 waits for the
+ * nodes to join. Before a further one these are nodes whose launcher was lost: an ndlaunch that is
+ * started there again joins as the same node.
+ *
+ * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
+ * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
+ * so the ranks, of a node that was lost. Node 0 always has place 0. Where no node is
+ * left to take a place, a start may have fewer places (launch.min_nodes), and so fewer workers on a
+ * smaller mesh; each node makes the configuration of its workers from the world size of the plan.
+ */
+typedef struct nd_nodes_start {
+    int64_t epoch;
+    int first_rank, world_size;
+    const char *run_folder;
+} nd_nodes_start;
+
+/* The job, as this node was asked for it; all borrowed. */
+typedef struct nd_job_options {
+    const nd_config *config;
+    char *const *args; /* of a worker, and whether rank 0 has input: nd_attempt_options */
+    bool input;
+    const char *slurm_job; /* its id, or "" */
+    const char *job_text;  /* what all nodes must agree on, with digests of files */
+    int config_fd;
+    int local_workers, world_size;
+    int cannot_start; /* 0, or the code of this node's failed check: only tells the other nodes */
+} nd_job_options;
+
+/* The job of a coordinator's or a member's own node, and how to act on it; all borrowed. */
+typedef struct nd_nodes_options {
+    uv_loop_t *loop;
+    const nd_job_options *job;
+    const char *host_name;
+    void *context;
+    /* Ends the workers of this node, because one has failed (nd_attempt_stop). */
+    void (*stop)(void *context, int patience_ms);
+    /* Starts the workers of this node, for the first time or again. */
+    void (*start)(void *context, const nd_nodes_start *start);
+    void (*finish)(void *context, int code); /* the job is over on all nodes */
+    /* Node 0: how long workers may take to end after a failure with this code. */
+    int (*patience_ms)(void *context, int code);
+    /* Node 0: all workers of this start have ended. True: they are started again after
+     * *wait_seconds, as soon as there are nodes for all places. */
+    bool (*restarts)(void *context, const nd_nodes_end *end, double *wait_seconds);
+    /* Node 0: the folder of the run, in which a restart goes on, or "". */
+    const char *run_folder;
+} nd_nodes_options;
+
+/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and the time by which one node's
+ * check may be slower than another's. */
+static inline double nd_nodes_limit(const nd_config *config)
+{
+    return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
+}
+
+/* This node among the others: the coordinator, or a member. */
+typedef struct nd_nodes nd_nodes;
+
+typedef struct nd_nodes_role {
+    void (*failed)(nd_nodes *nodes, int code); /* the first failure of a worker of this node */
+    /* All workers of this node have ended; `screen` is the failure screen or "". */
+    void (*ended)(nd_nodes *nodes, const nd_nodes_end *end, const char *screen);
+    /* A signal came while no worker of this node ran: node 0 is to end the job, or a member ends
+     * alone if another one has taken its place. */
+    void (*asked)(nd_nodes *nodes, int number);
+    void (*destroy)(nd_nodes *nodes); /* after the loop has run out */
+} nd_nodes_role;
+
+struct nd_nodes {
+    const nd_nodes_role *role;
+    nd_nodes_options options;
+    nd_store_server *store; /* node 0's; NULL: a member, or it is closed */
+    /* The job's name, and where its store is. */
+    char job[64];
+    char master_addr[128];
+    int master_port;
+};
+
+/* Ends what a node has on the loop beside timers and polls. */
+static inline void nd_nodes_close_store(nd_nodes *nodes)
+{
+    nd_store_server_close(nodes->store);
+    nodes->store = NULL;
+}
+
+/*
+ * roster.c: what node 0 knows about each node of the job: whether it is connected, which place it
+ * has in this start, and how its workers ended. Data without frames and timers.
+ *
+ * A start has a place for each node with workers; place p has the ranks from p x local workers on.
+ * A node without a place is a spare.
+ */
+
+typedef struct nd_node {
+    nd_peer *peer; /* NULL: not connected */
+    bool joined;
+    bool waits; /* it joined and waits for a later start: a spare, or its workers of this one were
+                   lost */
+    int place;  /* in this start, -1: it has no workers */
+    bool lost, ended; /* in this start */
+    int64_t heard_ns;
+    nd_failure failure; /* its first one, seen when it arrived at node 0 */
+    char host[ND_WIRE_TEXT_MAX];
+    char *screen; /* owned */
+} nd_node;
+
+typedef struct nd_roster {
+    nd_node *nodes; /* [count]; 0 is node 0 itself */
+    int count, places;
+    int most_places; /* of the first start */
+    int *holder;     /* [most_places] node that has it, -1: none */
+    int *former;     /* [most_places] the same in the last start */
+} nd_roster;
+
+nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out);
+void nd_roster_fini(nd_roster *roster);
+/* Forgets how the last start ended. */
+void nd_roster_begin(nd_roster *roster);
+
+int nd_roster_joined(const nd_roster *roster); /* how many nodes are connected */
+/* The next start has so many places, at most those of the first one. Nodes of places that are gone
+ * become spares, until nd_roster_assign. */
+void nd_roster_set_places(nd_roster *roster, int places);
+/*
+ * Gives each place of the next start a node: the one that has it, if that is still connected, else
+ * the first spare by node rank. False, without changes: too few nodes are connected.
+ */
+bool nd_roster_assign(nd_roster *roster);
+/* The nodes that have workers (or else the connected ones without), as "0, 2-3". */
+void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
+/* No node has workers of this start any more. */
+bool nd_roster_all_over(const nd_roster *roster);
+/* "node 1 of 2 nodes is missing after 10 s", without a time when that is 0; with spare nodes also
+ * how many of them are needed */
+void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
+
+/* report.c: how a node's workers ended. */
+
+/* Its first failure, seen just now, of which no more is known than the code. */
+void nd_node_fail(nd_node *node, int code);
+/* The node itself was lost, and the screen says why; does nothing when its workers have ended. */
+void nd_node_lose(nd_node *node, int index, const char *why);
+/* Its workers have ended. The screen is copied; bytes may be 0. */
+void nd_node_end(nd_node *node, const nd_nodes_end *end, const char *screen, size_t bytes);
+/* The node with the failure that explains the others, or else one that was stopped at a step
+ * boundary (75); -1: neither. */
+int nd_roster_first_failure(const nd_roster *roster);
+
+/*
+ * coordinator.c: node 0, also of a job that has no other. Opens the store and gathers the nodes for
+ * the first start, for spare nodes a short while only, and watches them from then on. Where nodes
+ * are missing at the deadline, settings differ, or the check of a node failed, this one's included,
+ * it prints that and ends the job with its code; with that of the failure where a restart lacks
+ * nodes. The options are copied; *out is to be destroyed also after an error.
+ */
+nd_status nd_coordinator_open(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                              nd_nodes **out);
+
+/*
+ * member.c: another node. Connects to node 0 within nd_nodes_limit, and sends it the settings of
+ * this node, which it compares. From then on node 0 says when this node's workers start: at once,
+ * or for a spare or a node that comes back when a start needs it, or that the job ends. The options
+ * are copied; *out is to be destroyed also after an error.
+ */
+nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                         nd_nodes **out);
 
 /* job.c: the job on this node, from the store to the last handle. */
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "launcher/launcher.h"
-#include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
@@ -291,7 +290,7 @@ static void ended(nd_nodes *nodes, const nd_nodes_end *end, const char *screen)
 {
     member *m = (member *)nodes;
     const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked,
-                                end->left_behind, end->own};
+                                end->left_behind, end->weight};
     m->ended = true;
     nd_log_text(screen);
     if (!m->over && send_frame(m, ND_NODE_END, numbers, 5, screen) != ND_OK) {

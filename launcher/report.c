@@ -1,18 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The failure screen: which rank failed first and why, where it was, its last lines, and which
- * ranks only ended with it.
+ * Failures: which one explains the others, among the workers of a node and among the nodes, and the
+ * failure screen: which rank failed first and why, where it was, its last lines, and which ranks
+ * only ended with it.
  */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "launcher/launcher.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/comm/comm.h"
 #include "runtime/rdzv/ranks.h"
 
 enum { OTHERS_MAX = 3 }; /* messages of other ranks */
+
+nd_failure_weight nd_failure_weight_of(int code)
+{
+    return code == ND_ERR_PREEMPTED ? ND_FAILURE_STOP
+           : code == ND_ERR_IO      ? ND_FAILURE_EFFECT
+                                    : ND_FAILURE_REASON;
+}
+
+bool nd_failure_explains(const nd_failure *f, const nd_failure *other)
+{
+    return f->weight < other->weight || (f->weight == other->weight && f->seen_ns < other->seen_ns);
+}
+
+/* The workers of this node. */
 
 static bool is_local(const nd_failure_slot *record)
 {
@@ -43,43 +60,33 @@ static bool failed(const nd_attempt *attempt, const nd_child *child)
              record->status != ND_ERR_HANG && record->status != ND_ERR_PREEMPTED));
 }
 
-/* When the worker recorded its failure, or else when this process saw its end. */
-static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
-{
-    int64_t recorded = atomic_load(&attempt->progress.failures[child->local_rank].time_ns);
-    return recorded != 0 ? recorded : child->ended_ns;
-}
-
 /*
- * A failure with a lower weight explains one with a higher weight, whichever was seen first. A
- * worker that dies makes others lose a peer (74), and they may notice before this process does; an
- * error may name another rank that has its reason; a stop at a step boundary (75) explains no
- * failure.
+ * How and when the worker failed: when it recorded that, or else when this process saw its end. A
+ * worker that dies makes others lose a peer, and they may notice before this process does.
  */
-static int weight(const nd_attempt *attempt, const nd_child *child)
+static nd_failure failure_of(const nd_attempt *attempt, const nd_child *child)
 {
     const nd_failure_slot *record = &attempt->progress.failures[child->local_rank];
-    if (child->signal != 0 || is_local(record)) {
-        return 0;
-    }
-    if (atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_ELSEWHERE) {
-        return 1;
-    }
-    return child->exit_code == ND_ERR_PREEMPTED ? 2 : child->exit_code == ND_ERR_IO ? 1 : 0;
+    const int64_t recorded_ns = atomic_load(&record->time_ns);
+    const bool elsewhere = recorded_ns != 0 && record->cause == ND_CAUSE_ELSEWHERE;
+    const int code = child->signal ? 128 + child->signal : (int)child->exit_code;
+    return (nd_failure){.code = code,
+                        .weight = child->signal != 0 || is_local(record) ? ND_FAILURE_REASON
+                                  : elsewhere                            ? ND_FAILURE_EFFECT
+                                              : nd_failure_weight_of(code),
+                        .seen_ns = recorded_ns != 0 ? recorded_ns : child->ended_ns};
 }
 
-static const nd_child *first_failure(const nd_attempt *attempt)
+static const nd_child *first_failure(const nd_attempt *attempt, nd_failure *out)
 {
     const nd_child *first = NULL;
+    *out = (nd_failure){0};
     for (int i = 0; i < attempt->options.local_workers; i++) {
         const nd_child *c = &attempt->children[i];
-        if (!failed(attempt, c)) {
-            continue;
-        }
-        bool earlier = first && failure_time(attempt, c) < failure_time(attempt, first);
-        int order = first ? weight(attempt, c) - weight(attempt, first) : -1;
-        if (order < 0 || (order == 0 && earlier)) {
+        const nd_failure failure = failure_of(attempt, c);
+        if (failed(attempt, c) && (!first || nd_failure_explains(&failure, out))) {
             first = c;
+            *out = failure;
         }
     }
     return first;
@@ -167,10 +174,9 @@ static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *f
 }
 
 /* Returns the code of this node. */
-static int print_report(FILE *out, const nd_attempt *attempt, const nd_child *first)
+static int print_report(FILE *out, const nd_attempt *attempt, const nd_child *first, int code)
 {
     const nd_failure_slot *record = &attempt->progress.failures[first->local_rank];
-    int code = first->signal ? 128 + first->signal : (int)first->exit_code;
     if (attempt->options.input && (code == ND_ERR_PREEMPTED || first->killed)) {
         fprintf(out, "ndlaunch: stopped by a signal\n"); /* there was nothing to save */
         return ND_ERR_PREEMPTED;
@@ -213,13 +219,13 @@ static int print_report(FILE *out, const nd_attempt *attempt, const nd_child *fi
 char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end)
 {
     enum { ESCAPE_MAX = 4 }; /* characters for a byte */
-    const nd_child *first = first_failure(attempt);
+    nd_failure failure;
+    const nd_child *first = first_failure(attempt, &failure);
     char *text = NULL, *printable = NULL;
     size_t bytes = 0;
     if (!first) {
         return NULL;
     }
-    end->own = is_local(&attempt->progress.failures[first->local_rank]);
     if (first->signal) {
         snprintf(end->words, sizeof end->words, "rank %d failed (signal %d, %s)", first->rank,
                  first->signal, strsignal(first->signal));
@@ -228,7 +234,8 @@ char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end)
                  (int)first->exit_code, nd_status_name((nd_status)first->exit_code));
     }
     FILE *out = open_memstream(&text, &bytes);
-    end->code = print_report(out ? out : stderr, attempt, first);
+    end->code = print_report(out ? out : stderr, attempt, first, failure.code);
+    end->weight = end->code == failure.code ? failure.weight : nd_failure_weight_of(end->code);
     /* Lines of workers and names from outside may hold bytes that change a terminal. */
     if (out && fclose(out) == 0 && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
         nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
@@ -238,4 +245,64 @@ char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end)
     }
     free(text);
     return printable;
+}
+
+/* The nodes, as node 0 hears of them. */
+
+void nd_node_fail(nd_node *n, int code)
+{
+    if (n->failure.seen_ns == 0) {
+        n->failure = (nd_failure){code, nd_failure_weight_of(code), nd_clock_ns()};
+    }
+}
+
+/* A screen that cannot be kept is shown at once. */
+static void keep_screen(nd_node *n, const char *screen, size_t bytes)
+{
+    free(n->screen);
+    n->screen = bytes > 0 ? strndup(screen, bytes) : NULL;
+    if (bytes > 0 && !n->screen) {
+        nd_fail_memory("the failure screen of host %s", n->host);
+        nd_log_warning("ndlaunch: %s; it follows", nd_error_last()->message);
+        (void)nd_log_write(screen, bytes);
+    }
+}
+
+void nd_node_lose(nd_node *n, int index, const char *why)
+{
+    char text[512];
+    if (n->lost || n->ended) {
+        return;
+    }
+    n->lost = true;
+    nd_node_fail(n, ND_ERR_IO);
+    n->failure.code = ND_ERR_IO;
+    n->failure.weight = ND_FAILURE_REASON;
+    snprintf(text, sizeof text, "\nndlaunch: node %d (host %s) was lost: %s\n", index, n->host,
+             why);
+    keep_screen(n, text, strlen(text));
+}
+
+void nd_node_end(nd_node *n, const nd_nodes_end *end, const char *screen, size_t bytes)
+{
+    n->ended = true;
+    keep_screen(n, screen, bytes);
+    if (end->code != 0) {
+        nd_node_fail(n, end->code);
+        n->failure.code = end->code;
+        n->failure.weight = end->weight;
+    }
+}
+
+int nd_roster_first_failure(const nd_roster *roster)
+{
+    const nd_node *nodes = roster->nodes;
+    int first = -1;
+    for (int i = 0; i < roster->count; i++) {
+        if (nodes[i].failure.seen_ns != 0 &&
+            (first < 0 || nd_failure_explains(&nodes[i].failure, &nodes[first].failure))) {
+            first = i;
+        }
+    }
+    return first;
 }

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/roster.h"
-
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "launcher/launcher.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/log.h"
 #include "runtime/rdzv/ranks.h"
 
 nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out)
@@ -49,9 +45,7 @@ void nd_roster_begin(nd_roster *roster)
         n->screen = NULL;
         n->lost = n->ended = false;
         n->waits = n->joined && n->place < 0;
-        n->code = 0;
-        n->own = false;
-        n->failed_ns = 0;
+        n->failure = (nd_failure){0};
         n->heard_ns = nd_clock_ns();
     }
     memcpy(roster->former, roster->holder, (size_t)roster->places * sizeof *roster->holder);
@@ -130,36 +124,6 @@ bool nd_roster_all_over(const nd_roster *roster)
     return true;
 }
 
-/*
- * A failure with a lower weight explains one with a higher weight, whichever arrived first: a
- * failure on one node makes the others lose peers (74), and a stop at a step boundary (75) explains
- * no failure.
- */
-static int weight(const nd_node *n)
-{
-    if (n->code == ND_ERR_PREEMPTED) {
-        return 2;
-    }
-    return n->code == ND_ERR_IO && !n->own && !n->lost ? 1 : 0;
-}
-
-int nd_roster_first_failure(const nd_roster *roster)
-{
-    int first = -1;
-    for (int i = 0; i < roster->count; i++) {
-        const nd_node *n = &roster->nodes[i];
-        if (n->failed_ns == 0) {
-            continue;
-        }
-        const nd_node *f = first < 0 ? NULL : &roster->nodes[first];
-        if (!f || weight(n) < weight(f) ||
-            (weight(n) == weight(f) && n->failed_ns < f->failed_ns)) {
-            first = i;
-        }
-    }
-    return first;
-}
-
 static bool is_absent(const void *roster, int node)
 {
     return !((const nd_roster *)roster)->nodes[node].joined;
@@ -195,47 +159,4 @@ void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_
 void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity)
 {
     nd_ranks_text(working ? is_working : is_waiting, roster, 0, roster->count, out, capacity);
-}
-
-void nd_node_fail(nd_node *n, int code)
-{
-    n->code = n->failed_ns == 0 ? code : n->code;
-    n->failed_ns = n->failed_ns == 0 ? nd_clock_ns() : n->failed_ns;
-}
-
-/* A screen that cannot be kept is shown at once. */
-static void keep_screen(nd_node *n, const char *screen, size_t bytes)
-{
-    free(n->screen);
-    n->screen = bytes > 0 ? strndup(screen, bytes) : NULL;
-    if (bytes > 0 && !n->screen) {
-        nd_fail_memory("the failure screen of host %s", n->host);
-        nd_log_warning("ndlaunch: %s; it follows", nd_error_last()->message);
-        (void)nd_log_write(screen, bytes);
-    }
-}
-
-void nd_node_lose(nd_node *n, int index, const char *why)
-{
-    char text[512];
-    if (n->lost || n->ended) {
-        return;
-    }
-    n->lost = true;
-    nd_node_fail(n, ND_ERR_IO);
-    n->code = ND_ERR_IO;
-    snprintf(text, sizeof text, "\nndlaunch: node %d (host %s) was lost: %s\n", index, n->host,
-             why);
-    keep_screen(n, text, strlen(text));
-}
-
-void nd_node_end(nd_node *n, int code, bool own, const char *screen, size_t bytes)
-{
-    n->ended = true;
-    n->own = own;
-    keep_screen(n, screen, bytes);
-    if (code != 0) {
-        nd_node_fail(n, code);
-        n->code = code;
-    }
 }

@@ -128,8 +128,9 @@ int64_t nd_progress_completed_steps(const nd_progress_slot *slot)
     return inside ? step - 1 : step;
 }
 
-void nd_failure_record(nd_failure_slot *slot, const nd_error *error)
+void nd_failure_record(const nd_progress *page, int local_rank, const nd_error *error)
 {
+    nd_failure_slot *slot = nd_failure_slot_of(page, local_rank);
     if (slot && atomic_load(&slot->time_ns) == 0) {
         slot->status = (int32_t)error->status;
         slot->cause = (int32_t)error->cause;

@@ -105,8 +105,13 @@ void nd_progress_set_stepped(nd_progress *progress);
 /* The steps of the run that this worker has completed, as its slot tells; 0 while it starts. */
 int64_t nd_progress_completed_steps(const nd_progress_slot *slot);
 
-/* Worker: records the error that ends it. The first record stays. NULL: there is no ndlaunch. */
-void nd_failure_record(nd_failure_slot *slot, const nd_error *error);
+/* The record of a worker of this host; NULL without a page, as where there is no ndlaunch. */
+static inline nd_failure_slot *nd_failure_slot_of(const nd_progress *page, int local_rank)
+{
+    return page->failures ? &page->failures[local_rank] : NULL;
+}
+/* Worker: records the error that ends it. The first record stays. Does nothing without a page. */
+void nd_failure_record(const nd_progress *page, int local_rank, const nd_error *error);
 
 static inline void nd_progress_set_phase(nd_progress_slot *slot, nd_phase phase, int64_t step)
 {

@@ -52,11 +52,6 @@ nd_status nd_identity_read(nd_identity *out);
 nd_status nd_identity_join(nd_identity *identity);
 /* The name of this host in the job: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
-/* This worker's record for ndlaunch; NULL without it, or where the identity could not be read. */
-static inline nd_failure_slot *nd_identity_record(const nd_identity *identity)
-{
-    return identity->page.failures ? &identity->page.failures[identity->local_rank] : NULL;
-}
 const char *nd_identity_source_name(nd_identity_source source);
 
 /*

@@ -39,7 +39,7 @@ typedef enum nd_wire_type {
     ND_WIRE_DONE,         /* u32 request; the key is set */
     ND_WIRE_VALUE,        /* u32 request, blob value */
     ND_WIRE_SLICE, /* u32 request, u64 offset, u64 size, blob part of the result, packed by zstd */
-    /* between launchers, bodies in launcher/nodes.h */
+    /* between launchers, bodies in launcher/launcher.h */
     ND_WIRE_NODE_FIRST = 64,
     ND_WIRE_NODE_LAST = 95,
 } nd_wire_type;

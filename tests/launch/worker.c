@@ -141,7 +141,7 @@ static int end_late(const nd_identity *id, nd_store *store, int chosen)
     nd_status code = id->rank == chosen ? ND_ERR_HANG : ND_ERR_IO;
     if (id->rank == chosen) {
         nd_fail(code, "the file system does not answer");
-        nd_failure_record(nd_identity_record(id), nd_error_last());
+        nd_failure_record(&id->page, id->local_rank, nd_error_last());
     }
     if (nd_store_barrier(store, "recorded") != ND_OK) {
         return 96;
@@ -150,7 +150,7 @@ static int end_late(const nd_identity *id, nd_store *store, int chosen)
         until_signal(id);
     } else {
         nd_fail(code, "rank %d has ended", chosen);
-        nd_failure_record(nd_identity_record(id), nd_error_last());
+        nd_failure_record(&id->page, id->local_rank, nd_error_last());
     }
     return (int)code;
 }
@@ -179,7 +179,7 @@ static int act(const nd_identity *id, nd_store *store, const char *what, int cho
         signal(SIGTERM, SIG_IGN);
     } else if (id->rank == chosen && strcmp(what, "fail") == 0) {
         nd_fail(ND_ERR_DATA, "the test file is damaged");
-        nd_failure_record(nd_identity_record(id), nd_error_last());
+        nd_failure_record(&id->page, id->local_rank, nd_error_last());
         fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
@@ -222,8 +222,8 @@ int main(int argc, char **argv)
     nd_identity id;
     nd_store *store = NULL;
     nd_status status = nd_identity_read(&id);
-    if (nd_identity_record(&id)) {
-        atomic_store(&nd_identity_record(&id)->ready, 1);
+    if (nd_failure_slot_of(&id.page, id.local_rank)) {
+        atomic_store(&nd_failure_slot_of(&id.page, id.local_rank)->ready, 1);
     }
     status = status == ND_OK ? nd_store_open(&id, 20, NULL, &store) : status;
     status = status == ND_OK ? nd_store_barrier(store, "all here") : status;

@@ -78,13 +78,14 @@ static void install_signals(const nd_identity *identity, void (*stop)(int signal
 /* Signals come before the job is joined, which may take long. */
 nd_status nd_worker_begin(nd_worker *worker, void (*stop)(int signal_number))
 {
-    nd_status status = nd_identity_read(&worker->identity);
-    install_signals(&worker->identity, stop);
-    nd_failure_slot *record = nd_identity_record(&worker->identity);
+    nd_identity *id = &worker->identity;
+    nd_status status = nd_identity_read(id);
+    install_signals(id, stop);
+    nd_failure_slot *record = nd_failure_slot_of(&id->page, id->local_rank);
     if (record) {
         atomic_store(&record->ready, 1);
     }
-    return status == ND_OK ? nd_identity_join(&worker->identity) : status;
+    return status == ND_OK ? nd_identity_join(id) : status;
 }
 
 nd_status nd_command_line_read(int pid, int *argc, char ***argv)

@@ -338,7 +338,7 @@ static bool report(nd_worker *worker, const nd_error *error)
     const bool reports = !worker->reported;
     worker->reported = true;
     if (reports) {
-        nd_failure_record(nd_identity_record(id), error);
+        nd_failure_record(&id->page, id->local_rank, error);
         nd_log_error("%s", error->message);
     }
     if (reports && error->status == ND_ERR_HANG && id->source != ND_IDENTITY_NDLAUNCH) {
@@ -415,7 +415,7 @@ static void on_comm_fault(void *context, nd_status status, const char *message, 
     nd_worker *worker = context;
     nd_error error = {.status = status};
     snprintf(error.message, sizeof error.message, "%s", message);
-    nd_failure_record(nd_identity_record(&worker->identity), &error);
+    nd_failure_record(&worker->identity.page, worker->identity.local_rank, &error);
     if (ends) {
         nd_worker_report(worker, &error);
     }
@@ -493,7 +493,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
     nd_rank *rank = &worker->rank;
     nd_cuda_info gpu = {0}; /* the driver may give no id */
     ND_TRY(open_device(config, worker));
-    nd_failure_slot *record = nd_identity_record(id);
+    nd_failure_slot *record = nd_failure_slot_of(&id->page, id->local_rank);
     if (record) {
         snprintf(record->device, sizeof record->device, "%s", worker->device->table->name);
     }
@@ -531,7 +531,7 @@ static bool report_end(nd_worker *worker, nd_status status)
     if (failed) {
         nd_worker_fail(worker, status);
     } else if (status != ND_OK) {
-        nd_failure_record(nd_identity_record(&worker->identity), nd_error_last());
+        nd_failure_record(&worker->identity.page, worker->identity.local_rank, nd_error_last());
         nd_log_error("%s", nd_error_last()->message);
     }
     return failed;

@@ -165,23 +165,27 @@ Test(report, a_few_of_many_messages_are_shown)
               "%s", text);
 }
 
-static void expect_words(const job *j, bool own, const char *words)
+static void expect_words(const job *j, nd_failure_weight weight, const char *words)
 {
     nd_nodes_end end = {0};
     free(nd_attempt_report(&j->attempt, &end));
-    cr_expect_eq(end.own, own);
+    cr_expect_eq(end.weight, weight);
     cr_expect_eq(strncmp(end.words, words, words[0] ? strlen(words) : 1), 0, "%s", end.words);
 }
 
-/* A node tells whether the first failure is surely its own. */
-Test(report, a_local_failure_is_the_nodes_own)
+/* A node tells the others how its first failure stands among theirs. */
+Test(report, a_failure_that_may_be_another_nodes_is_told_as_such)
 {
     job *j = make_job();
-    expect_words(j, false, "");
-    record(j, 0, ND_ERR_HANG, ND_CAUSE_OWN, 3);
-    expect_words(j, false, "rank 0 failed (exit code 124, ");
-    record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 2);
-    expect_words(j, true, "rank 1 failed (exit code 74, ");
+    expect_words(j, ND_FAILURE_REASON, "");
+    record(j, 0, ND_ERR_PREEMPTED, ND_CAUSE_OWN, 1);
+    expect_words(j, ND_FAILURE_STOP, "rank 0 failed (exit code 75, ");
+    record(j, 0, ND_ERR_DATA, ND_CAUSE_ELSEWHERE, 3);
+    expect_words(j, ND_FAILURE_EFFECT, "rank 0 failed (exit code 65, ");
+    record(j, 1, ND_ERR_IO, ND_CAUSE_OWN, 2);
+    expect_words(j, ND_FAILURE_EFFECT, "rank 1 failed (exit code 74, ");
+    record(j, 2, ND_ERR_IO, ND_CAUSE_LOCAL, 4);
+    expect_words(j, ND_FAILURE_REASON, "rank 2 failed (exit code 74, ");
     free(j);
 }
 

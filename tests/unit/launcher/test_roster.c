@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "launcher/roster.h"
+#include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
 
 static nd_roster roster;
@@ -105,14 +105,21 @@ Test(roster, a_spare_takes_the_place_of_a_lost_node_and_keeps_it)
                      "nodes 2-4 of 5 nodes are missing after 6 s, and the job needs 1 of them");
 }
 
+/* A node whose failure has no other weight than its code gives. */
+static void end_node(int index, int code, const char *screen)
+{
+    const nd_nodes_end end = {.code = code, .weight = nd_failure_weight_of(code)};
+    nd_node_end(&roster.nodes[index], &end, screen, strlen(screen));
+}
+
 /* It has no workers whose end could be waited for. */
 Test(roster, a_start_is_over_without_the_spares)
 {
     set_size(2, 1);
     expect_places(0x7, "0 1 ");
-    nd_node_end(&roster.nodes[0], 0, false, "", 0);
+    end_node(0, 0, "");
     cr_expect_not(nd_roster_all_over(&roster));
-    nd_node_end(&roster.nodes[1], 0, false, "", 0);
+    end_node(1, 0, "");
     cr_expect(nd_roster_all_over(&roster));
 }
 
@@ -122,15 +129,15 @@ Test(roster, the_failure_that_explains_the_others_is_the_first)
     roster.nodes[1].joined = roster.nodes[2].joined = true;
     cr_assert(nd_roster_assign(&roster));
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
-    nd_node_end(&roster.nodes[1], ND_ERR_PREEMPTED, false, "", 0);
+    end_node(1, ND_ERR_PREEMPTED, "");
     cr_expect_eq(nd_roster_first_failure(&roster), 1);
     nd_node_fail(&roster.nodes[0], ND_ERR_IO);
     cr_expect_eq(nd_roster_first_failure(&roster), 0);
     nd_node_fail(&roster.nodes[2], 137);
     cr_expect_eq(nd_roster_first_failure(&roster), 2);
     cr_expect_not(nd_roster_all_over(&roster));
-    nd_node_end(&roster.nodes[2], 137, false, "screen", 6);
-    nd_node_end(&roster.nodes[0], ND_ERR_IO, false, "", 0);
+    end_node(2, 137, "screen");
+    end_node(0, ND_ERR_IO, "");
     cr_expect(nd_roster_all_over(&roster));
     cr_expect_str_eq(roster.nodes[2].screen, "screen");
 }
@@ -141,9 +148,9 @@ Test(roster, of_two_reasons_the_earlier_one_counts)
     nd_node_fail(&roster.nodes[0], 137);
     cr_expect_eq(nd_roster_first_failure(&roster), 2);
     nd_node_fail(&roster.nodes[2], ND_ERR_IO);
-    nd_node_end(&roster.nodes[2], 0, false, "", 0);
+    end_node(2, 0, "");
     cr_expect_eq(nd_roster_first_failure(&roster), 2);
-    cr_expect_eq(roster.nodes[2].code, ND_ERR_DATA);
+    cr_expect_eq(roster.nodes[2].failure.code, ND_ERR_DATA);
     nd_node_lose(&roster.nodes[1], 1, "its cable was cut");
     nd_node_lose(&roster.nodes[1], 1, "it is silent");
     cr_expect_not_null(strstr(roster.nodes[1].screen, "cable"), "%s", roster.nodes[1].screen);
@@ -167,10 +174,16 @@ Test(roster, an_io_error_of_a_node_itself_explains_lost_peers)
 {
     roster.nodes[1].joined = roster.nodes[2].joined = true;
     cr_assert(nd_roster_assign(&roster));
-    nd_node_end(&roster.nodes[0], ND_ERR_IO, false, "", 0);
+    end_node(0, ND_ERR_IO, "");
     cr_expect_eq(nd_roster_first_failure(&roster), 0);
-    nd_node_end(&roster.nodes[2], ND_ERR_IO, true, "", 0);
+    nd_node_end(&roster.nodes[2], &(nd_nodes_end){.code = ND_ERR_IO}, "", 0);
     cr_expect_eq(nd_roster_first_failure(&roster), 2);
+    nd_roster_begin(&roster);
+    const nd_nodes_end named = {.code = ND_ERR_DATA, .weight = ND_FAILURE_EFFECT};
+    nd_node_end(&roster.nodes[1], &named, "", 0);
+    cr_expect_eq(nd_roster_first_failure(&roster), 1);
+    end_node(2, ND_ERR_DATA, "");
+    cr_expect_eq(nd_roster_first_failure(&roster), 2, "the other one names a rank of this node");
 }
 
 Test(roster, a_lost_node_is_a_failure_of_its_own)
@@ -179,7 +192,7 @@ Test(roster, a_lost_node_is_a_failure_of_its_own)
     nd_node_lose(&roster.nodes[1], 1, "its cable was cut");
     cr_expect_eq(nd_roster_first_failure(&roster), 1);
     cr_expect_not_null(strstr(roster.nodes[1].screen, "was lost: its cable was cut"));
-    nd_node_end(&roster.nodes[2], 0, false, "", 0);
+    end_node(2, 0, "");
     nd_node_lose(&roster.nodes[2], 2, "its workers had ended");
     cr_expect_not(roster.nodes[2].lost);
 }
@@ -190,13 +203,12 @@ Test(roster, a_new_start_begins_without_failures)
     roster.nodes[1].waits = true;
     cr_assert(nd_roster_assign(&roster));
     nd_node_lose(&roster.nodes[1], 1, "it was frozen");
-    nd_node_end(&roster.nodes[0], 137, true, "screen", 6);
-    nd_node_end(&roster.nodes[2], 0, false, "", 0);
+    end_node(0, 137, "screen");
+    end_node(2, 0, "");
     nd_roster_begin(&roster);
     cr_expect_gt(roster.nodes[1].heard_ns, 0, "it is not frozen still");
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
     cr_expect_not(nd_roster_all_over(&roster));
     cr_expect(roster.nodes[1].joined && !roster.nodes[1].waits);
     cr_expect_null(roster.nodes[0].screen);
-    cr_expect_not(roster.nodes[0].own);
 }

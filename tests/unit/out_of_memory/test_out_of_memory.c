@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "launcher/roster.h"
+#include "launcher/launcher.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/yaml.h"
@@ -188,12 +188,12 @@ Test(out_of_memory, failure_screen)
     tempdir_make(&dir);
     tempdir_catch_stderr(&dir);
     until_failure = 1;
-    nd_node_end(&node, 137, false, "rank 3 was killed\n", 18);
+    nd_node_end(&node, &(nd_nodes_end){.code = 137}, "rank 3 was killed\n", 18);
     until_failure = 0;
     const char *text = tempdir_said(&dir);
     cr_expect(strstr(text, "out of host memory for the failure screen of host left"), "%s", text);
     cr_expect(strstr(text, "rank 3 was killed\n"), "%s", text);
-    cr_expect_eq(node.code, 137);
+    cr_expect_eq(node.failure.code, 137);
     cr_expect_null(node.screen);
     tempdir_remove(&dir);
 }

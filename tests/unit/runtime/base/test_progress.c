@@ -111,11 +111,15 @@ Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
 
 Test(progress, the_first_failure_of_a_worker_stays)
 {
-    nd_failure_slot slot = {0};
-    nd_failure_record(&slot, &(nd_error){ND_ERR_DATA, ND_CAUSE_LOCAL, "the first"});
-    const int64_t first = atomic_load(&slot.time_ns);
+    nd_failure_slot slots[2] = {0}, slot;
+    const nd_progress page = {.failures = slots, .count = 2};
+    nd_failure_record(&(nd_progress){0}, 1, &(nd_error){ND_ERR_DATA, ND_CAUSE_OWN, "no page"});
+    nd_failure_record(&page, 1, &(nd_error){ND_ERR_DATA, ND_CAUSE_LOCAL, "the first"});
+    const int64_t first = atomic_load(&slots[1].time_ns);
     cr_assert(first > 0 && first <= nd_clock_ns());
-    nd_failure_record(&slot, &(nd_error){ND_ERR_IO, ND_CAUSE_OWN, "another"});
+    nd_failure_record(&page, 1, &(nd_error){ND_ERR_IO, ND_CAUSE_OWN, "another"});
+    cr_expect_eq(atomic_load(&slots[0].time_ns), 0, "another worker's record");
+    slot = slots[1];
     cr_expect(slot.status == ND_ERR_DATA && slot.cause == ND_CAUSE_LOCAL);
     cr_expect_str_eq(slot.message, "the first");
     cr_expect_eq(atomic_load(&slot.time_ns), first);
