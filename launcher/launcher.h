@@ -249,7 +249,7 @@ typedef struct nd_nodes_end {
 char *nd_attempt_report(const nd_attempt *attempt, nd_nodes_end *end);
 
 /*
- * restart.c: whether a job whose workers failed is started again, and what the user reads about it:
+ * job.c: whether a job whose workers failed is started again, and what the user reads about it:
  * a pure function of exit code, steps and times. Node 0 decides for all nodes.
  *
  * A restart needs progress, so that the loop of restarts ends: the first one a completed step, each
@@ -391,7 +391,8 @@ static inline double nd_nodes_limit(const nd_config *config)
 typedef struct nd_nodes nd_nodes;
 
 typedef struct nd_nodes_role {
-    void (*failed)(nd_nodes *nodes, int code); /* the first failure of a worker of this node */
+    /* A worker of this node failed while none was being stopped: stops the others. */
+    void (*failed)(nd_nodes *nodes, int code);
     /* All workers of this node have ended; `screen` is the failure screen or "". */
     void (*ended)(nd_nodes *nodes, const nd_nodes_end *end, const char *screen);
     /* A signal came while no worker of this node ran: node 0 is to end the job, or a member ends
@@ -462,8 +463,6 @@ void nd_roster_set_places(nd_roster *roster, int places);
 bool nd_roster_assign(nd_roster *roster);
 /* The nodes that have workers (or else the connected ones without), as "0, 2-3". */
 void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
-/* No node has workers of this start any more. */
-bool nd_roster_all_over(const nd_roster *roster);
 /* "node 1 of 2 nodes is missing after 10 s", without a time when that is 0; with spare nodes also
  * how many of them are needed */
 void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
@@ -479,6 +478,8 @@ void nd_node_end(nd_node *node, const nd_nodes_end *end, const char *screen, siz
 /* The node with the failure that explains the others, or else one that was stopped at a step
  * boundary (75); -1: neither. */
 int nd_roster_first_failure(const nd_roster *roster);
+/* No node has workers of this start any more. */
+bool nd_roster_all_over(const nd_roster *roster);
 
 /*
  * coordinator.c: node 0, also of a job that has no other. Opens the store and gathers the nodes for

@@ -284,6 +284,8 @@ static void failed(nd_nodes *nodes, int code)
     if (!m->over && send_frame(m, ND_NODE_FAIL, numbers, 2, NULL) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }
+    nodes->options.stop(nodes->options.context,
+                        ND_STOP_MS); /* of a restart nothing is known here */
 }
 
 static void ended(nd_nodes *nodes, const nd_nodes_end *end, const char *screen)

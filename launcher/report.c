@@ -306,3 +306,14 @@ int nd_roster_first_failure(const nd_roster *roster)
     }
     return first;
 }
+
+bool nd_roster_all_over(const nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        const nd_node *n = &roster->nodes[i];
+        if (n->place >= 0 && !n->ended && !n->lost) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -113,17 +113,6 @@ bool nd_roster_assign(nd_roster *roster)
     return true;
 }
 
-bool nd_roster_all_over(const nd_roster *roster)
-{
-    for (int i = 0; i < roster->count; i++) {
-        const nd_node *n = &roster->nodes[i];
-        if (n->place >= 0 && !n->ended && !n->lost) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static bool is_absent(const void *roster, int node)
 {
     return !((const nd_roster *)roster)->nodes[node].joined;
