@@ -162,7 +162,8 @@ static void write_entry(nd_writer *w, const entry *e)
         f->kept_bytes = 0;
         status = append(f, e + 1, e->bytes);
     }
-    if (status != ND_OK && e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes) {
+    const bool kept = status != ND_OK && e->weight == 0 && e->bytes <= KEPT_BYTES - f->kept_bytes;
+    if (kept) {
         memcpy(f->kept + f->kept_bytes, e + 1, e->bytes);
         f->kept_bytes += e->bytes;
     }
@@ -181,7 +182,7 @@ static void write_entry(nd_writer *w, const entry *e)
     } else {
         const bool said = f->fails;
         f->fails = true;
-        lose(f, e->weight, nd_error_last()->message);
+        lose(f, e->weight > 0 ? e->weight : !kept, nd_error_last()->message);
         if (!said) {
             say(w,
                 "%s loses records of this run, which goes on, until they can be written again: %s",
@@ -286,8 +287,7 @@ nd_status nd_writer_add(nd_writer *w, const char *name, const char *path, int fd
 /* Seconds until the write that runs is beyond its deadline; the deadline when there is none. */
 static double seconds_left(const nd_writer *w)
 {
-    const double deadline = w->deadline_seconds;
-    return w->begun_ns == 0 ? deadline : deadline - (double)(nd_clock_ns() - w->begun_ns) * 1e-9;
+    return w->deadline_seconds - (w->begun_ns ? (double)(nd_clock_ns() - w->begun_ns) * 1e-9 : 0);
 }
 
 /* Finds out whether a write hangs. */
