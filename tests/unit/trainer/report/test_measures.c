@@ -42,6 +42,12 @@ Test(flops, accelerate_count_is_kept_as_accelerate_has_it)
     nd_shape other = llama_8b; /* accelerate takes hidden / heads, whatever head_dim is */
     other.head_dim = 256;
     cr_assert_eq(nd_flops_per_token_accelerate(&other, 8192), got);
+    const nd_shape small = {SIZES(256, 64, 128, 2, 4, 2, 16)};
+    cr_assert_eq(nd_flops_per_token_accelerate(&small, 128),
+                 2 * (18 * 64 * 128 + 12 * 16 * (4 + 2) + 12 * 4 * 16 * 128));
+    const double scores = nd_flops_per_token_causal(&llama_8b, 8192);
+    cr_assert_eq(nd_flops_per_token_causal(&other, 8192) - nd_flops_per_token_causal(&other, 0),
+                 2 * (scores - nd_flops_per_token_causal(&llama_8b, 0)));
 }
 
 /* A tied head is still a product: tying must not change the count. */

@@ -89,6 +89,7 @@ static void expect_whole(const char *name, const char *wanted)
 #define wrote_only(text) expect_whole("metrics.jsonl", text)
 #define said_only(text)  expect_whole("stderr", text)
 
+/* What two equal runs share comes before the times, which differ. */
 Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 {
     nd_sinks sinks = open_sinks(false);
@@ -102,7 +103,7 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
         const struct {
             const char *key;
             double value;
-            bool whole;
+            bool whole, differs;
         } numbers[] = {{"step", (double)step, true},
                        {"loss", 1.0 / 3 / (double)step},
                        {"grad_norm", 0.1},
@@ -110,13 +111,15 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
                        {"tokens", 1000, true},
                        {"tokens_seen", 1000 * (double)step, true},
                        {"wire_bytes", 4096, true},
-                       {"peak_memory_bytes", 12345678, true},
-                       {"step_ms", 500, true},
-                       {"data_wait_ms", 1, true},
-                       {"tokens_per_second", 2048, true},
-                       {"tokens_per_second_per_worker", 512, true}};
+                       {"peak_memory_bytes", 12345678, true, true},
+                       {"step_ms", 500, true, true},
+                       {"data_wait_ms", 1, true, true},
+                       {"tokens_per_second", 2048, true, true},
+                       {"tokens_per_second_per_worker", 512, true, true}};
         for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
             const json_t *number = json_object_get(object, numbers[i].key);
+            const char *place = strstr(line, printed("\"%s\"", numbers[i].key));
+            cr_assert_eq(place >= strstr(line, "\"step_ms\""), numbers[i].differs, "%s", line);
             cr_assert_eq(json_number_value(number), numbers[i].value, "%s", line);
             cr_assert_eq(json_is_integer(number), numbers[i].whole, "%s", line);
         }
@@ -139,42 +142,17 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
     free(text);
 }
 
-/* Times differ from run to run: everything before step_ms must not. */
-Test(sinks, what_two_equal_runs_share_comes_before_the_times)
-{
-    nd_sinks sinks = open_sinks(false);
-    nd_step_record record = record_of(1);
-    assert_ok(nd_sinks_step(&sinks, &record));
-    record.step_seconds = 0.7;
-    record.data_wait_seconds = 0.3;
-    record.peak_memory_bytes = 1;
-    assert_ok(nd_sinks_step(&sinks, &record));
-    nd_sinks_close(&sinks);
-    char *text = read_file("metrics.jsonl");
-    char *second = strchr(text, '\n') + 1;
-    size_t same = 0;
-    while (text[same] == second[same]) {
-        same++;
-    }
-    second[-1] = '\0';
-    const char *times = strstr(text, "\"step_ms\"");
-    cr_assert_not_null(times);
-    cr_assert_geq((ptrdiff_t)same, times - text);
-    cr_assert_not_null(strstr(times, "data_wait_ms"));
-    cr_assert_null(strstr(times, "\"loss\""));
-    free(text);
-}
-
 Test(sinks, infinity_and_nan_are_null)
 {
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     record.loss = NAN;
     record.grad_norm = INFINITY;
+    record.skipped = true;
     record.step_seconds = 0; /* a clock that stood still divides nothing */
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    wrote(1, "\"loss\":null,\"grad_norm\":null,");
+    wrote(1, "{\"step\":1,\"skipped\":true,\"loss\":null,\"grad_norm\":null,");
     wrote(1, "\"tokens_per_second\":0,");
 }
 
@@ -339,18 +317,30 @@ Test(sinks, the_time_left_is_said_each_hour)
     said(1, "step 4/9  about 4 h 10 min left\nstep 6/9  about 2 h 30 min left\n");
 }
 
-/* A bar is drawn on a terminal when the run takes 20 s or more, and is gone at the end. */
+/* A bar is drawn on a terminal when the run takes 20 s or more, and is gone at the end. Each line
+ * takes its row; it is drawn ten times a second at most. */
 Test(sinks, a_long_run_on_a_terminal_has_a_bar)
 {
     config.train.steps = 40;
-    config.log.interval = 1000;
+    config.log.interval = 2;
     nd_sinks sinks = open_sinks(true);
     assert_ok(send_steps(&sinks, 1, 2));
-    assert_ok(nd_sinks_validation(&sinks, &validation));
+    for (int64_t step = 3; step <= 7; step += 2) {
+        usleep(110000);
+        assert_ok(send_steps(&sinks, step, step));
+        if (step == 3) {
+            assert_ok(nd_sinks_validation(&sinks, &validation));
+        } else if (step == 5) {
+            send_event(.kind = ND_RUN_EVENT_MODEL_SAVED, .path = "x");
+        }
+    }
     nd_sinks_close(&sinks);
-    said(1, "step 1/40  loss 0.3333  20 s left\033[K\r");
+    said(1, "step 1/40  loss 0.3333  20 s left\033[K\r\033[Kstep 2/40  loss");
     said(1, "\r\033[Kstep 5/40  validation loss");
-    expect_whole_lines("stderr");
+    said(1, "step 5/40  loss 0.0667  18 s left\033[K\r\033[Kmodel saved: x\n");
+    char *text = read_file("stderr");
+    cr_expect_str_eq(text + strlen(text) - 4, "\r\033[K", "%s", text);
+    free(text);
 }
 
 Test(sinks, a_short_or_quiet_run_has_no_bar)
@@ -385,36 +375,43 @@ Test(sinks, a_folder_with_metrics_is_refused)
     assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
 }
 
-/* A dead process left half a line at the end of a file that is longer than what is read of it. */
+/* A dead process left half a line, at the end of a file that is longer than what is read of it, or
+ * as its first one. */
 Test(sinks, a_run_that_continues_cuts_off_half_a_line)
 {
     static char old[100000];
     memset(old, 'y', sizeof old);
     old[sizeof old - 10] = '\n';
-    tempdir_write(&dir, "metrics.jsonl", old, sizeof old);
-    nd_report_options options = options_of(false);
-    nd_sinks sinks;
-    options.continues = true;
-    assert_ok(nd_sinks_open(&sinks, &options));
-    cr_expect_eq(nd_sinks_metrics_bytes(&sinks), sizeof old - 9);
-    assert_ok(send_steps(&sinks, 1, 1));
-    nd_sinks_close(&sinks);
-    wrote(1, "y\n{\"step\":1,");
-    wrote(2, "\n");
+    for (int first = 0; first < 2; first++) {
+        tempdir_write(&dir, "metrics.jsonl", old, first ? 10 : sizeof old);
+        nd_report_options options = options_of(false);
+        nd_sinks sinks;
+        options.continues = true;
+        assert_ok(nd_sinks_open(&sinks, &options));
+        cr_expect_eq(nd_sinks_metrics_bytes(&sinks), first ? 0 : sizeof old - 9);
+        assert_ok(send_steps(&sinks, 1, 1));
+        nd_sinks_close(&sinks);
+        wrote(!first, "y\n{\"step\":1,");
+        wrote(2 - first, "\n");
+    }
 }
 
-Test(sinks, a_resume_on_another_mesh_says_both)
+Test(sinks, a_resume_says_both_meshes_and_what_a_rewind_passes_over)
 {
     nd_sinks sinks = open_sinks(false);
     const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
     char a[128], b[128];
     send_event(.kind = ND_RUN_EVENT_RESUMED, .step = 3, .path = "/run/checkpoint-3",
                .seconds = 0.25, .mesh = &now, .mesh_was = &was);
+    send_event(.kind = ND_RUN_EVENT_RESUMED, .step = 3, .path = "x", .rewound_from = 9,
+               .samples = 48, .reason = "a spike");
     nd_sinks_close(&sinks);
     nd_mesh_format(&now, a, sizeof a);
     nd_mesh_format(&was, b, sizeof b);
     wrote(1, printed("\"mesh\":\"%s\",\"mesh_was\":\"%s\"", a, b));
     said(1, printed("the mesh was %s and is %s\n", b, a));
+    wrote(1, "\"rewound_from\":9,\"passed_over_samples\":48,\"why\":\"a spike\"}\n");
+    said(1, "step 9 was not finite, so the run goes on after step 3 from x; 48 samples");
 }
 
 /* metrics.jsonl takes a part of a line, and the log on stderr, which is shorter, goes on. */
@@ -513,6 +510,7 @@ Test(sinks, long_texts_are_whole)
     snprintf(line, sizeof line, "\"prompt\":\"Once\",\"text\":\"%s\"", sample);
     send_event(.kind = ND_RUN_EVENT_SAMPLE, .path = "Once", .reason = sample);
     nd_sinks_close(&sinks);
+    said(1, "sample after step 0: \"Once\" goes on \"zz");
     wrote(1, printed("\"%s\"", why));
     wrote(1, line);
     wrote(1, "\"a\\u005cb\\u0022c\\u001f \\u003f\xc3\xa9\"");
@@ -658,7 +656,7 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
         ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         send_event(.kind = kinds[i], .step = 9, .path = "runs/x", .reason = "why", .bytes = 7,
-                   .seconds = 1.5, .blocked_seconds = 0.25, .restart = 3);
+                   .seconds = 1.5, .blocked_seconds = 0.25, .restart = 3, .code = 65);
     }
     nd_sinks_close(&sinks);
     wrote(5, "\n");
@@ -666,9 +664,11 @@ Test(sinks, metrics_have_all_lines_but_of_the_model)
     said(1, "model saved: runs/x\n");
     wrote(1, "{\"event\":\"checkpoint\",\"step\":9,\"reason\":\"why\",\"bytes\":7,"
              "\"save_ms\":1500,\"blocked_ms\":250}\n");
-    wrote(1, "{\"event\":\"resumed\",\"step\":9,\"from\":\"runs/x\",\"restart\":3,"
+    wrote(1, "{\"event\":\"checkpoint_failed\",\"step\":9,\"why\":\"why\"}\n"
+             "{\"event\":\"early_stopped\",\"step\":9,\"why\":\"why\"}\n"
+             "{\"event\":\"resumed\",\"step\":9,\"from\":\"runs/x\",\"restart\":3,"
              "\"load_ms\":1500}\n");
-    wrote(1, "{\"event\":\"ended\",\"step\":9,\"code\":0,\"why\":\"why\"}");
+    wrote(1, "{\"event\":\"ended\",\"step\":9,\"code\":65,\"why\":\"why\"}");
     said(1, "checkpoint of step 9 saved: runs/x, 7 B, durable after 1.50 s, of which the steps "
             "waited 250 ms\nearly stop after step 9: why\nresumed after step 9 from runs/x, in "
             "1.50 s\n");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/shapes.h"
 #include "trainer/report/report.h"
@@ -17,7 +18,8 @@ static const nd_shape shape = {SIZES(256, 64, 128, 2, 4, 2, 16)};
 
 static const nd_source_loss sources[] = {{"web", 3.5, 60}, {"code", 4.25, 4}};
 
-/* Opens the sink, writes one step with sources and a validation with sets, and closes it. */
+/* Opens the sink, resumes before a step, writes the step with sources and a validation with sets,
+ * and closes it. */
 static void write_step(int64_t step, double loss)
 {
     nd_config config;
@@ -26,19 +28,27 @@ static void write_step(int64_t step, double loss)
     nd_report_options options = {.config = &config,
                                  .shape = &shape,
                                  .dir = dir.path,
-                                 .world_size = 1,
+                                 .world_size = 2,
                                  .tokens_per_step = 1024};
     assert_ok(nd_writer_open(1e6, 1 << 20, &options.writer));
     assert_ok(nd_tensorboard_sink_open(&options, &sink));
+    assert_ok(sink.event(sink.self, &(nd_run_event){ND_RUN_EVENT_RESUMED, step - 1}));
     assert_ok(sink.step(sink.self, &(nd_step_record){.step = step,
                                                      .loss = loss,
                                                      .grad_norm = 2.5,
-                                                     .step_seconds = 1,
+                                                     .lr = 0.25,
+                                                     .tokens = 1000,
+                                                     .tokens_seen = 3000,
+                                                     .step_seconds = 2,
+                                                     .data_wait_seconds = 0.5,
+                                                     .peak_memory_bytes = 3 << 29,
+                                                     .wire_bytes = {1 << 20, 1 << 19},
                                                      .skipped = true,
                                                      .sources = sources,
                                                      .source_count = 2}));
     assert_ok(sink.validation(
-        sink.self, &(nd_validation_record){.step = step, .sets = sources, .set_count = 2}));
+        sink.self, &(nd_validation_record){
+                       .step = step, .loss = 3, .seconds = 1.5, .sets = sources, .set_count = 2}));
     assert_ok(nd_writer_flush(options.writer));
     sink.close(sink.self);
     nd_writer_close(options.writer);
@@ -163,18 +173,28 @@ Test(tensorboard, a_record_has_the_step_and_all_its_values)
     const char *text = field(version, length, 3, &bytes);
     cr_assert_eq(bytes, strlen("brain.Event:2"));
     cr_assert_eq(memcmp(text, "brain.Event:2", bytes), 0);
-    next_record(&length); /* the configuration */
-    const char *event = next_record(&length);
-    const char *step = field(event, length, 2, &bytes);
-    cr_assert_eq(bytes, 2);
-    cr_assert_eq((step[0] & 127) | step[1] << 7, 300);
+    const char *event = next_record(&length); /* the configuration, with blanks before each line */
+    cr_expect_not_null(memmem(event, length, "\n      steps: ", 14));
+    for (int marks = 2; marks >= 0; marks--) { /* of a resume, then the step itself */
+        event = next_record(&length);
+        const char *step = field(event, length, 2, &bytes);
+        cr_assert_eq(varint(&step, step + bytes), 300);
+        cr_assert_eq(field(event, length, 7, &bytes) != NULL, marks > 0);
+    }
     read_values(event, length, values, sizeof values);
-    cr_expect_eq(strncmp(values, "train/loss=1.5\ntrain/grad_norm=2.5\n", 35), 0, "%s", values);
-    cr_expect(strstr(values, "\ntrain/skipped=1\ntrain/loss/web=3.5\ntrain/loss/code=4.25\n"), "%s",
-              values);
+    cr_expect_str_eq(values,
+                     printed("train/loss=1.5\ntrain/grad_norm=2.5\ntrain/learning_rate=0.25\n"
+                             "train/num_input_tokens_seen=3000\ntrain/train_tokens_per_second=512\n"
+                             "train/tflops_per_worker=%g\ntrain/step_ms=2000\n"
+                             "train/data_wait_ms=500\ntrain/sent_mib=1.5\n"
+                             "train/peak_memory_gib=1.5\ntrain/skipped=1\ntrain/loss/web=3.5\n"
+                             "train/loss/code=4.25\n",
+                             256e-12 * nd_flops_per_token_causal(&shape, 1024)),
+                     "%s", values);
     event = next_record(&length);
     read_values(event, length, values, sizeof values);
-    cr_expect_not_null(strstr(values, "\neval/loss/web=3.5\neval/loss/code=4.25\n"), "%s", values);
+    cr_expect_str_eq(values,
+                     "eval/loss=3\neval/runtime=1.5\neval/loss/web=3.5\neval/loss/code=4.25\n");
     cr_assert_eq(at, size, "there are no more records");
     free(content);
 }

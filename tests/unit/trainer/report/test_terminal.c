@@ -30,6 +30,7 @@ Test(step_line, names_every_number_with_its_unit)
                      "16.3 k tok/s  0.123 TFLOP/s/worker  peak 321 MiB");
     /* tiny models still show a time */
     cr_assert_not_null(strstr(line_of(120, 2, 1, 0.00321, bytes, speed), "  3.21 ms  "));
+    cr_assert_not_null(strstr(line_of(120, 2, 1, 0.0123, bytes, speed), "  12 ms  "));
     cr_assert_not_null(strstr(line_of(120, 2, 1, 10, bytes, speed), "  10.0 s  "));
     const nd_speed ten = {.tflops_causal = 10};
     cr_assert_not_null(strstr(line_of(120, 2, 1, 10, bytes, ten), "  10.0 TFLOP/s/worker  "));
