@@ -162,14 +162,15 @@ Test(run_view, figures_of_a_finished_run)
 Test(run_view, the_best_validation_has_documents_as_the_last_one)
 {
     write_metrics(6, "{\"step\":2,\"validation_loss\":0.5,\"validation_set_loss\":{\"a\":0.5}}\n"
-                     "{\"step\":4,\"validation_loss\":2,\"validation_set_loss\":{\"a\":3},"
+                     "{\"step\":4,\"validation_loss\":2,\"validation_set_loss\":{\"a\":3.0125},"
                      "\"separate_length\":64}\n"
                      "{\"step\":6,\"validation_loss\":2.5,\"separate_length\":64}\n");
     json_t *data = data_of_run();
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least"), 2);
+    cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/lost"), 0);
     cr_assert_eq(number_of(data, "runs/0/columns/validation_loss/least_step"), 4);
-    cr_assert_eq(number_of(data, "runs/0/columns/validation_set_loss.a/least"), 3);
-    cr_assert_eq(number_of(data, "runs/0/curves/validation_set_loss.a/mean/1"), 3);
+    cr_assert_eq(number_of(data, "runs/0/columns/validation_set_loss.a/least"), 3.0125);
+    cr_assert_eq(number_of(data, "runs/0/curves/validation_set_loss.a/mean/1"), 3.0125);
 }
 
 /* Each skipped step is at its own place, and no number is rounded as a script would round it. The
@@ -321,7 +322,8 @@ Test(run_view, a_later_start_takes_the_reason_back)
     }
 }
 
-/* Of each kind the last events are there, the newest first, and all are counted. */
+/* Of each kind the last events are there, the newest first, and all are counted. The more runs, the
+ * fewer has each. */
 Test(run_view, many_events_of_one_kind_leave_room_for_others)
 {
     static char text[64 * 1001] =
@@ -334,6 +336,9 @@ Test(run_view, many_events_of_one_kind_leave_room_for_others)
     cr_assert_eq(json_array_size(part_of(data, "runs/0/events")), 201);
     cr_assert_str_eq(nd_json_words(part_of(data, "runs/0/events/200"), "why"), "<disk>");
     cr_assert_eq(number_of(data, "runs/0/event_counts/checkpoint"), 1000);
+    nd_run_view view = open_view(0), views[] = {view, view, view, view};
+    cr_assert_eq(json_array_size(part_of(data_of(views, 4), "runs/3/events")), 101);
+    nd_run_view_close(&view);
 }
 
 Test(run_view, what_is_no_run_is_refused)
@@ -348,15 +353,16 @@ Test(run_view, what_is_no_run_is_refused)
     assert_fails(nd_run_view_open(dir.path, 0, &view), ND_ERR_DATA, "run.json");
 }
 
-/* The newest start has the settings that count. "./" is shown by the name of the folder. */
+/* The newest start has the settings that count. ".//" is shown by the name of the folder. */
 Test(run_view, of_several_starts_the_last_one_counts)
 {
     write_metrics(6, "");
     write_file("run.json", "{\"config\":{\"train.steps\":4}}");
-    write_file("run-2.json", record);
+    write_file("run-2.json", "{\"config\":{\"train.steps\":5}}");
+    write_file("run-3.json", record);
     nd_run_view view;
     cr_assert_eq(chdir(dir.path), 0);
-    assert_ok(nd_run_view_open("./", 0, &view));
+    assert_ok(nd_run_view_open(".//", 0, &view));
     cr_assert_str_eq(view.name, strrchr(dir.path, '/') + 1);
     cr_assert_eq(view.steps_wanted, 6);
     nd_run_view_close(&view);
@@ -444,7 +450,7 @@ static FILE *begin_profile(const char *mesh)
     cr_assert_not_null(out);
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", out);
     write_file("run.json",
-               printed("{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"cp\":1,%s}}", mesh));
+               printed("{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,%s}}", mesh));
     write_metrics(3, "");
     return out;
 }
@@ -452,7 +458,7 @@ static FILE *begin_profile(const char *mesh)
 /* Ranks 0 and 1 are one group of tp, 2 and 3 another, both with the same sequence numbers. */
 Test(run_view, a_profile_says_who_waited_for_whom)
 {
-    FILE *out = begin_profile("\"dp_shard\":2,\"tp\":2");
+    FILE *out = begin_profile("\"dp_shard\":2,\"cp\":1,\"tp\":2");
     fputs("{\"name\":\"step 3\",\"cat\":\"step\",\"ph\":\"X\",\"ts\":0,\"dur\":9000,\"pid\":0,"
           "\"tid\":0},\n{\"cat\":\"step\",\"pid\":1},\n",
           out);
@@ -473,24 +479,29 @@ Test(run_view, a_profile_says_who_waited_for_whom)
                 "[0.5,0.5,0,0],[0.1,0,0.5,1]]}");
 }
 
-/* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
-Test(run_view, copies_of_kv_heads_wait_for_each_other)
+/* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another; or such pairs of cp
+ * exchange heads for tokens. */
+Test(run_view, parts_of_an_axis_wait_for_each_other)
 {
-    FILE *out = begin_profile("\"dp_shard\":1,\"tp\":4,\"kv_copies\":2");
-    for (int rank = 0; rank < 4; rank++) {
-        write_call(out, rank, rank == 3 ? 2000 : 1000, 4000, "kv_copies", 1);
-        write_call(out, rank, 9000, 4000, "tp", 1);
+    static const char *const axes[][3] = {{"tp", "cp", "kv_copies"}, {"cp", "tp", "ulysses"}};
+    for (int i = 0; i < 2; i++) {
+        const char *const *axis = axes[i];
+        FILE *out = begin_profile(
+            printed("\"dp_shard\":1,\"%s\":4,\"%s\":1,\"%s\":2", axis[0], axis[1], axis[2]));
+        for (int rank = 0; rank < 4; rank++) {
+            write_call(out, rank, rank == 3 ? 2000 : 1000, 4000, axis[2], 1);
+            write_call(out, rank, 9000, 4000, "world", 1);
+        }
+        fclose(out);
+        expect_part("runs/0/waits", "{\"steps\":0,\"collectives\":3,\"ranks\":[[8,0,0,0],[8,0,0,1],"
+                                    "[8,1,0,0],[8,0,1,2]]}");
     }
-    fclose(out);
-    expect_part(
-        "runs/0/waits",
-        "{\"steps\":0,\"collectives\":3,\"ranks\":[[8,0,0,0],[8,0,0,1],[8,1,0,0],[8,0,1,2]]}");
 }
 
 Test(run_view, another_profile_is_refused)
 {
     nd_run_view view;
-    fclose(begin_profile("\"dp_shard\":1,\"tp\":1"));
+    fclose(begin_profile("\"dp_shard\":1,\"cp\":1,\"tp\":1"));
     expect_part("runs/0/waits", "null"); /* of one worker */
     write_file("profile.json", "[1, 2]\n");
     view = open_view(0);
@@ -518,10 +529,10 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
     cr_assert_eq(number_of(data, "runs/0/curves/fp8_saturation.gradient/mean/0"), 0.5);
 }
 
-/* The trace covers steps 3 to 6, of 10 ms each. */
+/* The trace covers steps 3 to 6 of 8, of 10 ms each. */
 Test(run_view, the_time_of_a_trace_is_that_of_its_steps)
 {
-    write_metrics(6, "{\"step\":6,\"validation_loss\":2,\"validation_ms\":60}\n");
+    write_metrics(8, "{\"step\":6,\"validation_loss\":2,\"validation_ms\":60}\n");
     write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"validation_ms\":60,\"gemm_ms\":20}");
     json_t *data = data_of_run();
     cr_assert_eq(number_of(data, "runs/0/traced_ms"), 40);
