@@ -97,6 +97,13 @@ nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece 
     return status;
 }
 
+void corpus_set_byte(const char *path, off_t at, char byte)
+{
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
 static void assert_list(const nd_ids *a, const nd_ids *b, const char *what)
 {
     cr_assert_eq(a->count, b->count, "%s: %zu and %zu", what, a->count, b->count);
@@ -109,22 +116,4 @@ void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const c
     assert_list(&a->ids, &b->ids, what);
     assert_list(&a->ends, &b->ends, what);
     assert_list(&a->spans, &b->spans, what);
-}
-
-char *corpus_text(uint64_t seed, size_t size)
-{
-    static const char *const atoms[] = {
-        "a",  "Be", "the", "1",    "42",       "\n",       "\r\n",         " ",
-        "  ", "\t", ".",   "!?",   "'s",       "'",        "\xc3\xa9",     "\xe4\xbd\xa0",
-        "\n", " ",  "\n",  "\xff", "\xc2\xa0", "\xcc\x81", "\xe3\x80\x80", "\xf0\x9f\x98\x80"};
-    char *text = calloc(size + 8, 1);
-    size_t used = 0;
-    cr_assert_not_null(text);
-    for (uint64_t i = 0; used < size; i++) {
-        const char *atom = atoms[nd_rng_u64(seed, 0, i) % (sizeof atoms / sizeof *atoms)];
-        memcpy(text + used, atom, strlen(atom));
-        used += strlen(atom);
-    }
-    text[used] = '\0';
-    return text;
 }

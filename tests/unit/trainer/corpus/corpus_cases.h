@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_CORPUS_CASES_H
 #define ND_TESTS_CORPUS_CASES_H
-/* A corpus encoded into memory, and texts made by chance. */
-#include "runtime/base/rng.h"
+/* A corpus encoded into memory. */
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/corpus/token_cache.h"
@@ -30,10 +29,10 @@ nd_token_cache_request corpus_request(const tempdir *folder, const char *tokeniz
 /* Writes PREFIX.bin and .idx of these pieces, and with spans the mask. */
 nd_status corpus_write(const char *prefix, int32_t vocab, const nd_corpus_piece *pieces, int count);
 
+/* Writes one byte of a file, which is made where it is not there. */
+void corpus_set_byte(const char *path, off_t at, char byte);
+
 /* Frees what a piece holds that was made by additions. */
 void corpus_piece_free(nd_corpus_piece *piece);
-
-/* Characters of all classes, with runs of white space; owned by the caller. */
-char *corpus_text(uint64_t seed, size_t size);
 
 #endif

@@ -94,7 +94,11 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
         use(corpus_tokenizer(cases[i].family));
         cr_assert_eq(nd_text_cut(job.tokenizer, "a b\nc\n d e", 8), cases[i].cut, "%s",
                      cases[i].family);
-        char *text = corpus_text(i + 1, 20000);
+        char text[20001];
+        text[text_random(i + 1, false, text, sizeof text - 1)] = '\0';
+        for (size_t at = 90; text[at] && text[at + 1]; at += 91) {
+            text[at] = '\xff'; /* in the place of a character, or within one */
+        }
         job.block_bytes = 1 << 20;
         job.threads = 1;
         assert_ok(encode_text("a.txt", text, &whole));
@@ -104,7 +108,6 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
             assert_ok(encode_text("a.txt", text, &out));
             corpus_assert_equal(&whole, &out, cases[i].family);
         }
-        free(text);
     }
 }
 
@@ -170,25 +173,6 @@ Test(corpus, rows_do_not_depend_on_threads_and_blocks)
     }
 }
 
-/* Prompt and completion are encoded one by one; only the prompt is in a span. */
-Test(corpus, prompts_are_spans)
-{
-    nd_encoder *encoder;
-    const nd_encode_options options = {.cache_bytes = 0};
-    const int32_t *ids;
-    size_t prompt, completion;
-    use(text_open("gpt2"));
-    assert_ok(nd_encoder_create(job.tokenizer, &options, &encoder));
-    assert_ok(nd_encode(encoder, "ab c", 4, &ids, &prompt));
-    assert_ok(nd_encode(encoder, " d", 2, &ids, &completion));
-    encode_rows("{\"prompt\":\"ab c\",\"completion\":\" d\"}\n");
-    cr_assert_eq(out.spans.count, 2);
-    cr_expect_eq(out.spans.data[0], 0);
-    cr_expect_eq(out.spans.data[1], (int32_t)prompt);
-    cr_expect_eq(out.ids.count, prompt + completion);
-    nd_encoder_destroy(encoder);
-}
-
 Test(corpus, bad_rows_are_named_and_may_be_left_out)
 {
     static const char rows[] = "{\"text\":\"good\"}\n{\"text\":1}\n\n{\"text\":\"good\"}\nno\n"
@@ -221,27 +205,43 @@ Test(corpus, a_reader_that_fails_is_reported_as_that)
                  "b.jsonl\" ends within its compressed data");
 }
 
-/* The prompt of the bad row was encoded, but is not in the output. */
+/* The prompt of a bad row was encoded, but is not in the output. */
 Test(corpus, what_is_left_out_is_not_counted)
 {
     use(text_open("llama3"));
     rules.refuse_invalid = true;
     job.skip_bad = 1;
-    encode_rows("{\"prompt\":\"bad <|eot|>\",\"completion\":\"\xff\"}\n"
+    encode_rows("{\"prompt\":\"bad \\ud800<|eot|>\",\"completion\":\"\xff\"}\n"
                 "{\"text\":\"good <|eot|>\"}\n");
     cr_expect_eq(out.counts.bad, 1);
     cr_expect_eq(out.counts.text.bytes, 12);
     cr_expect_eq(out.counts.text.special, 1);
+    cr_expect_eq(out.counts.lone, 0);
+    rules.drop_unknown = true;
+    for (int drops = 0; drops < 2; drops++) { /* what has no piece is unknown, or dropped */
+        json_t *file = text_file("unknown");
+        nd_tokenizer *tokenizer;
+        if (drops) {
+            json_object_del(json_object_get(file, "model"), "unk_token");
+        }
+        assert_ok(text_parse(file, &tokenizer));
+        json_decref(file);
+        use(tokenizer);
+        encode_rows("{\"prompt\":\"\\u00f1\",\"completion\":\"\xff\"}\n{\"text\":\"a\\u00f1z\"}\n");
+        cr_expect_eq(out.counts.text.unknown, !drops);
+        cr_expect_eq(out.counts.text.dropped, drops);
+    }
 }
 
-Test(corpus, what_the_rules_refuse_has_a_line)
+Test(corpus, what_the_rules_refuse_is_said)
 {
     use(text_open("llama3"));
     rules.refuse_invalid = true;
     rules.special_in_text = ND_SPECIAL_REFUSE;
-    rows_fail("{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", "a.jsonl\" line 2");
+    rows_fail("{\"text\":\"a\"}\n{\"text\":\"b\xff\"}\n",
+              "a.jsonl\" line 2: the text is not UTF-8 from byte 1");
     rows_fail("{\"text\":\"a<|eot|>\"}\n", "<|eot|>");
-    rows_fail("{\"text\":\"a\",\"prompt\":\"b\"}\n", "line 1: it has a text and also");
+    rows_fail("{\"prompt\":\"a question\",\"completion\":\"\"}\n", "counts in the loss");
 }
 
 Test(corpus, a_separator_makes_documents)
@@ -327,7 +327,7 @@ Test(corpus, folders_and_patterns)
 /* The .idx and .mask of a .bin are parts of it, also where a pattern names them. */
 Test(corpus, token_files_of_folders_and_patterns)
 {
-    static const char *const names[] = {"b.bin", "b.idx", "b.mask", "a.bin", "c.md", "a.txt"};
+    static const char *const names[] = {"b.bin", "b.idx", "b.mask", "a.bin", "c.md", "a.txt.zst"};
     for (int i = 0; i < 3; i++) { /* a text is there the third time */
         nd_corpus_files files = {0};
         for (int n = 0; n < 5 + i / 2; n++) {
@@ -441,20 +441,14 @@ Test(corpus, json_under_another_name_and_nul_bytes_need_a_format)
 
 Test(corpus, text_in_utf16_is_refused)
 {
-    static const char *const texts[] = {"\xff\xfe\x61\x01", "\xfe\xff\x01\x61"};
-    static const char *const words[] = {"UTF-16 (FF FE)", "UTF-16 (FE FF)"};
+    static const char *const texts[][2] = {{"\xff\xfe\x61\x01", "UTF-16 (FF FE)"},
+                                           {"\xfe\xff\x01\x61", "UTF-16 (FE FF)"}};
     use(text_open("gpt2"));
     for (int i = 0; i < 2; i++) {
-        static const char *const names[] = {"a.txt", "a.jsonl", "a.txt.gz"};
-        for (int k = 0; k < 3; k++) {
-            if (k == 2) {
-                write_gzip(names[k], texts[i]);
-            } else {
-                tempdir_write(&dir, names[k], texts[i], strlen(texts[i]));
-            }
-            assert_fails(corpus_encode_path(tempdir_file(&dir, names[k]), job, &out), ND_ERR_DATA,
-                         words[i]);
-        }
+        assert_fails(encode_text("a.txt", texts[i][0], &out), ND_ERR_DATA, texts[i][1]);
+        rows_fail(texts[i][0], texts[i][1]);
+        write_gzip("a.txt.gz", texts[i][0]);
+        assert_fails(corpus_encode_path(within("a.txt.gz"), job, &out), ND_ERR_DATA, texts[i][1]);
     }
 }
 
@@ -716,8 +710,10 @@ Test(corpus, weights_of_messages)
                   bad[i].says);
     }
     encode_rows("{\"messages\": [{\"role\": \"user\", \"weight\": 0, \"content\": \"a\"}, "
-                "{\"role\": \"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n");
+                "{\"role\": \"assistant\", \"content\": \"b\", \"train\": 1, \"name\": "
+                "2}]}\n{\"messages\": []}\n");
     cr_expect_str_eq(out.counts.stray, "train");
+    cr_expect_eq(out.counts.empty, 1);
 }
 
 /* A post-processor that ends each text with the end of text: it stands there once. */
@@ -829,6 +825,9 @@ Test(corpus, templates_that_think)
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
                 "\1d<|im_end|>\2\n");
     assert_chat(ROW(SAYS("assistant", "b")), "<|im_start|>assistant\n\1b<|im_end|>\2\n");
+    assert_chat(ROW(SAYS("user", "a") ", " SAYS("assistant", "b") ", " SAYS("assistant", "c")),
+                "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
+                "<|im_start|>assistant\n<think>\n\n</think>\n\n\1c<|im_end|>\2\n");
     assert_prompt(LIST(SAYS("user", "a")),
                   "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
     assert_prompt_fails(LIST(SAYS("assistant", "x</think>y")), "</think>");

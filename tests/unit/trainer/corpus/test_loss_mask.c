@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The loss mask beside token files: its bytes, what is refused, and when it is written. */
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,13 +122,6 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
 
 TEMPDIR_SUITE(masked_files, setup);
 
-static void set_byte(const char *path, size_t place, uint8_t byte)
-{
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    cr_assert_eq(pwrite(fd, &byte, 1, (off_t)place), 1);
-    close(fd);
-}
-
 /* What the mask of these tokens says of them. */
 static void hash_bin(char hex[DIGEST])
 {
@@ -152,21 +144,21 @@ Test(masked_files, the_digest_of_a_bin)
                                 254 * step, last,      size - 1};
         const size_t *places = s == 2 ? large : small;
         char first[DIGEST], other[DIGEST];
-        set_byte(bin, size - 1, 0);
+        corpus_set_byte(bin, (off_t)size - 1, 0);
         hash_bin(first);
         for (size_t i = 0; i < (s == 2 ? sizeof large : sizeof small) / sizeof *large; i++) {
-            set_byte(bin, places[i], 1);
+            corpus_set_byte(bin, (off_t)places[i], 1);
             hash_bin(other);
             cr_expect(memcmp(first, other, DIGEST) != 0, "byte %zu of %zu", places[i], size);
-            set_byte(bin, places[i], 0);
+            corpus_set_byte(bin, (off_t)places[i], 0);
         }
         hash_bin(other);
         cr_expect_arr_eq(first, other, DIGEST, "%zu", size);
         if (s > 0) { /* between the first two pieces of a large one */
-            set_byte(bin, PIECE, 1);
+            corpus_set_byte(bin, PIECE, 1);
             hash_bin(other);
             cr_expect_eq(memcmp(first, other, DIGEST) == 0, s == 2, "%zu", size);
-            set_byte(bin, PIECE, 0);
+            corpus_set_byte(bin, PIECE, 0);
         }
     }
 }

@@ -26,12 +26,9 @@ static void teardown(void)
 
 TestSuite(rows_of_bytes, .init = setup, .fini = teardown);
 
-static nd_status encode(const char *text, size_t size, bool refuse_invalid, int64_t skip_bad)
+static nd_status encode(const char *text, size_t size, int64_t skip_bad)
 {
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .refuse_invalid = refuse_invalid};
-    const nd_corpus_job job = {
-        .tokenizer = bytes, .rules = &rules, .skip_bad = skip_bad, .threads = 2};
+    const nd_corpus_job job = {.tokenizer = bytes, .skip_bad = skip_bad, .threads = 2};
     return corpus_encode_path(tempdir_write(&dir, "a.jsonl", text, size), job, &result);
 }
 
@@ -40,6 +37,7 @@ typedef struct good_rows {
     const char *text;
     size_t text_size; /* 0: up to the NUL */
     int64_t documents, empty, invalid, lone;
+    int32_t prompt; /* the tokens at the beginning that do not count */
 } good_rows;
 
 Test(rows_of_bytes, give_their_texts_and_counts)
@@ -61,17 +59,17 @@ Test(rows_of_bytes, give_their_texts_and_counts)
         {"\xef\xbb\xbf{\"text\": \"a\"}\r\n\r\n \t\n{\"text\": \"\"}\r\n{\"text\": \"b\"}\r\n",
          "ab", 0, 2, 1, 0, 0},
         {"{\"text\": \"a\\u0000b\"}\n", "a\0b", 3, 1, 0, 0, 0},
-        {"{\"prompt\": \"p\", \"completion\": \"c\"}\n{\"prompt\": \"\", \"completion\": \"\"}\n",
-         "pc", 0, 1, 1, 0, 0},
+        {"{\"prompt\": \"pq\", \"completion\": \"c\"}\n{\"prompt\": \"\", \"completion\": \"\"}\n",
+         "pqc", 0, 1, 1, 0, 0, 2},
         {"{\"messages\": [], \"text\": \"a\", \"meta\": {\"text\": \"no\"}}\n", "a", 0, 1, 0, 0, 0},
         {"{\"conversations\": [], \"text\": \"a\"}\n", "a", 0, 1, 0, 0, 0},
         {"{\"messages\": [], \"prompt\": \"p\", \"completion\": \"c\", \"conversations\": []}\n",
-         "pc", 0, 1, 0, 0, 0},
+         "pc", 0, 1, 0, 0, 0, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const good_rows *c = &cases[i];
         const size_t text_size = c->text_size ? c->text_size : strlen(c->text);
-        assert_ok(encode(c->rows, strlen(c->rows), false, 0));
+        assert_ok(encode(c->rows, strlen(c->rows), 0));
         cr_assert_eq(result.ids.count, text_size, "%zu: %zu", i, result.ids.count);
         for (size_t t = 0; t < text_size; t++) {
             cr_assert_eq(result.ids.data[t], (uint8_t)c->text[t]);
@@ -80,6 +78,8 @@ Test(rows_of_bytes, give_their_texts_and_counts)
         cr_expect_eq(result.counts.empty, c->empty, "%zu", i);
         cr_expect_eq(result.counts.text.invalid, c->invalid, "%zu", i);
         cr_expect_eq(result.counts.lone, c->lone, "%zu", i);
+        cr_assert_eq(result.spans.count, c->prompt ? 2 : 0, "%zu", i);
+        cr_expect(!c->prompt || (result.spans.data[0] == 0 && result.spans.data[1] == c->prompt));
     }
 }
 
@@ -103,20 +103,13 @@ Test(rows_of_bytes, are_refused_with_file_and_line)
         char rows[256];
         const int n = snprintf(rows, sizeof rows, "{\"text\": \"good\"}\r\n%s\n{\"text\": \"z\"}\n",
                                bad[i].row);
-        assert_fails(encode(rows, (size_t)n, false, 0), ND_ERR_DATA, bad[i].words);
+        assert_fails(encode(rows, (size_t)n, 0), ND_ERR_DATA, bad[i].words);
         cr_expect_not_null(strstr(nd_error_last()->message, "a.jsonl\" line 2"));
         /* One bad line may be left out, and no second one. */
-        assert_ok(encode(rows, (size_t)n, false, 1));
+        assert_ok(encode(rows, (size_t)n, 1));
         cr_expect_eq(result.counts.bad, 1);
         cr_expect_eq(result.counts.documents, 2);
     }
-}
-
-Test(rows_of_bytes, that_are_no_utf_8_may_be_refused)
-{
-    static const char rows[] = "{\"text\": \"a\"}\n{\"text\": \"b\xff\"}\n";
-    assert_fails(encode(rows, sizeof rows - 1, true, 0), ND_ERR_DATA,
-                 "line 2: the text is not UTF-8 from byte 1");
 }
 
 /* One of 16 MB is one word for the merges, of which there are none. */
@@ -130,7 +123,7 @@ Test(rows_of_bytes, may_be_long)
     memcpy(rows, begin, sizeof begin - 1);
     memset(rows + sizeof begin - 1, 'a', LONG);
     memcpy(rows + sizeof begin - 1 + LONG, end, sizeof end - 1);
-    assert_ok(encode(rows, size, false, 0));
+    assert_ok(encode(rows, size, 0));
     cr_expect_eq(result.ids.count, LONG + 1);
     cr_expect_eq(result.counts.documents, 2);
     cr_expect_eq(result.ids.data[LONG - 1], 'a');

@@ -411,13 +411,14 @@ Test(token_cache, each_rule_is_part_of_the_name)
     cr_assert_eq(json_dump_file(file, tokenizer_path, 0), 0);
     json_decref(file);
     use_text(tempdir_write(&dir, "b.jsonl", row, sizeof row - 1));
-    for (int i = 0; i < COUNT + 2; i++) {
+    for (int i = 0; i < COUNT + 3; i++) {
         if (i == COUNT) { /* another end of text */
             tempdir_write(&dir, "tokenizer_config.json", config, sizeof config - 1);
         }
         rules = all[i < COUNT ? i : i == COUNT ? 5 : 0];
+        files.list[0].rows = i < COUNT + 2; /* by data.format */
         asked = request();
-        asked.job.skip_bad = i > COUNT;
+        asked.job.skip_bad = i == COUNT + 1;
         nd_token_cache_close(open_asked(asked));
         cr_expect_eq(count_files(), i + 1, "rule %d", i);
     }
@@ -697,9 +698,7 @@ Test(token_cache, a_lock_that_cannot_be_examined_is_an_error)
 static void change_a_byte(const char *path, off_t at)
 {
     const struct stat st = state_of(path);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    cr_assert_eq(pwrite(fd, "z", 1, at), 1);
-    close(fd);
+    corpus_set_byte(path, at, 'z');
     const struct timespec times[2] = {st.st_atim, st.st_mtim};
     cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
@@ -855,14 +854,6 @@ Test(token_cache, bytes_that_are_lost_on_their_way_to_the_disk_are_an_error)
     assert_fails(nd_token_files_commit(&out), ND_ERR_CANTCREATE, "out.part\" could not");
     nd_token_files_fini(&out);
     free(zeros);
-}
-
-Test(token_cache, a_text_without_a_label_is_refused)
-{
-    static const char rows[] = "{\"prompt\": \"only a question\", \"completion\": \"\"}\n";
-    use_text(tempdir_write(&dir, "b.jsonl", rows, strlen(rows)));
-    open_fails(request(), ND_ERR_DATA, "counts in the loss");
-    cr_expect_eq(count_files(), 0);
 }
 
 /* An index of more bytes than are written at once. */

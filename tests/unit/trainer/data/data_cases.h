@@ -40,4 +40,16 @@ static inline void next_batch(void)
     assert_ok(nd_loader_next(loader, &batch));
 }
 
+/* An llm.c file of 16-bit ids; its path is valid until the next file of the folder. */
+static inline const char *write_ids(tempdir *dir, const uint16_t *ids, int32_t count)
+{
+    uint8_t file[4096];
+    const int32_t header[256] = {20240520, 1, count};
+    const size_t bytes = (size_t)count * sizeof *ids;
+    cr_assert_leq(sizeof header + bytes, sizeof file);
+    memcpy(file, header, sizeof header);
+    memcpy(file + sizeof header, ids, bytes);
+    return tempdir_write(dir, "ids.bin", file, sizeof header + bytes);
+}
+
 #endif

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/base/rng.h"
+#include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "tests/unit/trainer/data/data_cases.h"
 
 /* Source j is a text of the letter 'a' + j alone, of BLOCKS[j] whole blocks. */
@@ -81,6 +82,7 @@ Test(blend, parts_without_names_are_one_source)
     cr_assert_eq(counts[0], 9);
     cr_assert_eq(letter(dataset, 15), 'b');
     cr_assert_eq(nd_dataset_facts_of(dataset).documents, -1);
+    cr_expect_not_null(strstr(nd_dataset_facts_of(dataset).path, "a.txt and 1 more"));
 }
 
 Test(blend, without_weights_an_epoch_reads_every_block_once)
@@ -203,9 +205,7 @@ static nd_dataset *open_files(tempdir *dir, off_t size, off_t changed)
         const char *path = tempdir_write(dir, name, "a", 1);
         cr_assert_eq(truncate(path, size), 0);
         if (j == FILES - 2 && changed >= 0) {
-            FILE *f = fopen(path, "r+");
-            cr_assert(f && fseeko(f, changed, SEEK_SET) == 0 && fputc('x', f) == 'x');
-            cr_assert_eq(fclose(f), 0);
+            corpus_set_byte(path, changed, 'x');
         }
         assert_ok(nd_dataset_open(path, ND_DATA_TEXT, "bytes", 256, S, &parts[j].data));
     }

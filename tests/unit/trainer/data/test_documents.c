@@ -14,7 +14,6 @@
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "tests/unit/trainer/data/data_cases.h"
-#include "trainer/corpus/token_file.h"
 #include "trainer/context/deal.h"
 
 enum { S = 8, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
@@ -93,15 +92,11 @@ static nd_dataset *as_megatron(const text_of *text)
 static nd_dataset *as_llmc(const text_of *text)
 {
     nd_dataset *out;
-    struct {
-        int32_t header[256];
-        uint16_t ids[TOKENS];
-    } file = {{20240520, 1, TOKENS}, {0}};
+    uint16_t ids[TOKENS];
     for (int t = 0; t < TOKENS; t++) {
-        file.ids[t] = (uint16_t)text->ids[t];
+        ids[t] = (uint16_t)text->ids[t];
     }
-    const char *path = tempdir_write(&dir, "l.bin", &file, sizeof file);
-    assert_ok(nd_dataset_open(path, ND_DATA_LLMC, "file", 256, S, &out));
+    assert_ok(nd_dataset_open(write_ids(&dir, ids, TOKENS), ND_DATA_LLMC, "file", 256, S, &out));
     return out;
 }
 
@@ -148,6 +143,8 @@ Test(documents, every_format_knows_where_they_begin)
         draw_text(seed, &text);
         nd_dataset *list[] = {as_rows(&text, false), as_megatron(&text), as_llmc(&text),
                               as_rows(&text, true)};
+        assert_ok(nd_dataset_set_documents(list[0], &automatic));
+        cr_assert_not(nd_dataset_is_separate(list[0]), "rows without prompts");
         for (int i = 0; i < 4; i++) {
             assert_ok(nd_dataset_set_documents(list[i], i >= 2 ? &by_id : &listed_anyway));
             check_borders(list[i], &text, seed);
@@ -158,21 +155,6 @@ Test(documents, every_format_knows_where_they_begin)
             const int64_t listed[] = {ends, ends, -1, 1};
             cr_expect_eq(nd_dataset_facts_of(list[i]).documents, listed[i]);
             nd_dataset_close(list[i]);
-        }
-    }
-}
-
-Test(documents, joined_ones_have_the_labels_across_borders)
-{
-    text_of text;
-    draw_text(1, &text);
-    use_dataset(as_rows(&text, false));
-    assert_ok(nd_dataset_set_documents(dataset, &automatic));
-    cr_assert_not(nd_dataset_is_separate(dataset));
-    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
-        const block_read block = read_block(dataset, b);
-        for (int64_t i = 0; i < S && b * (S + 1) + i + 1 < TOKENS; i++) {
-            cr_assert_eq(block.labels[i], text.ids[b * (S + 1) + i + 1]);
         }
     }
 }
@@ -315,19 +297,19 @@ Test(documents, rows_with_prompts_stay_whole)
     cr_assert_gt(saved, 20, "a block has what follows in the file");
 }
 
-/* Rows of token files; the first token of each is its prompt. */
+/* Rows of token files; the first token of each does not count, nor the last of three or more. */
 static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
 {
     nd_corpus_piece piece = {0};
     int32_t end = 0;
     for (int r = 0; r < count; r++) {
-        const int32_t span[2] = {end, end + 1};
+        const int32_t spans[] = {end, end + 1, end + lengths[r] - 1, end + lengths[r]};
         for (int i = 0; i < lengths[r]; i++) {
             assert_ok(nd_ids_add(&piece.ids, &(int32_t){r % 256}, 1));
         }
         end += lengths[r];
         assert_ok(nd_ids_add(&piece.ends, &end, 1));
-        assert_ok(nd_ids_add(&piece.spans, span, 2));
+        assert_ok(nd_ids_add(&piece.spans, spans, lengths[r] > 2 ? 4 : 2));
     }
     nd_dataset *out = open_piece(&piece, sequence);
     assert_ok(nd_dataset_set_documents(out, &automatic));
@@ -384,12 +366,16 @@ Test(documents, packed_rows_leave_little_of_their_blocks)
 Test(documents, packed_rows_of_few_lengths)
 {
     static const struct {
-        int sequence, lengths[6], blocks, rows, tokens;
-    } cases[] = {{8, {4, 3, 2, 4, 3, 2}, 2, 6, 18},
-                 {8, {9, 9, 1, 9, 2, 7}, 4, 5, 36},
-                 {1, {1, 2, 3, 5, 2, 1}, 5, 4, 10}};
+        int sequence, lengths[6], blocks, rows, pieces, tokens, ignored;
+    } cases[] = {{8, {4, 3, 2, 4, 3, 2}, 2, 6, 6, 18, 10},
+                 {8, {9, 9, 1, 9, 2, 7}, 4, 5, 5, 36, 9},
+                 {1, {1, 2, 3, 5, 2, 1}, 5, 4, 5, 10, 4}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         nd_dataset *data = of_lengths(cases[c].lengths, 6, cases[c].sequence);
+        int64_t ignored;
+        assert_ok(nd_dataset_ignored(data, &ignored));
+        cr_expect_eq(ignored, cases[c].ignored, "case %zu", c);
+        cr_expect_eq(nd_dataset_facts_of(data).lists, 8 * (cases[c].pieces + cases[c].blocks + 1));
         cr_expect_eq(nd_dataset_blocks(data), cases[c].blocks, "case %zu", c);
         cr_expect_eq(nd_dataset_tokens(data), cases[c].tokens, "case %zu", c);
         cr_expect_eq(nd_dataset_facts_of(data).documents, cases[c].rows, "case %zu", c);
@@ -458,59 +444,32 @@ Test(documents, boundaries_that_change_while_rows_are_packed)
     munmap(map, (size_t)size.st_size);
 }
 
-/* Another process, or a resume, finds the same rows in the same blocks and steps. */
-Test(documents, packed_rows_are_the_same_from_any_step_on)
-{
-    enum { B = 3, STEPS = 40 };
-    nd_loader_options o = {.deal = {S, 1, 1},
-                           .micro_batch = B,
-                           .accumulation = 1,
-                           .dp_size = 1,
-                           .seed = 7,
-                           .separate = true};
-    static int32_t first[STEPS][3][B * S];
-    for (int64_t begin = 0; begin < STEPS; begin += 9) {
-        int lengths[ROWS];
-        srand(11);
-        use_dataset(prompts(lengths, &automatic));
-        cr_assert_lt(nd_dataset_blocks(dataset), B * STEPS, "there is no second epoch");
-        o.first_step = begin;
-        use_loader(dataset, &o);
-        for (int64_t step = begin; step < STEPS; step++) {
-            next_batch();
-            const int32_t *const list[] = {batch.inputs, batch.labels, batch.first_keys};
-            for (int i = 0; i < 3; i++) {
-                if (begin == 0) {
-                    memcpy(first[step][i], list[i], sizeof first[step][i]);
-                }
-                cr_assert_arr_eq(list[i], first[step][i], sizeof first[step][i], "step %ld",
-                                 (long)step);
-            }
-        }
-    }
-    close_dataset();
-}
-
 Test(documents, a_blend_has_those_of_its_parts)
 {
+    nd_dataset_part parts[] = {{.name = "a"}, {.name = "b"}, {.name = "c"}, {.name = "d"}};
+    nd_dataset *own[4];
     int lengths[ROWS];
+    int64_t at = 0, tokens = 0;
+    size_t lists = 0;
     text_of text;
     draw_text(3, &text);
-    nd_dataset *joined = as_rows(&text, false), *rows = prompts(lengths, &automatic);
-    nd_dataset_part parts[] = {{.data = joined, .name = "a"}, {.data = rows, .name = "b"}};
-    const int64_t before = nd_dataset_blocks(joined), all = before + nd_dataset_blocks(rows);
-    assert_ok(nd_dataset_blend(parts, 2, &dataset));
+    for (int i = 0; i < 4; i++) { /* two of joined documents, two of whole rows */
+        own[i] = parts[i].data = i < 2 ? as_rows(&text, false) : prompts(lengths, &automatic);
+        tokens += nd_dataset_tokens(own[i]);
+        lists += nd_dataset_facts_of(own[i]).lists;
+    }
+    assert_ok(nd_dataset_blend(parts, 4, &dataset));
     cr_assert(nd_dataset_is_separate(dataset));
     cr_assert_eq(nd_dataset_documents(dataset), ND_DOCUMENTS_AUTO);
-    cr_assert_eq(nd_dataset_blocks(dataset), all);
-    cr_expect_eq(nd_dataset_tokens(dataset), TOKENS + nd_dataset_tokens(rows));
-    cr_expect_eq(nd_dataset_facts_of(dataset).lists, nd_dataset_facts_of(rows).lists);
-    for (int64_t b = 0; b < all; b++) {
-        const block_read block = read_block(dataset, b);
-        const block_read own = b < before ? (block_read){0} : read_block(rows, b - before);
-        cr_assert_arr_eq(block.first_keys, own.first_keys, sizeof own.first_keys, "block %ld",
-                         (long)b);
+    cr_expect_eq(nd_dataset_tokens(dataset), tokens);
+    cr_expect_eq(nd_dataset_facts_of(dataset).lists, lists);
+    for (int i = 0; i < 4; i++) {
+        for (int64_t b = 0; b < nd_dataset_blocks(own[i]); b++) {
+            const block_read block = read_block(dataset, at++), alone = read_block(own[i], b);
+            cr_assert_eq(memcmp(&block, &alone, sizeof block), 0, "part %d, block %d", i, (int)b);
+        }
     }
+    cr_assert_eq(nd_dataset_blocks(dataset), at);
 }
 
 /* What is counted of a step. */

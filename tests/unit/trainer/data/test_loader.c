@@ -188,14 +188,8 @@ Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
 
 Test(loader, an_error_of_the_thread_is_the_error_of_the_step_that_needs_it)
 {
-    uint16_t tokens[512 + 4 * (S + 1)] = {0};
-    int32_t header[256] = {20240520, 1, 4 * (S + 1)};
-    memcpy(tokens, header, sizeof header);
-    for (int i = 0; i < 4 * (S + 1); i++) {
-        tokens[512 + i] = (uint16_t)(i % 50);
-    }
-    tokens[512 + 2 * (S + 1) + 3] = 700; /* in block 2 */
-    const char *path = tempdir_write(&dir, "a.bin", tokens, sizeof tokens);
+    uint16_t ids[4 * (S + 1)] = {[2 * (S + 1) + 3] = 700}; /* in block 2 */
+    const char *path = write_ids(&dir, ids, 4 * (S + 1));
     close_dataset();
     assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, S, &dataset));
     nd_loader_options o = options_of(1, 0, 1, 0);

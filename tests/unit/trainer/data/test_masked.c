@@ -4,11 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/hash.h"
-#include "tests/support/printed.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "tests/unit/trainer/data/data_cases.h"
-#include "trainer/corpus/token_file.h"
 
 enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512, TOKENS = 40 };
 
@@ -102,9 +99,7 @@ Test(masked, boundaries_that_change_meanwhile_are_refused)
     write_files(spans, SPANS);
     assert_ok(open_files());
     assert_ok(nd_dataset_set_documents(dataset, &rules));
-    FILE *f = fopen(tempdir_file(&dir, "p.idx"), "r+");
-    cr_assert(f && fseek(f, 34 + 4 * 4 + 8, SEEK_SET) == 0);
-    cr_assert(fputc(2, f) == 2 && fclose(f) == 0);
+    corpus_set_byte(tempdir_file(&dir, "p.idx"), 34 + 4 * 4 + 8, 2);
     assert_fails(nd_dataset_block(dataset, 3, &(nd_block){x, y}), ND_ERR_DATA,
                  "changed since it was opened");
 }
@@ -165,64 +160,19 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     free(large.data);
 }
 
-/* Rows of prompts with completions give the same blocks whether a run encodes them or
- * `ndtrain tokenize` did. */
-Test(masked, blocks_are_those_of_the_encoded_rows)
+/* Those of its parts together. */
+Test(masked, ignored_tokens_of_a_blend)
 {
-    static const char rows[] = "{\"text\":\"the first one, a text of some words\"}\n"
-                               "{\"prompt\":\"what is it?\",\"completion\":\" it is this\"}\n"
-                               "{\"prompt\":\"a prompt of many words, of more than a block\","
-                               "\"completion\":\"\"}\n"
-                               "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n";
-    const char *rows_path = printed("%s", tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
-    nd_dataset *encoded;
-    corpus_result all = {0};
-    int64_t counts[2];
-    assert_ok(nd_dataset_open_text(rows_path, ND_DATA_AUTO,
-                                   corpus_request(&dir, text_path("llama3"), VOCAB), S, &encoded));
-    nd_tokenizer *tokenizer = text_open("llama3");
-    assert_ok(corpus_encode_path(rows_path, (nd_corpus_job){.tokenizer = tokenizer}, &all));
-    const nd_corpus_piece whole = {.ids = all.ids, .ends = all.ends, .spans = all.spans};
-    assert_ok(corpus_write(prefix, VOCAB, &whole, 1));
-    assert_ok(open_files());
-    cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(dataset));
-    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
-        int32_t x[2][S], y[2][S];
-        assert_ok(nd_dataset_block(encoded, b, &(nd_block){x[0], y[0]}));
-        assert_ok(nd_dataset_block(dataset, b, &(nd_block){x[1], y[1]}));
-        cr_expect_eq(memcmp(x[0], x[1], sizeof x[0]), 0, "inputs of block %ld", (long)b);
-        cr_expect_eq(memcmp(y[0], y[1], sizeof y[0]), 0, "labels of block %ld", (long)b);
-    }
-    assert_ok(nd_dataset_ignored(encoded, &counts[0]));
-    assert_ok(nd_dataset_ignored(dataset, &counts[1]));
-    cr_expect_gt(counts[0], 10);
-    cr_expect_eq(counts[0], counts[1]);
-    cr_expect_eq(counts[0], all.counts.ignored);
-    nd_dataset_close(encoded);
-    nd_tokenizer_close(tokenizer);
-    corpus_free(&all);
-}
-
-/* The other data whose tokens do not all count: bytes of JSON lines, and a blend of any. */
-Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
-{
-    static const char rows[] =
-        "{\"prompt\": \"abc\", \"completion\": \"\\u00e9\"}\n"
-        "{\"text\": \"four\"}\n{\"prompt\": \"x\", \"completion\": \"yz\"}\n";
-    const nd_token_cache_request request = corpus_request(&dir, NULL, 256);
     nd_dataset_part parts[2] = {{.name = "a"}, {.name = "b"}};
     int64_t ignored = 0;
-    write_files(spans, SPANS);
-    assert_ok(nd_dataset_open_text(tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
-                                   ND_DATA_AUTO, request, S, &parts[0].data));
-    assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
-    cr_expect_eq(ignored, 4);
-    assert_ok(open_files());
-    parts[1].data = dataset;
-    dataset = NULL; /* the blend takes it over */
-    nd_dataset *blend;
-    assert_ok(nd_dataset_blend(parts, 2, &blend));
-    assert_ok(nd_dataset_ignored(blend, &ignored));
-    cr_expect_eq(ignored, 4 + 26);
-    nd_dataset_close(blend);
+    for (int i = 0; i < 2; i++) {
+        write_files(spans, i == 0 ? SPANS : 4);
+        assert_ok(open_files());
+        parts[i].data = dataset;
+        dataset = NULL; /* the blend takes it over */
+    }
+    assert_ok(nd_dataset_blend(parts, 2, &dataset));
+    assert_ok(nd_dataset_ignored(dataset, &ignored));
+    cr_expect_eq(ignored, 26 + 3);
+    close_dataset();
 }
