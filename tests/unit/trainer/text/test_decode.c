@@ -55,33 +55,6 @@ Test(decode, texts_are_those_of_tokenizers_at_every_cut)
     }
 }
 
-/* Byte-level files lose nothing of a text whose added tokens take no white space. */
-Test(decode, what_was_encoded_byte_by_byte_comes_back)
-{
-    static const char *const families[] = {"gpt2", "llama3", "qwen2", "digits"};
-    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
-        nd_encoder *encoder;
-        const nd_encode_options options = {.special_in_text = ND_SPECIAL_TEXT};
-        use(families[f], false);
-        assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
-        for (uint32_t seed = 1; seed <= 200; seed++) {
-            char text[64];
-            uint32_t state = seed * 2654435761u;
-            for (size_t i = 0; i < sizeof text; i++) {
-                state = state * 1664525u + 1013904223u;
-                text[i] = seed % 2 ? (char)(state >> 25) : " \n'sa1\t-"[state >> 29];
-            }
-            const int32_t *ids;
-            size_t count, size;
-            assert_ok(nd_encode(encoder, text, sizeof text, &ids, &count));
-            const char *back = text_decode(decoder, ids, count, 1 + seed % 5, &size);
-            cr_assert_eq(size, sizeof text);
-            cr_assert_arr_eq(back, text, size);
-        }
-        nd_encoder_destroy(encoder);
-    }
-}
-
 /* Pushes a byte a token, of which no text comes yet. */
 static void push_bytes(const char *bytes)
 {
@@ -107,21 +80,40 @@ static void assert_end(const char *expected)
 }
 
 /* The same as tokenizers' ByteFallback: a run of bytes that is not UTF-8 as a whole becomes one
- * replacement character for each byte. */
-Test(decode, bytes_that_are_no_character_are_replaced_one_by_one)
+ * replacement character for each byte, and an emoji of four bytes, a byte a token, is one. */
+Test(decode, bytes_are_held_back_until_their_run_ends)
 {
     use("llama2", false);
     push_bytes("\xe4\xbd");
     assert_end("\xef\xbf\xbd\xef\xbf\xbd");
-}
-
-/* An emoji of four bytes, a byte a token. */
-Test(decode, a_character_is_held_back_until_it_is_whole)
-{
-    use("llama2", false);
     push_bytes("\xf0\x9f\x98\x80");
     assert_end("\xf0\x9f\x98\x80");
     assert_end("");
+}
+
+/* As a prompt does: half a character waits on, and the next token is not the first of a text. */
+Test(decode, the_end_of_a_run_is_not_that_of_a_text)
+{
+    static const char *const halves[] = {"\u00c3",
+                                         "\u00a9"}; /* a byte-level file's bytes of U+E9 */
+    const char *text;
+    size_t size;
+    int32_t id;
+    use("gpt2", false);
+    for (int i = 0; i < 2; i++) {
+        id = nd_tokenizer_find(tokenizer, halves[i], 2);
+        assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));
+        cr_expect(i == 0 ? size == 0 : size == 2 && memcmp(text, "\u00e9", 2) == 0);
+        assert_ok(nd_decoder_end_run(decoder, &text, &size));
+        cr_expect_eq(size, 0);
+    }
+    use("llama2", false);
+    push_bytes("\xe4");
+    assert_ok(nd_decoder_end_run(decoder, &text, &size));
+    cr_expect_eq(size, 3);
+    id = nd_tokenizer_find(tokenizer, "\u2581", 3);
+    assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));
+    cr_expect(size == 1 && *text == ' ');
 }
 
 Test(decode, an_id_without_a_token_is_refused)

@@ -277,6 +277,8 @@ Test(encode, cuts_between_words_change_no_ids)
         cr_assert_eq(count, one->count, "case %zu: %zu ids, not %zu", i, count, one->count);
         cr_assert_arr_eq(ids, one->ids, count * sizeof *ids, "case %zu", i);
     }
+    use(tokenizer_of(DROPS), (nd_encode_options){0});
+    encode_fails("a\xc3\xa9", "the character U+00E9");
 }
 
 /* Pieces of the letters a and b, and the pair that makes each, drawn. */
