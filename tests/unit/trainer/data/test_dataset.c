@@ -219,6 +219,9 @@ Test(dataset, megatron_pair_by_any_of_its_names)
         assert_block(0, 4, (int32_t[]){10, 11, 12, 13}, (int32_t[]){11, 12, 13, 14});
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
     }
+    /* A text of that name, which has an index beside it. */
+    assert_ok(try_open(tempdir_write(&dir, "m", "a text", 6), ND_DATA_AUTO, "bytes", 256, 4));
+    cr_assert_str_eq(dataset->format->name, "text");
 }
 
 Test(dataset, megatron_token_types_and_modes)
