@@ -3,8 +3,6 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 const char *const nd_attend_names[ND_ATTEND_RESULTS] = {"dq", "dk", "dv", "out", "lse"};
 
@@ -20,23 +18,12 @@ void nd_attend_draw(const nd_attention *a, nd_dtype dtype, nd_tensor in[ND_ATTEN
     }
 }
 
-static void *make_scratch(const nd_side *side, const nd_attention *a, nd_dtype dtype, bool backward)
-{
-    size_t bytes = side->ops->attention_scratch(side->device, a, dtype, backward);
-    bytes = (bytes + 63) / 64 * 64;
-    void *scratch = aligned_alloc(64, bytes);
-    cr_assert_not_null(scratch);
-    memset(scratch, 0x7f, bytes); /* large numbers, which must not get into a sum */
-    return scratch;
-}
-
 void nd_attend_forward(const nd_side *side, const nd_attention *a,
                        const nd_tensor in[ND_ATTEND_INPUTS], nd_tensor out, nd_tensor lse)
 {
-    void *scratch = make_scratch(side, a, out.dtype, false);
     ND_RUN(side, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = in[0], .k = in[1],
-           .v = in[2], .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch);
-    free(scratch);
+           .v = in[2], .first_key = in[ND_ATTEND_FIRST_KEY],
+           .scratch = nd_attention_memory(side, a, out.dtype, false));
 }
 
 void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
@@ -50,11 +37,10 @@ void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND
     const nd_tensor out = results[3], lse = results[4], delta = nd_clone(lse);
     nd_attend_forward(side, a, in, out, lse);
     ND_RUN(side, attention_delta, .attention = *a, .delta = delta, .out = out, .dout = in[3]);
-    void *scratch = make_scratch(side, a, out.dtype, true);
     ND_RUN(side, attention_bwd, .attention = *a, .dq = results[0], .dk = results[1],
            .dv = results[2], .q = in[0], .k = in[1], .v = in[2], .out = out, .dout = in[3],
-           .lse = lse, .delta = delta, .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch);
-    free(scratch);
+           .lse = lse, .delta = delta, .first_key = in[ND_ATTEND_FIRST_KEY],
+           .scratch = nd_attention_memory(side, a, out.dtype, true));
 }
 
 static int compute_alone(int threads, nd_computation *compute, const void *arg, nd_tensor *results)

@@ -39,6 +39,7 @@ static struct allocation {
     char *memory;
     size_t begin; /* of the tensor in it */
     size_t bytes; /* from there on */
+    size_t end;   /* of what may be written; 0: gaps are compared */
 } allocations[MAX_TENSORS];
 static int allocation_count;
 static uint64_t seed;
@@ -51,8 +52,22 @@ static char *new_memory(size_t bytes, size_t begin)
     char *memory = aligned_alloc(64, (begin + bytes + 63) / 64 * 64);
     cr_assert(memory != NULL);
     memset(memory, 0xff, begin + bytes);
-    allocations[allocation_count++] = (struct allocation){memory, begin, bytes};
+    allocations[allocation_count++] = (struct allocation){memory, begin, bytes, 0};
     return memory + begin;
+}
+
+void *nd_case_memory(size_t bytes)
+{
+    enum { ALIGNMENT = 256, BEHIND = 64 };
+    char *memory = new_memory(bytes + ALIGNMENT + BEHIND, 0);
+    char *begin = memory + (-(uintptr_t)memory & (ALIGNMENT - 1));
+    allocations[allocation_count - 1].end = (size_t)(begin - memory) + bytes;
+    return begin;
+}
+
+void *nd_attention_memory(const nd_side *side, const nd_attention *a, nd_dtype dtype, bool backward)
+{
+    return nd_case_memory(side->ops->attention_scratch(side->device, a, dtype, backward));
 }
 
 /* A few elements more than the view needs, so that a store beyond its end is seen as well. */
@@ -85,7 +100,11 @@ static struct allocation *allocation_of(nd_tensor t)
 void nd_case_free(void)
 {
     while (allocation_count > 0) {
-        free(allocations[--allocation_count].memory);
+        const struct allocation *a = &allocations[--allocation_count];
+        for (size_t i = a->end; a->end > 0 && i < a->bytes; i++) {
+            cr_assert(a->memory[i] == (char)0xff, "byte %zu behind memory was written", i - a->end);
+        }
+        free(a->memory);
     }
 }
 
@@ -185,7 +204,7 @@ static void check_draws(const nd_backend *backend)
     for (uint64_t i = 0; i < (only ? 1 : FIXED + OF_THE_DAY); i++) {
         nd_backend named = *backend;
         nd_draw d = {.seed = only ? strtoull(only, NULL, 10) : i < FIXED ? i : today * 1000 + i};
-        snprintf(named.name, sizeof named.name, "%.40s, ND_DRAW=%llu", backend->name,
+        snprintf(named.name, sizeof named.name, "%.30s, ND_DRAW=%llu", backend->name,
                  (unsigned long long)d.seed);
         shifts = &d;
         drawn_check(&d, &named);

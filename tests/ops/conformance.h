@@ -89,7 +89,13 @@ nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, floa
 nd_tensor nd_blank_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap);
 nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high); /* I32 in [low, high) */
 nd_tensor nd_clone(nd_tensor t); /* same layout, same contents, gaps too */
-void nd_case_free(void);         /* frees all tensors made so far */
+void nd_case_free(void);         /* frees all tensors and memory made so far */
+/* Memory of an op, all NaN and aligned to 256 bytes. nd_case_free fails where something was written
+ * behind it. */
+void *nd_case_memory(size_t bytes);
+/* The same for attention, forward or backward. */
+void *nd_attention_memory(const nd_side *side, const nd_attention *a, nd_dtype dtype,
+                          bool backward);
 void nd_case_poison(
     nd_tensor t); /* fills the elements with NaN: outputs that must be overwritten */
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "tests/ops/conformance.h"
 
@@ -52,14 +51,6 @@ static nd_tensor rows(const nd_attention *a)
     return nd_random(ND_DTYPE_F32, 3, (int64_t[]){a->batch, a->heads, a->sq}, 0, 1.0f);
 }
 
-static void *scratch_of(const nd_side *side, const nd_attention *a, nd_dtype act, bool backward)
-{
-    size_t bytes = side->ops->attention_scratch(side->device, a, act, backward);
-    void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    cr_assert(scratch != NULL);
-    return scratch;
-}
-
 /*
  * F32: a score is a sum of D products, scaled: 4 eps D; it moves p by that factor. Sums over Sk
  * keys of weights that add up to 1: about sqrt(Sk) eps. Together below 2 eps (4 D + Sk), on values
@@ -88,13 +79,11 @@ static void forward(const nd_backend *backend, const nd_attention *a, bounds see
     nd_case_poison(out);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = &backend->sides[s];
-        void *scratch = scratch_of(side, a, dtype, false);
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
         ND_RUN(side, attention_fwd, .attention = *a, .out = o[s], .lse = l[s], .q = q, .k = k,
-               .v = v, .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch,
-               .few_rows = few);
-        free(scratch);
+               .v = v, .first_key = seen.first_key, .end_key = seen.end_key,
+               .scratch = nd_attention_memory(side, a, dtype, false), .few_rows = few);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
     nd_expect_close(backend->name, "attention_fwd lse", l[1], l[0], exact);
@@ -151,10 +140,9 @@ static void growing_once(const nd_backend *backend, nd_dtype dtype, float step, 
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = &backend->sides[s];
-        void *scratch = scratch_of(side, &a, dtype, false);
         ND_RUN(side, attention_fwd, .attention = a, .out = o[s], .lse = l[s], .q = q, .k = k,
-               .v = v, .scratch = scratch, .few_rows = queried == 1);
-        free(scratch);
+               .v = v, .scratch = nd_attention_memory(side, &a, dtype, false),
+               .few_rows = queried == 1);
     }
     /* A score is rounded to eps of itself, which moves p by that factor. */
     const double scores = 2.0 * step * KEYS * nd_eps_f32;
@@ -209,15 +197,13 @@ static void backward(const nd_backend *backend, const nd_attention *a, bounds se
     const bool lacks_delta =
         even && flags == 0 && !seen.first_key.data && a->sq <= TILE && a->sk <= TILE &&
         !backend->side.ops->attention_uses_delta(backend->side.device, a, dtype);
-    void *scratch = scratch_of(&backend->ref, a, dtype, false);
     ND_RUN(&backend->ref, attention_fwd, .attention = *a, .out = out, .lse = lse, .q = q, .k = k,
-           .v = v, .first_key = seen.first_key, .end_key = seen.end_key, .scratch = scratch);
-    free(scratch);
+           .v = v, .first_key = seen.first_key, .end_key = seen.end_key,
+           .scratch = nd_attention_memory(&backend->ref, a, dtype, false));
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
     for (int r = 0; r < 2 + lacks_delta; r++) {
         const nd_side *side = &backend->sides[r > 0];
-        scratch = scratch_of(side, a, dtype, true);
         for (int g = 0; g < 3; g++) {
             got[r][g] = nd_clone(grads[g]);
         }
@@ -226,8 +212,8 @@ static void backward(const nd_backend *backend, const nd_attention *a, bounds se
         ND_RUN(side, attention_bwd, .attention = *a, .dq = got[r][0], .dk = got[r][1],
                .dv = got[r][2], .q = q, .k = k, .v = v, .out = out, .dout = dout, .lse = lse,
                .delta = r < 2 ? delta[0] : (nd_tensor){0}, .first_key = seen.first_key,
-               .end_key = seen.end_key, .add_q = add_q, .add_kv = add_kv, .scratch = scratch);
-        free(scratch);
+               .end_key = seen.end_key, .add_q = add_q, .add_kv = add_kv,
+               .scratch = nd_attention_memory(side, a, dtype, true));
     }
     for (int g = 0; g < 3 && lacks_delta; g++) {
         nd_expect_same(backend->name, "a gradient without delta", got[2][g], got[1][g]);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention through a cache: prompts, single tokens, and both in one call. */
 #include <criterion/criterion.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/ops/conformance.h"
@@ -61,11 +60,8 @@ static void call(const nd_side *side, const cached_case *c, nd_tensor out, nd_te
                             .scale = 0.3f,
                             .window = c->window};
     const size_t bytes = side->ops->attention_cached_scratch(side->device, &a, qkv.dtype);
-    void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    cr_assert(scratch != NULL);
     ND_RUN(side, attention_cached, .attention = a, .out = out, .qkv = qkv, .cache = cache,
-           .segments = segments, .count = count, .scratch = scratch);
-    free(scratch);
+           .segments = segments, .count = count, .scratch = nd_case_memory(bytes));
 }
 
 /* As in test_attention.c. */

@@ -49,26 +49,9 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     return o;
 }
 
-typedef struct guarded {
-    char *begin, *end, *guarded_end;
-} guarded;
-
-/* Scratch for a product. The bytes after those that it asks for must stay what they are. */
-static guarded scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k)
+static void *scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k)
 {
-    size_t bytes = side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16);
-    char *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 512, 0).data;
-    char *begin = (char *)(((uintptr_t)memory + 255) / 256 * 256);
-    const guarded s = {begin, begin + bytes, memory + bytes + 512};
-    memset(s.end, 0x77, (size_t)(s.guarded_end - s.end));
-    return s;
-}
-
-static void expect_untouched(guarded s)
-{
-    for (const char *p = s.end; p < s.guarded_end; p++) {
-        cr_assert(*p == 0x77, "a byte after the scratch was written");
-    }
+    return nd_case_memory(side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16));
 }
 
 static void multiply_once(const nd_backend *backend, const shape *of, int variant, scaling ha,
@@ -88,11 +71,9 @@ static void multiply_once(const nd_backend *backend, const shape *of, int varian
     }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = &backend->sides[s];
-        const guarded scratch = scratch_of(side, m, n, k);
         result[s] = nd_clone(c);
         ND_RUN(side, product, .c = result[s], .a = a.fp8, .a_transposed = a.transposed, .b = b.fp8,
-               .b_transposed = b.transposed, .beta = beta, .scratch = scratch.begin);
-        expect_untouched(scratch);
+               .b_transposed = b.transposed, .beta = beta, .scratch = scratch_of(side, m, n, k));
     }
     /*
      * As for matmul, k dequantised products of size about 1, each addition erring by half an eps of
@@ -122,7 +103,7 @@ TEST_EACH_BACKEND(matmul_fp8, every_code)
         nd_matrix x = {.stored = codes, .scale = &one, .inverse = &one};
         nd_matrix y = {.stored = unit, .scale = &one, .inverse = &one};
         ND_RUN(&backend->side, product, .c = c, .a = left ? x : y, .b = left ? y : x,
-               .scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1).begin);
+               .scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1));
         for (int i = 0; i < 256; i++) {
             float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
             cr_assert(isnan(want) ? isnan(got) : got == want, "%s: code %d is %g, not %g",
@@ -259,12 +240,10 @@ static void multiply_parts(const parts_case *t, nd_tensor c, nd_matrix x, nd_mat
 {
     const nd_side *side = &t->backend->side;
     const bool weights = t->weights;
-    const guarded scratch = scratch_of(side, c.shape[0], c.shape[1], t->k);
     parts.kept = kept;
     ND_RUN(side, product, .c = c, .a = weights ? x : parts, .a_transposed = !weights,
            .b = weights ? parts : x, .b_transposed = weights, .beta = t->beta,
-           .scratch = scratch.begin);
-    expect_untouched(scratch);
+           .scratch = scratch_of(side, c.shape[0], c.shape[1], t->k));
 }
 
 /* c by a product for each part, whose numbers and scales it draws. */
@@ -299,22 +278,13 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
     return c;
 }
 
-static nd_kept_form blank_form(nd_tensor *memory, size_t bytes)
-{
-    *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 64, 0);
-    const nd_kept_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
-    memset(form.memory, 0xff, bytes);
-    return form;
-}
-
 /* Weights that are kept from one product to the next. */
 static void check_kept_parts(const parts_case *t, nd_tensor want)
 {
     const nd_side *side = &t->backend->side;
     const size_t kept = kept_bytes(side->ops, side->device, 1, t->k, t->all, true, t->format);
     if (t->weights && kept > 0) {
-        nd_tensor memory;
-        nd_kept_form form = blank_form(&memory, kept);
+        nd_kept_form form = {.memory = nd_case_memory(kept)};
         for (int i = 0; i < 2; i++) {
             const nd_tensor c = nd_clone(t->before);
             multiply_parts(t, c, t->x, t->parts, &form);
@@ -373,7 +343,7 @@ TEST_BEST_BACKEND(matmul_fp8, odd_scales)
             const nd_side *side = &backend->sides[s];
             result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
             ND_RUN(side, product, .c = result[s], .a = a.fp8, .b = b.fp8,
-                   .scratch = scratch_of(side, 48, 16, 32).begin);
+                   .scratch = scratch_of(side, 48, 16, 32));
         }
         /* The codes' sums are exact in F32; a subnormal result may be lost. */
         nd_expect_close(backend->name, "matmul_fp8", result[1], result[0],

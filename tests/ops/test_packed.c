@@ -22,25 +22,6 @@ static nd_tensor product_with(const nd_backend *backend, const nd_product_args *
     return x.c;
 }
 
-/* NaN, which no result may show, and behind it what nobody may write. */
-static nd_kept_form form_of(size_t bytes)
-{
-    char *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    cr_assert_not_null(memory);
-    memset(memory, 0xff, bytes);
-    memset(memory + bytes, 0x5a, 64);
-    return (nd_kept_form){.memory = memory};
-}
-
-static void free_form(const nd_backend *backend, nd_kept_form *form, size_t bytes)
-{
-    for (size_t i = bytes; i < bytes + 64; i++) {
-        cr_assert_eq(((char *)form->memory)[i], 0x5a, "%s: byte %zu behind a form", backend->name,
-                     i - bytes);
-    }
-    free(form->memory);
-}
-
 /* A form is read until the caller clears `made`, and gives the bits of a product without it. */
 static void packed_once(const nd_backend *backend, nd_dtype out, const int64_t *shape, int flags)
 {
@@ -61,7 +42,7 @@ static void packed_once(const nd_backend *backend, nd_dtype out, const int64_t *
                                  .b_transposed = bt,
                                  .beta = flags & 4 ? 1.0f : 0.0f};
     nd_product_args new = old;
-    nd_kept_form form = form_of(bytes);
+    nd_kept_form form = {.memory = nd_case_memory(bytes)};
     new.b = nd_rows(next);
     const nd_tensor want = product_with(backend, &old, c, NULL);
     nd_expect_same(backend->name, "making a form", product_with(backend, &old, c, &form), want);
@@ -70,7 +51,6 @@ static void packed_once(const nd_backend *backend, nd_dtype out, const int64_t *
     form.made = false;
     nd_expect_same(backend->name, "making it anew", product_with(backend, &new, c, &form),
                    product_with(backend, &new, c, NULL));
-    free_form(backend, &form, bytes);
     nd_case_free();
 }
 
@@ -114,7 +94,7 @@ static void packed_codes_once(const nd_backend *backend, nd_dtype format, bool b
     if (bytes == 0) {
         return;
     }
-    nd_kept_form form = form_of(bytes);
+    nd_kept_form form = {.memory = nd_case_memory(bytes)};
     nd_product_args args = {
         .a = random_codes(ND_DTYPE_F8_E4M3, M, K, scales),
         .b = random_codes(format, b_transposed ? N : K, b_transposed ? K : N, scales),
@@ -131,7 +111,6 @@ static void packed_codes_once(const nd_backend *backend, nd_dtype format, bool b
         cr_assert(form.made, "%s: the form is not made", backend->name);
         nd_expect_same(backend->name, "a product of codes", got, want);
     }
-    free_form(backend, &form, bytes);
     nd_case_free();
 }
 

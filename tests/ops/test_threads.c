@@ -151,12 +151,9 @@ static int attend_one(const nd_side *side, const void *arg, nd_tensor *out)
     const nd_kv_segment one = {.slot = 0, .length = ONE_TOKENS - 1, .rows = 1};
     const nd_tensor *in = arg; /* qkv and the cache */
     const size_t bytes = side->ops->attention_cached_scratch(side->device, &a, in[0].dtype);
-    void *scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    cr_assert_not_null(scratch);
     *out = nd_random_2d(in[0].dtype, 1, ONE_HEADS * ONE_D, 0, 0.0f);
     ND_RUN(side, attention_cached, .attention = a, .out = *out, .qkv = in[0], .cache = in[1],
-           .segments = &one, .count = 1, .scratch = scratch);
-    free(scratch);
+           .segments = &one, .count = 1, .scratch = nd_case_memory(bytes));
     return 1;
 }
 
