@@ -34,10 +34,11 @@ mesh_ranks mesh_ranks_of(nd_mesh mesh, int64_t layers, bool tied,
     return (mesh_ranks){mesh, mesh_shape_of(layers, tied), mesh_config_of(), body, (void *)context};
 }
 
-/* A model of this rank, which is a thread, or shards alone. */
+/* A model of this rank, which is a thread, or a generator, or shards alone. */
 typedef struct opened {
     nd_memplan plan;
     nd_model *model;
+    nd_generator *generator;
     mesh_shards shards;
     struct opened *next;
 } opened;
@@ -58,6 +59,7 @@ static void close_all(void)
     for (opened *o = all_opened, *next; o; o = next) {
         next = o->next;
         nd_model_destroy(o->model);
+        nd_generator_destroy(o->generator);
         nd_fsdp_fini(&o->shards.fsdp);
         nd_scales_fini(&o->shards.scales);
         nd_layout_destroy(o->shards.layout);
@@ -243,6 +245,17 @@ nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64
                           nd_model **out)
 {
     return mesh_model_open_packed(rank, options, (mesh_packed){true, true}, seed, out);
+}
+
+nd_status mesh_generator_open(nd_rank *rank, const nd_generate_options *options, uint64_t seed,
+                              nd_generator **out)
+{
+    opened *o = NULL;
+    ND_TRY(open_one(&o));
+    ND_TRY(nd_generator_create(rank, options, &o->generator));
+    ND_TRY(nd_generator_commit(o->generator));
+    *out = o->generator;
+    return mesh_load(&o->generator->model->fsdp, seed);
 }
 
 size_t mesh_model_bytes(const nd_model *model)

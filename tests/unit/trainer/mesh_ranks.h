@@ -9,6 +9,7 @@
  * ranks themselves add or round.
  */
 #include "tests/support/ranks.h"
+#include "trainer/generate/generate.h"
 #include "trainer/model/model.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/rank.h"
@@ -80,6 +81,9 @@ typedef struct mesh_packed {
 } mesh_packed;
 nd_status mesh_model_open_packed(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
                                  uint64_t seed, nd_model **out);
+/* A generator with such weights, likewise. */
+nd_status mesh_generator_open(nd_rank *rank, const nd_generate_options *options, uint64_t seed,
+                              nd_generator **out);
 /* That its plan has. */
 size_t mesh_model_bytes(const nd_model *model);
 /* Takes a set for one sequence of mesh_config_of's 32 tokens. */

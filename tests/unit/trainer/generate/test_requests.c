@@ -57,8 +57,8 @@ Test(requests, a_text_and_a_row_of_the_same_text_have_the_same_ids)
 {
     assert_ok(add_text("one two"));
     assert_ok(add_rows("{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3}"
-                       "\n\n  \r\n{\"ids\": [5, 1, 0]}"));
-    cr_assert_eq(requests.count, 3);
+                       "\n\n  \r\n{\"ids\": [5, 1, 0]}\n{\"ids\": [5]}"));
+    cr_assert_eq(requests.count, 4);
     const size_t count = requests.list[0].ids.count;
     for (int i = 0; i < 2; i++) {
         const nd_ids *ids = &requests.list[i].ids;
