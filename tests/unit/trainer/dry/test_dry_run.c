@@ -82,7 +82,8 @@ Test(dry_run, products_of_a_step_in_bf16)
 }
 
 /* Full recompute makes q k v, o, and gate and up again; down's output is not needed. With
- * all_but_attention the sum with o's output is kept. */
+ * all_but_attention the sum with o's output is kept. Full makes the attention's forward again, four
+ * of its 14 parts. */
 Test(dry_run, recompute_counts)
 {
     static const struct {
@@ -90,10 +91,12 @@ Test(dry_run, recompute_counts)
         int products; /* of a block, again */
     } cases[] = {
         {ND_RECOMPUTE_SELECTIVE, 0}, {ND_RECOMPUTE_ALL_BUT_ATTENTION, 2}, {ND_RECOMPUTE_FULL, 3}};
+    const double attention = counted().flops_attention;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config.parallel.recompute = cases[i].recompute;
         cr_expect_eq(times_of_step(ND_CALL_PRODUCT),
                      MICROS * (3 * (4 * LAYERS + 1) + cases[i].products * LAYERS), "case %zu", i);
+        cr_expect_eq(counted().flops_attention, attention / 14 * (i == 2 ? 18 : 14), "case %zu", i);
     }
 }
 
