@@ -17,10 +17,10 @@ static tempdir dir;
 
 TEMPDIR_SUITE(large, tempdir_leave_empty, .timeout = 600);
 
-static mesh_job job_of(nd_precision precision)
+static mesh_job job_of(void)
 {
-    mesh_job job = mesh_sized_job(&dir, BATCH * (SEQUENCE + 1), mesh_small_llama(VOCAB), precision,
-                                  BATCH, SEQUENCE, 1);
+    mesh_job job = mesh_sized_job(&dir, BATCH * (SEQUENCE + 1), mesh_small_llama(VOCAB),
+                                  ND_PRECISION_FP32, BATCH, SEQUENCE, 1);
     job.shape.hidden = 32;
     job.shape.ffn = 2072;
     job.shape.layers = LAYERS;
@@ -44,26 +44,7 @@ Test(large, meshes_agree_above_every_block)
         {"fsdp 2 x tp 2, micro-batch 2", 1, 2, 1, 2, 2, .recompute = ND_RECOMPUTE_FULL},
         {"cp 2 x tp 2, ring, micro-batch 4", 1, 1, 2, 2, 4, .ring = true},
     };
-    const mesh_job job = job_of(ND_PRECISION_FP32);
+    const mesh_job job = job_of();
     mesh_expect_all_near(&job, &one, meshes, sizeof meshes / sizeof *meshes,
                          (mesh_bounds){1e-6, 1e-5, 1e-5, 1e-6});
-}
-
-/*
- * Weights that BF16 holds exactly have the same codes before and after their gather, so the bits of
- * a step do not depend on what is gathered. The model has more blocks than the two slots for codes.
- */
-Test(large, codes_are_gathered_above_every_block)
-{
-    enum { FFN = 2064 }; /* FP8 takes linears whose sizes are multiples of 16 */
-    static const mesh_case fsdp = {"fsdp 2", 1, 2, 1, 1, 2};
-    mesh_job job = job_of(ND_PRECISION_FP8);
-    job.shape.ffn = FFN;
-    job.recipe = ND_FP8_TENSORWISE;
-    job.bf16_weights = true;
-    job.all_gather = true;
-    mesh_result codes = mesh_trained(&job, &fsdp);
-    job.all_gather = false;
-    mesh_result bf16 = mesh_trained(&job, &fsdp);
-    mesh_expect_same(&codes, &bf16, MESH_LOSSES | MESH_GRADIENTS, fsdp.name);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The modes that change no number do what they are for: which operations a group performs and what
- * is kept, counted in the trainer itself. (That the numbers stay is test_mesh.c.) Clipping changes
- * an update only where the norm is above its bound, and then by one factor.
+ * Packed weights and threads change no number; that other modes change none is test_mesh.c, and
+ * what they are for test_wire.c and test_activations.c. Clipping changes an update only where the
+ * norm is above its bound, and then by one factor.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -35,49 +35,6 @@ static mesh_job job_of(void)
         mesh_sized_job(&dir, 4000, shape, ND_PRECISION_BF16, GLOBAL_BATCH, SEQUENCE, STEPS);
     job.weight_decay = 0;
     return job;
-}
-
-static mesh_result run(mesh_case mesh)
-{
-    mesh_job job = job_of();
-    return mesh_trained(&job, &mesh);
-}
-
-/* Units: the embedding, the blocks, the tail. ZeRO-2 gathers each once an optimizer step. */
-Test(modes, zero2_keeps_weights_and_zero3_gathers_them_again)
-{
-    mesh_result zero2 = run((mesh_case){"fsdp 2, zero-2", 1, 2, 1, 1, 1, .zero2 = true});
-    mesh_result zero3 = run((mesh_case){"fsdp 2", 1, 2, 1, 1, 1});
-    const int64_t micros = GLOBAL_BATCH / 2;
-    const int64_t few = zero2.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER],
-                  many = zero3.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
-    cr_assert_eq(few, STEPS * (LAYERS + 2), "ZeRO-2 gathered %ld times", (long)few);
-    /* Two blocks' weights are there at a time, so each pass in either direction gathers all
-     * others. */
-    cr_assert_geq(many, STEPS * micros * 2 * (LAYERS - 2), "ZeRO-3 gathered %ld times", (long)many);
-}
-
-Test(modes, ring_exchanges_and_allgather_gathers)
-{
-    mesh_result ring = run((mesh_case){"cp 4, ring", 1, 1, 4, 1, 1, .ring = true});
-    mesh_result gather = run((mesh_case){"cp 4", 1, 1, 4, 1, 1});
-    cr_assert_eq(ring.calls[ND_GROUP_CP][ND_COMM_ALL_GATHER], 0);
-    cr_assert_geq(ring.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], STEPS * GLOBAL_BATCH * LAYERS * 2 * 3);
-    cr_assert_eq(gather.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], 0);
-    cr_assert_geq(gather.calls[ND_GROUP_CP][ND_COMM_ALL_GATHER], STEPS * GLOBAL_BATCH * LAYERS);
-}
-
-Test(modes, recompute_keeps_less)
-{
-    size_t kept[ND_RECOMPUTE_FULL + 1];
-    for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
-        mesh_result result =
-            run((mesh_case){"one", 1, 1, 1, 1, 1, .recompute = (nd_recompute)mode});
-        kept[mode] = result.activation_bytes;
-    }
-    for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
-        cr_assert_lt(kept[mode], kept[mode - 1], "mode %d", mode);
-    }
 }
 
 /* Packed weights of all ranks. */

@@ -13,6 +13,8 @@ enum { T = 128, Tl = 64, L = 3, C = 32, F = 32, H = 2, K = 2, D = 16, QKV = 96, 
 enum {
     LEAST = Tl * (3 * C + 2), /* a block's input, and its branches before the norms behind them */
     REST = Tl * (3 * C + 2) + T * (QKV + (H + K) * (D + 1) + H * D + H + 3 * F),
+    OUTPUTS = 2 * Tl * C + T * F,         /* of the norms before the branches, and of SwiGLU */
+    ATTENTION = Tl * C + T * (H * D + H), /* its output, and the residual stream behind it */
     DELAYED = 4 * Tl * C + T * QKV, /* gradients of outputs, until those of weights are made */
     /* A branch, q k around their norms with sums of both, gathered tokens, sums over tp. */
     SHARED = Tl * C + T * (H + K) * D + 2 * T + 2 * T * C,
@@ -20,7 +22,9 @@ enum {
     BACKWARD = 2 * Tl * C + T * F + T * H * D, /* of the stream, a norm, SwiGLU, attention */
     AT_ONCE = Tl * C + T * QKV,                /* of a branch, of q k v, where none is delayed */
     SET = Tl * C + Tl,                         /* the last residual stream and its statistics */
-    CHUNK = Tl * C + T * C + T * V + 4 * T + (int)sizeof(nd_step_numbers) / 4
+    CHUNK = Tl * C + T * C + T * V + 4 * T + (int)sizeof(nd_step_numbers) / 4,
+    TRAINS = SHARED + DELTA + BACKWARD + AT_ONCE,
+    TRAINS_HEAD = SET + CHUNK + Tl * C + T * C
 };
 
 static const nd_kv_options cache = {.tokens = T, .slots = 5, .capacity = 64, .logits = 4};
@@ -28,8 +32,9 @@ static const nd_kv_options cache = {.tokens = T, .slots = 5, .capacity = 64, .lo
 static const struct {
     nd_model_options options;
     int64_t activations, scratch, head;
+    nd_recompute recompute;
 } cases[] = {
-    {{0}, L *(LEAST + REST), SHARED + DELTA + BACKWARD + AT_ONCE, SET + CHUNK + Tl *C + T *C},
+    {{0}, L *(LEAST + REST), TRAINS, TRAINS_HEAD},
     {{.sets = 2, .delays = true, .sources = 2},
      2 * L *(LEAST + REST + DELAYED),
      SHARED + DELTA + BACKWARD,
@@ -39,6 +44,13 @@ static const struct {
      0,
      LEAST + REST + SHARED,
      SET + Tl *C + 4 * (C + V + 2 * V)}, /* rows, their logits, those of both ranks */
+    {{0}, L *(LEAST + REST - OUTPUTS), TRAINS + OUTPUTS, TRAINS_HEAD, ND_RECOMPUTE_SELECTIVE},
+    {{0},
+     L *(LEAST + ATTENTION),
+     TRAINS + REST - ATTENTION,
+     TRAINS_HEAD,
+     ND_RECOMPUTE_ALL_BUT_ATTENTION},
+    {{0}, L *LEAST, TRAINS + REST, TRAINS_HEAD, ND_RECOMPUTE_FULL},
 };
 
 /* Plans what rank 0 has of a model with these options. */
@@ -59,6 +71,7 @@ Test(activations, a_plan_has_the_tensors_of_a_step)
         nd_memplan plan;
         int64_t found[ND_MEM_CLASS_COUNT] = {0};
         job.config.train.sequence_length = T;
+        job.config.parallel.recompute = cases[i].recompute;
         job.shape.qk_norm = job.shape.post_norm = 2;
         plan_model(&job, &cases[i].options, &plan);
         for (int b = 0; b < plan.count; b++) {

@@ -202,21 +202,6 @@ Test(filter, table_names_every_linear_once)
     }
 }
 
-Test(filter, linears_that_share_an_input_are_adjacent)
-{
-    static const int input_of[ND_LINEAR_COUNT] = {0, 0, 0, 1, 2, 2, 3};
-    int next = 0;
-    for (int input = 0; input < ND_INPUT_COUNT; input++) {
-        int first, count = nd_input_linears(input, &first);
-        cr_expect_eq(first, next);
-        next += count;
-    }
-    cr_expect_eq(next, ND_LINEAR_COUNT);
-    for (int linear = Q; linear <= DOWN; linear++) {
-        cr_expect_eq(nd_linears[linear].input, input_of[linear], "%d", linear);
-    }
-}
-
 Test(filter, what_autotune_has_no_choice_for_is_named)
 {
     nd_linear_choice choice = {.forced = false};

@@ -143,7 +143,11 @@ static nd_status check_gathered(mesh_shards *s, const optimizer_case *c)
     const nd_config *config = s->rank->config;
     for (int i = 0; i < s->layout->param_count; i++) {
         const nd_param *p = &s->layout->params[i];
+        const bool own = s->layout->shards == 1 || c->zero2 || p->unit->kind != ND_UNIT_BLOCK;
         ND_TRY(nd_fsdp_acquire(&s->fsdp, p->unit));
+        ND_CHECK((nd_fsdp_resident(&s->fsdp, p->unit->shard_offset) != NULL) ==
+                     (own && c->precision == ND_PRECISION_BF16),
+                 "the update %s a copy of %s", own ? "writes no" : "writes", p->name);
         nd_tensor w = nd_fsdp_weight(&s->fsdp, p->id, p->id, p->layer);
         for (int64_t n = 0; n < p->local_rows * p->local_cols; n++) {
             int64_t row = p->row_begin + n / p->local_cols;
