@@ -35,15 +35,17 @@ static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
         {"tp 2, recompute selective", 1, 1, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
         {"fsdp 2 x tp 2, recompute full", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     };
-    for (size_t i = 0; i < COUNT(meshes); i++) {
+    for (size_t i = 0; i < 2 * COUNT(meshes); i++) { /* also with norms behind the branches */
+        const mesh_case *mesh = &meshes[i / 2];
         mesh_job job = job_of(recipe);
         job.filter = filter;
-        job.all_gather = i % 2 == 1;
-        mesh_result fused = mesh_trained(&job, &meshes[i]);
+        job.all_gather = i / 2 % 2 == 1;
+        job.shape.post_norm = i % 2 == 0 ? 0 : 1 + job.all_gather;
+        job.shape.family = job.shape.post_norm == 2 ? ND_FAMILY_GEMMA3_TEXT : ND_FAMILY_LLAMA;
+        mesh_result fused = mesh_trained(&job, mesh);
         job.health_interval = 1;
-        mesh_result apart = mesh_trained(&job, &meshes[i]);
-        mesh_expect_same(&fused, &apart, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS,
-                         meshes[i].name);
+        mesh_result apart = mesh_trained(&job, mesh);
+        mesh_expect_same(&fused, &apart, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh->name);
     }
 }
 
