@@ -53,8 +53,10 @@ Test(fp8_health, health_counts_what_is_lost)
 static nd_status check_health(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;
+    nd_health_summary all;
     if (step == 2 && t->rank->rank == 0) {
         ND_CHECK(s->counted == 2, "step %lld was counted", (long long)s->counted);
+        nd_health_summarise(s, &all);
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, linear));
             nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
@@ -67,6 +69,11 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
                      w.underflow);
             ND_CHECK(g.saturation < 1e-3 && g.underflow < 0.05 && g.amax > 0.0f, "gradient %g %g",
                      g.saturation, g.underflow);
+            for (int layer = 0; layer < FP8_LAYERS; layer++) {
+                g = nd_health_of(s, nd_site_gradient(s, layer, linear));
+                ND_CHECK((double)g.amax <= all.worst[ND_OPERAND_GRADIENT][linear].amax,
+                         "layer %d is worse", layer);
+            }
         }
         *(int *)context = 1;
     }
