@@ -11,9 +11,8 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
-enum { EXTRA_COUNT = 7 };
-
 tempdir fake_run;
+int64_t fake_extra_count = FAKE_EXTRA_COUNT;
 const nd_mesh fake_one = {{1, 1, 1, 1, 1}};
 
 void fake_setup(void)
@@ -76,8 +75,8 @@ nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays
                      .metrics_bytes = 1234,
                      .mesh = *mesh,
                      .shape = *shape,
-                     .extras = {{"fp8.scale", EXTRA_COUNT}},
-                     .extra_count = 1,
+                     .extras = {{"fp8.scale", fake_extra_count}},
+                     .extra_count = fake_extra_count > 0,
                      .arrays = arrays,
                      .writer_count = nd_mesh_world_size(mesh)};
     snprintf(m.program, sizeof m.program, "ndtrain test");
@@ -130,9 +129,9 @@ static void write_rank(const nd_manifest *m, const char *state, int rank, bool c
     nd_layout *layout = fake_layout(&m->shape, &m->mesh, rank, converts);
     fake_state values = fake_make(layout);
     nd_shard_plan plan;
-    float extra[EXTRA_COUNT];
+    float extra[FAKE_EXTRA_COUNT];
     const float *extras[] = {extra};
-    for (int i = 0; i < EXTRA_COUNT; i++) {
+    for (int i = 0; i < FAKE_EXTRA_COUNT; i++) {
         extra[i] = (float)(i + 1);
     }
     fake_plan(m, layout, rank, &plan);
@@ -232,14 +231,14 @@ nd_status fake_load_rank(const fake_saved *s, const nd_mesh *mesh, int rank, boo
     nd_source *source = NULL;
     fake_state state;
     nd_status status = ND_OK;
-    float extra[EXTRA_COUNT] = {0};
+    float extra[FAKE_EXTRA_COUNT] = {0};
     ND_TRY(nd_source_open(s->path, &s->manifest, true, &source));
     nd_layout *layout = fake_layout(&s->manifest.shape, mesh, rank, converts);
     ND_TRY_OUT(fake_load(source, layout, arrays, &state));
-    ND_TRY_OUT(nd_source_add_extra(source, "fp8.scale", EXTRA_COUNT, extra));
+    ND_TRY_OUT(nd_source_add_extra(source, "fp8.scale", FAKE_EXTRA_COUNT, extra));
     ND_TRY_OUT(nd_source_run(source));
     fake_check(layout, &state, arrays);
-    ND_ASSERT(extra[0] == 1.0f && extra[EXTRA_COUNT - 1] == (float)EXTRA_COUNT);
+    ND_ASSERT(extra[0] == 1.0f && extra[FAKE_EXTRA_COUNT - 1] == (float)FAKE_EXTRA_COUNT);
 out:
     fake_free(&state);
     nd_layout_destroy(layout);

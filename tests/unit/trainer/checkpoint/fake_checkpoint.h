@@ -23,11 +23,15 @@ bool fake_exists(const char *name);
 /* Deletes all but the newest ones, by their number, and returns how many it deletes. */
 int fake_prune(int64_t keep_last);
 
+/* Elements of the entry "fp8.scale" of manifests from now on: 1, 2, ...; 0: there is no entry. */
+enum { FAKE_EXTRA_COUNT = 7 };
+extern int64_t fake_extra_count; /* FAKE_EXTRA_COUNT at first */
+
 /* Everything but the writers' digests, of which there are as many as ranks. */
 nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
                           bool converts);
 
-/* FOLDER/checkpoint-STEP as a run leaves it, with an entry "fp8.scale" of 1 to 7. FOLDER exists. */
+/* FOLDER/checkpoint-STEP as a run leaves it. FOLDER exists. */
 void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 

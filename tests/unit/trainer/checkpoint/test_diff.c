@@ -143,15 +143,30 @@ Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
     cr_assert_eq(f.arrays[0].largest, 0.0);
 }
 
-Test(diff, moments_that_one_side_lacks)
+/* Moments of AdamW, and FP8 histories, which may also have another length. */
+Test(diff, arrays_that_one_side_lacks_or_has_in_another_size)
 {
-    save_both(&fake_one, 1, &fake_one, ND_STATE_KINDS);
-    assert_ok(compare(&verified));
-    cr_assert_eq(f.count, 2);
-    cr_assert_str_eq(f.names[0], "exp_avg");
-    cr_assert_str_eq(f.names[1], "exp_avg_sq");
-    cr_assert_eq(f.arrays[0].presence, ND_DIFF_ONLY_B);
-    cr_assert_eq(totals.differing_arrays, 2);
+    static const struct {
+        int arrays, count; /* arrays of the second side; what differs */
+        int64_t extras[2];
+        const char *last;
+        nd_diff_presence presence;
+    } cases[] = {{ND_STATE_KINDS, 2, {7, 7}, "exp_avg_sq", ND_DIFF_ONLY_B},
+                 {1, 1, {7, 5}, "fp8.scale", ND_DIFF_SIZES},
+                 {1, 1, {7, 0}, "fp8.scale", ND_DIFF_ONLY_A},
+                 {1, 1, {0, 7}, "fp8.scale", ND_DIFF_ONLY_B}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fake_extra_count = cases[i].extras[0];
+        save_both(&fake_one, 1, &fake_one, 1);
+        fake_extra_count = cases[i].extras[1];
+        fake_forget(&b);
+        b = fake_save(&a.manifest.shape, &fake_one, cases[i].arrays, 100 + (int64_t)i);
+        sides[1] = (nd_diff_side){b.path, &b.manifest, b.manifest.shape};
+        assert_ok(compare(&verified));
+        cr_assert(f.count == cases[i].count && totals.differing_arrays == f.count, "%zu", i);
+        cr_expect_str_eq(f.names[f.count - 1], cases[i].last);
+        cr_expect_eq(f.arrays[0].presence, cases[i].presence, "%zu", i);
+    }
 }
 
 Test(diff, a_hugging_face_folder_has_weights_only)

@@ -19,12 +19,18 @@ static void save(int64_t step)
 
 TestSuite(listing, .init = fake_setup, .fini = fake_teardown);
 
+/* Only plain numbers are steps. */
 Test(listing, tells_what_lies_in_a_run)
 {
     nd_saved *list = NULL;
     int count = 0;
+    static const char *const others[] = {
+        "checkpoint-11.mine", "checkpoint-",   "checkpoint-01", "checkpoint--1",
+        "checkpoint-1a",      "checkpoint- 1", "checkpoint-+1", "checkpoint",
+        "xcheckpoint-7",      "Checkpoint-7",  "model",         "checkpoint-1234567890123456789"};
     static const char *const lines[] = {
         /* step, name and state of each entry, in their order */
+        "0 checkpoint-0 no manifest",
         "1 checkpoint-1 good",
         "2 checkpoint-2 damaged manifest",
         "3 checkpoint-3 newer version",
@@ -56,9 +62,10 @@ Test(listing, tells_what_lies_in_a_run)
     fake_folder("checkpoint-6");
     fake_folder(".tmp-checkpoint-9-id");
     fake_folder(".del-checkpoint-10");
-    fake_folder("checkpoint-11.mine");
-    fake_folder("checkpoint-");
-    fake_folder("model");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        fake_folder(others[i]);
+    }
+    fake_folder("checkpoint-0");
     fake_file("checkpoint-12", "x");
     cr_assert_eq(symlink("checkpoint-1", fake_path("checkpoint-13")), 0);
     cr_assert_eq(symlink("gone", fake_path("checkpoint-14")), 0);

@@ -108,13 +108,3 @@ Test(shard_write, pages_that_wait_for_the_disk_are_bounded)
     nd_layout_destroy(layout);
     fake_teardown();
 }
-
-Test(shard_write, digests_are_those_of_the_public_functions)
-{
-    char text[ND_DIGEST_TEXT_MAX], hex[ND_HASH_HEX_MAX];
-    assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, "", 0, text));
-    cr_assert_str_eq(text, "xxh3:99aa06d3014798d86001c324468d497f"); /* of xxhsum -H2 */
-    assert_ok(nd_digest_text(ND_CHECKSUM_SHA256, "abc", 3, text));
-    assert_ok(nd_sha256("abc", 3, hex));
-    cr_assert_str_eq(text + 7, hex);
-}
