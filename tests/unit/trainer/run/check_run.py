@@ -32,7 +32,7 @@ MODEL = dict(model_type="llama", vocab_size=256, hidden_size=32, intermediate_si
              num_key_value_heads=1, max_position_embeddings=64)
 SEQUENCE, BLOCKS, FIRST = 16, 90, 33 # blocks of the data and the byte of the first
 SETS = [range(128, 131), range(160, 165)] # the bytes of validation sets
-PROMPTS = "|}"
+PROMPTS = ["|", 15 * "}"] # the second one leaves room for one token
 LR, SPIKE = 2.0**-10, 64 # SPIKE: what one adds to each label of a micro-batch
 SPIKE_LEAST, REWINDS_MAX, WARM_UP = 16, 10, 2 # losses without which nothing is a spike; steps that are left out of the trace
 MORE = 3 # steps of an event M
@@ -82,6 +82,10 @@ class Settings:
     model: bool = True
     dtype: str = "bf16"
     nonfinite: str = "rewind"
+
+    def restart(self):
+        """What the launcher of several ranks says, which no worker counts itself."""
+        return 3 if self.ranks > 1 else 0
 
     def samples(self):
         return self.rows * self.ranks * self.accumulation
@@ -188,7 +192,7 @@ class Play:
         if self.killed or self.stopped:
             return
         for prompt in PROMPTS[:self.s.prompts]: # each rank computes the text
-            self.call("P", step, [ord(prompt)] + [0] * (self.s.rows - 1))
+            self.call("P", step, [ord(prompt[0])] + [0] * (self.s.rows - 1))
             self.lines.append(dict(event="sample", step=step, prompt=prompt))
         sets = [self.s.set_loss(number, step) for number in range(self.s.sets)] if self.s.sets > 1 else []
         self.lines.append(dict(event=None, step=step, validation_loss=self.s.validated(step),
@@ -255,7 +259,8 @@ class Play:
         self.now = dataclasses.replace(state, ahead=seen - state.step * n)
         self.held, self.last = self.now.step, self.last_step()
         self.f.validated = [step for step in self.f.validated if step <= self.now.step]
-        self.lines.append(dict(event="resumed", step=self.good, rewound_from=failed, passed_over_samples=(failed - self.good) * n,
+        self.lines.append(dict(event="resumed", step=self.good, restart=self.s.restart(), rewound_from=failed,
+                               passed_over_samples=(failed - self.good) * n,
                                file=f"{(self.f if own else self.source).name}/checkpoint-{self.good}"))
         if self.is_due() and not self.at_interval():
             self.validate()
@@ -338,7 +343,7 @@ class Play:
         f.validated = [step for step in f.validated if step <= self.begin]
         f.runs += 1
         if self.begin or self.continues:
-            self.lines.append(dict(event="resumed", step=self.begin, rewound_from=None,
+            self.lines.append(dict(event="resumed", step=self.begin, restart=self.s.restart(), rewound_from=None,
                                    file=f"{self.source.name}/checkpoint-{self.begin}" if self.begin else "the start"))
         self.over = self.was_over = self.continues and self.begin < self.s.steps and self.is_over()
         if self.named or (self.begin < self.last and not self.over):
@@ -386,7 +391,7 @@ class Bench:
             "checkpoint-staging": "wait" if s.wait else "overlap", "checkpoint-export-model": str(s.export).lower(),
             "load-best-model-at-end": str(s.best).lower(), "eval-steps": s.validation, "validation-batches": s.batches,
             "early-stopping-patience": s.patience, "early-stopping-threshold": s.threshold, "sample-tokens": 2,
-            "sample-prompt": "\\n".join(PROMPTS[:s.prompts]), "profile-steps": "-".join(map(str, s.profile)),
+            "sample-prompt": "".join(f"{prompt}\\n" for prompt in PROMPTS[:s.prompts]), "profile-steps": "-".join(map(str, s.profile)),
             "dump-tensors": "model.norm.weight" if s.dumps else "", "dump-steps": f"1-{s.steps}" if s.dumps else "",
             "save-model": str(s.model).lower(), "save-dtype": s.dtype, "save-dir": out, "resume-from-checkpoint": resume}
         return [word for key, value in values.items() for word in (f"--{key}", str(value))]
@@ -401,7 +406,7 @@ class Bench:
             environment = dict(os.environ, GOMP_SPINCOUNT="0", MALLOC_PERTURB_="165") # what is freed is of no use
             if s.ranks > 1:
                 environment |= dict(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(s.ranks), LOCAL_WORLD_SIZE=str(s.ranks),
-                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_RESTART_COUNT=str(s.restart()))
             with open(self.folder / f"log-{r}", "w") as log:
                 processes.append(subprocess.Popen([self.program, f"seen-{r}", ",".join(events) if r == rank else "", "train",
                                                    *self.flags(s, out, resume)], cwd=self.folder, env=environment,
@@ -559,7 +564,9 @@ class Case:
         dumped = set(os.listdir(path / "dumps")) if self.s.dumps else None
         check(dumped in (None, {f"step-{step}" for step in range(1, self.s.steps + 1)}), f"dumps are {dumped}")
         for step, saved in f.saved.items():
-            position = json.loads((path / f"checkpoint-{step}/manifest.json").read_text())["position"]
+            manifest = json.loads((path / f"checkpoint-{step}/manifest.json").read_text())
+            position = manifest["position"]
+            check(manifest["written_by"]["restart_epoch"] == self.s.restart(), f"{f.name}/checkpoint-{step}: {manifest['written_by']}")
             lines = (path / "metrics.jsonl").read_bytes()[:position["metrics_bytes"]].decode()
             last = ["0", *re.findall(r'"step":(\d+),(?:"skipped":true,)?"loss"', lines)][-1]
             check(lines[-1:] == "\n" and int(last) == step, f"{f.name}/checkpoint-{step} has lines up to step {last}")

@@ -73,10 +73,15 @@ Test(profile, its_text_is_json)
     cr_assert_str_eq(json_string_value(name), "rank 5 ?host??");
     const json_t *call = json_array_get(list, 4), *args = json_object_get(call, "args");
     cr_assert_str_eq(json_string_value(json_object_get(call, "name")), "comm_all_gather");
+    for (int64_t i = 0; i < 2; i++) { /* Perfetto shows calls and steps in rows of their own */
+        const json_t *row = json_object_get(json_array_get(list, 4 + (size_t)i), "tid");
+        cr_assert_eq(json_integer_value(row), 2 - i);
+    }
     cr_assert_eq(json_number_value(json_object_get(call, "ts")), 2);
     cr_assert_eq(json_number_value(json_object_get(call, "dur")), 2.5);
     cr_assert_eq(json_integer_value(json_object_get(call, "pid")), 5);
     cr_assert_str_eq(json_string_value(json_object_get(args, "group")), "tp");
+    cr_assert_str_eq(json_string_value(json_object_get(args, "op")), "all_gather");
     cr_assert_eq(json_integer_value(json_object_get(args, "sequence")), 3);
     cr_assert_eq(json_integer_value(json_object_get(args, "bytes")), 300);
     json_decref(list);

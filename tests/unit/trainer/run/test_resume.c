@@ -20,19 +20,19 @@ static const char *write_text(const char *name, size_t size)
 }
 
 /* As rank 0 searches, in the folder `run` (output.dir). below: only checkpoints before that step;
- * -1: any. */
-static nd_status find_below(const char *run, const char *resume, int64_t below)
+ * -1: any. begun: the folder of the job, which starts again; "": it does not. */
+static nd_status find_for(const char *run, const char *resume, int64_t below, const char *begun)
 {
     nd_config config = {
         .source = "", .output.dir = (char *)run, .checkpoint.resume = (char *)resume};
     const nd_resume_search search = {
-        .config = &config, .run_folder = "", .below = below, .sets_aside = true};
+        .config = &config, .run_folder = begun, .below = below, .sets_aside = true};
     return nd_resume_find(&search, &found);
 }
 
 static nd_status find(const char *run, const char *resume)
 {
-    return find_below(run, resume, -1);
+    return find_for(run, resume, -1, "");
 }
 
 static void save_some(int64_t first, int64_t last)
@@ -68,7 +68,7 @@ Test(resume, from_one_that_was_set_aside_puts_its_successor_aside)
     assert_ok(nd_checkpoint_set_aside(fake_run.path, 6, "old", NULL));
     save_some(5, 6);
     fake_file("metrics.jsonl", "x");
-    assert_ok(find(fake_run.path, fake_path("checkpoint-6.old")));
+    assert_ok(find(printed("%s/.", fake_run.path), fake_path("checkpoint-6.old")));
     cr_assert(nd_resume_is_own(&found));
     assert_ok(nd_resume_set_later_aside(&found));
     cr_assert(fake_exists("checkpoint-5") && fake_exists("checkpoint-6.old/manifest.json"));
@@ -102,14 +102,34 @@ Test(resume, goes_on_below_a_checkpoint_whose_shard_is_damaged)
 {
     save_some(3, 5);
     for (int64_t below = 5; below > 3; below--) {
-        assert_ok(find_below("/nonexistent/fork", fake_run.path, below));
+        assert_ok(find_for("/nonexistent/fork", fake_run.path, below, ""));
         cr_assert_eq(found.step, below - 1);
         cr_assert(found.searched && !nd_resume_is_own(&found));
     }
-    bool older = find_below("/nonexistent/fork", fake_run.path, 3) == ND_OK;
+    bool older = find_for("/nonexistent/fork", fake_run.path, 3, "") == ND_OK;
     cr_assert(!older || !found.found, "step %lld", (long long)found.step);
     cr_assert(fake_exists("checkpoint-3") && fake_exists("checkpoint-4") &&
               fake_exists("checkpoint-5"));
+}
+
+/* Before its first checkpoint a job begins again where it was told to; then it goes on in its own
+ * folder, and changes nothing in the other one, whose name begins with the name of its own. */
+Test(resume, a_restart_begins_again_where_the_job_began)
+{
+    const char *own = printed("%s/run", fake_run.path), *other = printed("%s/run-1", fake_run.path);
+    const char *third = printed("%s/checkpoint-3", other);
+    save_some(3, 5);
+    shell(&fake_run, "mkdir run run-1 && mv checkpoint-[34] run-1 && touch run-1/metrics.jsonl");
+    for (int i = 0; i < 2; i++) {
+        assert_ok(find_for(own, i ? other : third, -1, own));
+        cr_assert(found.found && found.continues && !nd_resume_is_own(&found));
+        cr_assert(found.step == 3 + i && strcmp(found.run, own) == 0);
+    }
+    assert_ok(find_for(own, "auto", -1, own));
+    cr_assert(!found.found && found.continues && strcmp(found.run, own) == 0);
+    fake_move("checkpoint-5", "run/checkpoint-5");
+    assert_ok(find_for(own, third, -1, own));
+    cr_assert(found.step == 5 && nd_resume_is_own(&found));
 }
 
 Test(resume, names_a_folder_that_is_not_there)
@@ -117,6 +137,7 @@ Test(resume, names_a_folder_that_is_not_there)
     assert_fails(find("/nonexistent/run", "latest"), ND_ERR_DATA,
                  "there is no folder /nonexistent/run");
     assert_fails(find("/nonexistent/run", "7"), ND_ERR_DATA, "there is no folder /nonexistent/run");
+    assert_fails(find(fake_run.path, "7b"), ND_ERR_DATA, "is 7b, but there is no such folder");
     assert_ok(find("/nonexistent/run", "auto"));
     cr_assert_not(found.found);
 }
@@ -364,7 +385,9 @@ Test(resume, another_batch_and_other_data_need_a_word)
     save_run();
     config.train.gradient_accumulation_steps = 3;
     REFUSED(NULL, "data.path", "made with 8 samples a step, and this run has 12");
-    REFUSED(NULL, "", "or allow the change with --resume-allow samples_per_step");
+    REFUSED(NULL, "",
+            "for instance with --gradient-accumulation-steps 2, or allow the change with "
+            "--resume-allow samples_per_step");
     assert_ok(check(NULL, "samples_per_step"));
     config.train.sequence_length++;
     config.data.shuffle_seed++;

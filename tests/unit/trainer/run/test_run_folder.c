@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/shapes.h"
 #include "trainer/run/state.h"
@@ -155,15 +157,14 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
     run.continues = true;
     nd_run_forget(&run);
     cr_assert(tempdir_has_path("one/run.json"));
-    run.continues = false;
+    run.continues = run.made = false;
     nd_run_forget(&run);
-    cr_assert_not(tempdir_has_path("one/run.json"));
+    cr_assert(!tempdir_has_path("one/run.json") && !tempdir_has_path("one/metrics.jsonl"));
+    cr_assert(is_folder("one/tensorboard"), "a folder that was there before, with what it held");
+    run.made = true;
+    nd_run_forget(&run);
     cr_assert(tempdir_has_path("one/mine"), "a file of somebody else");
     cr_assert_eq(unlink("one/mine"), 0);
-    run.made = false;
-    nd_run_forget(&run);
-    cr_assert(is_folder("one"), "a folder that was there before");
-    run.made = true;
     nd_run_forget(&run);
     cr_assert_not(is_folder("one"));
     nd_run_lock_release(&run.lock);
@@ -262,6 +263,7 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
     make_folders("runs/x-6/checkpoint-7"); /* another program's */
     expect_newest("runs/x-5");
     make_folders("runs/x-10/checkpoint-5/state");
+    make_folders("runs/x-11-1/checkpoint-5/state"); /* of x-11.yaml */
     expect_newest("runs/x-10");
 }
 
@@ -286,6 +288,25 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
     cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), plain - 8 * parameters);
     config.resolved_mesh = (nd_mesh){{1, 1, 4, 1, 2}}; /* the files of each rank have heads */
     cr_assert_eq(nd_run_checkpoint_bytes(&config, &more), plain - 8 * parameters + 8 * 65536);
+}
+
+/* By a limit of ulimit -f. A large model is sharded. */
+Test(run_folder, the_largest_file_of_the_model_must_be_allowed)
+{
+    const nd_config config = {
+        .source = "", .output = {.dir = "new", .save_model = true, .dtype = ND_WEIGHTS_BF16}};
+    nd_inputs inputs = {.shape = {SIZES(100, 64, 64, 1, 8, 8, 8)}};
+    struct rlimit limit;
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = 2 * (rlim_t)nd_shape_parameters(&inputs.shape) + (1 << 20);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    assert_ok(nd_run_folder_check(&config, &inputs, NULL));
+    limit.rlim_cur--;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    assert_fails(nd_run_folder_check(&config, &inputs, NULL), ND_ERR_CANTCREATE, "ulimit -f");
+    inputs.shape.vocab = (int64_t)1 << 40;
+    assert_fails(nd_run_folder_check(&config, &inputs, NULL), ND_ERR_CANTCREATE,
+                 printed("needs a file of %llu bytes, but", (unsigned long long)ND_HF_FILE_BYTES));
 }
 
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
