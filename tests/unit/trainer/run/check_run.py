@@ -522,7 +522,8 @@ class Case:
                 check(math.isclose(line.get(key) or math.nan, value, rel_tol=1e-14), words) # sums that were divided and added again
             elif key not in ("file", "health"):
                 check(line.get(key) == value, words)
-        check("lr" not in wanted or (line["grad_norm"] > 0 and line["peak_memory_bytes"] > 0 and line["wire_bytes"] >= 0), words)
+        check("lr" not in wanted or (line["grad_norm"] > 0 and line["peak_memory_bytes"] > 0 and line["wire_bytes"] >= 0 and
+                                 0 < line["data_wait_ms"] < line["step_ms"]), words)
 
     def compare_lines(self, p):
         """Lines of saves come while the loop goes on, so they are compared among themselves."""

@@ -38,20 +38,6 @@ Test(profile, a_call_that_enters_a_collective_has_its_name)
     free(p.events);
 }
 
-/* A trace without a profile keeps sums alone. */
-Test(profile, a_trace_keeps_calls_only_with_a_profile)
-{
-    nd_profile p;
-    nd_trace trace = {0};
-    assert_ok(nd_profile_init(&p, NULL, 2));
-    nd_trace_add(&trace, ND_TRACE_GEMM, "matmul", nd_clock_ns());
-    trace.profile = &p;
-    nd_trace_add(&trace, ND_TRACE_GEMM, "matmul", nd_clock_ns());
-    cr_assert_eq(trace.calls[ND_TRACE_GEMM], 2);
-    cr_assert_eq(p.count, 1);
-    free(p.events);
-}
-
 Test(profile, its_text_is_json)
 {
     nd_profile p;

@@ -132,7 +132,7 @@ Test(resume, a_restart_begins_again_where_the_job_began)
     cr_assert(found.step == 5 && nd_resume_is_own(&found));
 }
 
-Test(resume, names_a_folder_that_is_not_there)
+Test(resume, names_what_is_not_there)
 {
     assert_fails(find("/nonexistent/run", "latest"), ND_ERR_DATA,
                  "there is no folder /nonexistent/run");
@@ -140,11 +140,7 @@ Test(resume, names_a_folder_that_is_not_there)
     assert_fails(find(fake_run.path, "7b"), ND_ERR_DATA, "is 7b, but there is no such folder");
     assert_ok(find("/nonexistent/run", "auto"));
     cr_assert_not(found.found);
-}
-
-Test(resume, names_the_newest_eight_of_many)
-{
-    save_some(1, 10);
+    save_some(1, 10); /* of which the newest eight are named */
     assert_fails(find(fake_run.path, "11"), ND_ERR_DATA,
                  "has no checkpoint-11; the newest there are: checkpoint-3, checkpoint-4, "
                  "checkpoint-5, checkpoint-6, checkpoint-7, checkpoint-8, checkpoint-9, "

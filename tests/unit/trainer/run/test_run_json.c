@@ -21,6 +21,7 @@ static void make(void)
 {
     tempdir_make(&dir);
     unsetenv("SLURM_JOB_ID");
+    setenv("SLURM_JOB_NODELIST", "node[1-4]", 1);
     unsetenv("ND_LAUNCHER_PID");
     assert_ok(nd_config_init(&config));
     config.optimizer.lr = 0.1;
@@ -67,12 +68,14 @@ Test(run_record, holds_what_a_run_was)
 {
     worker.rank.mesh.kv_copies = 2;
     setenv("SLURM_JOB_ID", "4711", 1);
+    setenv("SLURM_STEP_NODELIST", "node[2-3]", 1);
     assert_ok(write_record());
     json_t *root = written();
     static const char *const texts[][2] = {{"program", "ndtrain"},
                                            {"version", ND_VERSION},
                                            {"job/run_id", "abc"},
                                            {"job/slurm_job_id", "4711"},
+                                           {"job/slurm_nodes", "node[2-3]"},
                                            {"libraries/UCX", "1.13.1"}};
     static const struct {
         const char *axis;
@@ -81,7 +84,7 @@ Test(run_record, holds_what_a_run_was)
                  {"mesh/kv_copies", 2},    {"mesh/ulysses", 1}, {"job/world_size", 8},
                  {"job/nnodes", 2}};
     for (int i = 0; i < 7; i++) {
-        cr_expect(i > 4 || strcmp(json_string_value(at(root, texts[i][0])), texts[i][1]) == 0);
+        cr_expect(i > 5 || strcmp(json_string_value(at(root, texts[i][0])), texts[i][1]) == 0);
         cr_expect_eq(json_integer_value(at(root, sizes[i].axis)), sizes[i].size, "%s",
                      sizes[i].axis);
     }

@@ -247,14 +247,16 @@ Test(hf_writer, a_model_that_fills_a_file_exactly_is_not_cut)
     hf_shell("test -f %s/model-00002-of-00002.safetensors", hf_write_model("o", &o));
 }
 
-/* eos_token_id of the config.json that is written beside this tokenizer. */
+/* eos_token_id of the config.json that is written beside this tokenizer; NULL: beside none. */
 static int64_t end_beside(const char *name, int64_t own, const char *tokenizer)
 {
     nd_hf_reader *reader;
     nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
     o.byte_tokenizer = false;
-    o.tokenizer =
-        printed("%s", tempdir_write(&hf_dir, "tokenizer.json", tokenizer, strlen(tokenizer)));
+    o.tokenizer = printed("%s/tokenizer.json", tokenizer ? hf_dir.path : "nowhere");
+    if (tokenizer) {
+        tempdir_write(&hf_dir, "tokenizer.json", tokenizer, strlen(tokenizer));
+    }
     o.shape.eos_id = own;
     assert_ok(nd_hf_reader_open(hf_write_model(name, &o), &reader));
     int64_t id = nd_hf_reader_shape(reader)->eos_id;
@@ -275,16 +277,8 @@ Test(hf_writer, a_model_without_an_end_of_text_gets_that_of_its_tokenizer)
     cr_expect_eq(end_beside("own", 3, TOKENIZER("7")), 3, "what the model names stays");
     cr_expect_eq(end_beside("large", -1, TOKENIZER("1000000")), -1, "the model has no such id");
     cr_expect_eq(end_beside("broken", -1, "{}"), -1, "the model is written all the same");
-}
-
-Test(hf_writer, a_model_is_written_without_a_tokenizer_that_is_gone)
-{
-    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
-    o.byte_tokenizer = false;
-    o.tokenizer = "nowhere/tokenizer.json";
-    const char *folder = hf_write_model("gone", &o);
-    assert_reads_back(folder, &o);
-    cr_expect_eq(entries_in(folder), 3); /* config, weights, checksums */
+    cr_expect_eq(end_beside("gone", -1, NULL), -1, "the tokenizer is gone");
+    cr_expect_eq(entries_in(printed("%s/gone", hf_dir.path)), 3); /* config, weights, checksums */
 }
 
 static const char chat_tokenizer[] =
