@@ -173,6 +173,8 @@ def check_nodes(folder):
                           text=True, check=False)
     check("queries see 34.6 % of the keys that they would see in joined documents; the rank of cp with the most pairs has 1.021 times the "
           "mean of the ranks (1 blocks)" in pair.stderr, pair.stderr)
+    lines = [json.loads(line) for line in (folder / "pair/metrics.jsonl").read_text().splitlines()]
+    check([(line["visible_pairs"], line["balance"]) for line in lines if "step_ms" in line] == 4 * [(47, 48 / 47)], lines)
 
 
 with tempfile.TemporaryDirectory() as name:

@@ -372,7 +372,9 @@ def a_chat_is_written_in_its_form(t):
     t.write("tok/tokenizer_config.json", json.dumps(dict(eos_token="<|im_end|>")))
     t.model(vocab_size=512, initializer_range=0.3)  # each token of a prompt counts
     t.run(f"{TRAIN} --model-config model.json --set data.tokenizer=tok/tokenizer.json --set data.cache_dir=cache --num-steps 2 "
-          "--checkpoint-frequency 1 --output-dir run")
+          "--checkpoint-frequency 1 --output-dir run --chat-format chatml --sample-prompt 'hi you' --sample-tokens 9")
+    t.run(f"{GENERATE} --model run --jsonl --chat --prompt 'hi you' --max-new-tokens 9")
+    check(t.metrics("run", key="text") == [t.rows()[0]["text"]], (t.metrics("run"), t.out))  # a sample of the run
     ask, chat = f"{GENERATE} --model run --jsonl --max-new-tokens 9 --ignore-eos", f"{GENERATE} --model run --chat --prompt 'hi you'"
     t.write("rows.jsonl", [dict(prompt="<|im_start|>user\nhi you<|im_end|>\n<|im_start|>assistant\n")])
     plain = t.run(f"{ask} --prompt-file rows.jsonl")

@@ -115,7 +115,7 @@ def records_what_its_report_shows(t):
     """FP8 health every third step, the slowest rank of every step, the data, and a trace without validations."""
     begin = time.monotonic()
     t.run(f"{RUN} --validation-path block.txt --num-steps 6 --precision fp8 --fp8-filter mlp --fp8-health-interval 3 "
-          f"--set train.validation_interval=3 --log-level debug {ON_TEXT}")
+          f"--set train.validation_interval=3 --log-level debug {ON_TEXT}", says="\nlog: level debug\n")
     whole = (time.monotonic() - begin) * 1e3
     rows = [row for row in t.metrics() if "step_ms" in row]
     check(len(rows) == 6 and rows[1]["wire_bytes"] == rows[4]["wire_bytes"] > 0, rows)
@@ -133,6 +133,7 @@ def records_what_its_report_shows(t):
     held, planned = record["memory_plan_bytes"].values(), record["model"]["planned_bytes"]
     check(0 <= planned - sum(held) < 256 * len(held), f"a plan of {planned} bytes: {record}") # each begins at a multiple of 256
     check('"fp8_linears": 3' in t.read("out/run.json") and '"linears": 7,' in t.read("out/run.json"), record)
+    check(f"memory plan of a worker: {planned / 2**20:.1f} MiB (" in t.log, f"{planned} are not in:\n{t.log}")
     check('"validation_ms"' in t.read("out/trace.json"), trace)
     gemm = float(re.search('"gemm_ms": ([0-9.]*)', t.read("out/trace.json"))[1])
     check(0 < gemm < in_steps, f"{gemm} ms of products in steps of {in_steps}")
