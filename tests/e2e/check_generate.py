@@ -290,7 +290,7 @@ def replicas_share_the_requests(t):
     ask = "--model run --requests many.jsonl"
     scores = t.run(f"{EVAL} {ask} --jsonl")
     mean = t.rows()[-1]
-    check(t.run(f"{LAUNCH_EVAL} {ask} --jsonl --num-processes 2") == scores and 0 < mean["acc_norm"] < 1, t.out)
+    check(t.run(f"{LAUNCH_EVAL} {ask} --jsonl --num-processes 2 --threads-per-worker 2") == scores and 0 < mean["acc_norm"] < 1, t.out)
     t.run(f"{EVAL} {ask}", says=f"many.jsonl: acc {mean['acc']:.6f}, acc_norm {mean['acc_norm']:.6f}, 40 requests\n")
 
 
