@@ -1,25 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ndtrain eval --requests` beside the real lm-evaluation-harness: check_choices.py NDTRAIN GOLDENS.
+"""`ndtrain eval --requests` beside the real lm-evaluation-harness.
 
-scripts/goldens/choices.py has made GOLDENS with it, in F32. Example by example, acc, acc_norm and the greedy marks must be the same, and
+scripts/goldens/choices.py has made the goldens with it, in F32. Example by example, acc, acc_norm and the greedy marks must be the same, and
 each log-likelihood must be within the bound of all roundings, and within as many deviations of independent roundings as none of
 so many scores should pass. On one thread, on two, and by --serve-stdin.
 """
 import array
 import json
-import pathlib
 import shutil
 import statistics
 import struct
-import subprocess
-import sys
-import tempfile
 
-from steps import check
+import steps
+from steps import SOURCE, check, test
 
-NDTRAIN, GOLDENS = sys.argv[1], pathlib.Path(sys.argv[2])
-MODEL = tempfile.TemporaryDirectory()
+GOLDENS = SOURCE / "tests/parity/goldens/choices"
 FALSE_ALARM = 1e-4  # how likely a right program fails by chance
 
 
@@ -34,24 +30,21 @@ def normal(seed, stream, i):
     return array.array("f", [(sum((word & 0xFFFF) + (word >> 16) for word in c) - 4 * 65535) * scale])[0]
 
 
-def draw_model():
+def setup(t):
     """The golden with its weights, which weights.json says how to draw."""
+    shutil.copytree(GOLDENS, t.folder / "model")
     drawn, head, values = json.loads((GOLDENS / "weights.json").read_text()), {}, array.array("f")
-    for name, t in drawn["tensors"].items():
-        begin, count = 4 * len(values), t["shape"][0] * (t["shape"] + [1])[1]
-        values.extend(t["mean"] + t["deviation"] * normal(drawn["seed"], t["stream"], i) for i in range(count))
-        head[name] = {"dtype": "F32", "shape": t["shape"], "data_offsets": [begin, 4 * len(values)]}
+    for name, tensor in drawn["tensors"].items():
+        begin, count = 4 * len(values), tensor["shape"][0] * (tensor["shape"] + [1])[1]
+        values.extend(tensor["mean"] + tensor["deviation"] * normal(drawn["seed"], tensor["stream"], i) for i in range(count))
+        head[name] = {"dtype": "F32", "shape": tensor["shape"], "data_offsets": [begin, 4 * len(values)]}
     text = json.dumps(head).encode()
-    (pathlib.Path(MODEL.name) / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + values.tobytes())
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(GOLDENS / name, MODEL.name)
+    t.write("model/model.safetensors", struct.pack("<Q", len(text)) + text + values.tobytes())
 
 
-def evaluate(*arguments, given=None):
-    done = subprocess.run([NDTRAIN, "eval", "--model", MODEL.name, "--precision", "fp32", *arguments], input=given, capture_output=True,
-                          stdin=None if given else subprocess.DEVNULL, text=True, timeout=120)
-    check(done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def evaluate(t, flags, given=None):
+    t.run(f"ndtrain eval --model model --precision fp32 {flags}", given=given)
+    return t.rows()
 
 
 def compare(name, rows, goldens):
@@ -73,20 +66,20 @@ def compare(name, rows, goldens):
     print(f"check_choices: {name}: {scores} scores are off by at most {worst:.2g} of their bounds and {spread:.2g} deviations")
 
 
-def main():
-    draw_model()
+@test
+def scores_are_those_of_lm_eval(t):
     greedy, kinds = 0, set()
-    for name, flags in (("plain", ()), ("special", ("--add-special-tokens",))):
-        requests, goldens = GOLDENS / f"{name}.jsonl", json.loads((GOLDENS / f"{name}.json").read_text())
+    for name, flags in ("plain", ""), ("special", "--add-special-tokens"):
+        goldens = json.loads(t.read(f"model/{name}.json"))
         greedy += sum(sum(golden["is_greedy"]) for golden in goldens)
         kinds |= {(golden["acc"], golden["acc_norm"]) for golden in goldens}
-        for threads in ("1", "2"):
-            *rows, summary = evaluate("--requests", requests, "--jsonl", "--threads-per-worker", threads, *flags)
+        for threads in 1, 2:
+            *rows, summary = evaluate(t, f"--requests model/{name}.jsonl --jsonl --threads-per-worker {threads} {flags}")
             compare(f"{name}, {threads} threads", rows, goldens)
             for key in ("acc", "acc_norm"):
                 check(abs(summary[key] - sum(g[key] for g in goldens) / len(goldens)) < 1e-12, f"{name}: the summary is {summary}")
-        compare(f"{name}, --serve-stdin", evaluate("--serve-stdin", *flags, given=requests.read_text()), goldens)
+        compare(f"{name}, --serve-stdin", evaluate(t, f"--serve-stdin {flags}", t.read(f"model/{name}.jsonl")), goldens)
     check(greedy > 0 and len(kinds) == 4, f"the goldens lack a kind of row: {greedy} greedy choices, acc and acc_norm are {kinds}")
 
 
-main()
+steps.main("choices", setup)

@@ -1,23 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/compare_precision on a tiny model: check_compare_precision.py SCRIPT BUILD_FOLDER."""
+"""scripts/compare_precision on a tiny model."""
 import json
-import os
-import pathlib
 import re
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 
-from steps import check
+import steps
+from steps import SOURCE, check, test
 
 PRECISIONS = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"]
 SEEDS = [3, 4]
 STEPS = 3
-MODEL = dict(model_type="llama", vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128)
 CONFIG = """
 launch: {workers: 2, device: cpu}
 mesh: {dp_replicate: 1, dp_shard: 2, cp: 1, tp: 1}
@@ -29,17 +22,14 @@ output: {save_model: false}
 """
 
 
-# Variables of a job around this one, and signals that a parent ignored: subprocess could not see how a child ends.
-for variable in [v for v in os.environ if v.startswith(("ND_", "SLURM")) or v in ("RANK", "WORLD_SIZE")]:
-    del os.environ[variable]
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def setup(t):
+    t.write("tiny.yaml", CONFIG)
+    t.model(hidden_size=32, intermediate_size=64, num_attention_heads=2)
+    t.text(40 * 65)
 
 
-def compare(script, build, folder, *flags, status=0):
-    done = subprocess.run([script, "tiny.yaml", "--build", build, "--num-steps", str(STEPS), *flags], cwd=folder,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=240)
-    check(done.returncode == status, f"{flags} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return done
+def compare(t, flags, code=0, says=()):
+    t.run(f"{SOURCE}/scripts/compare_precision tiny.yaml --build {t.build} --num-steps {STEPS} {flags}", code, says)
 
 
 def lines_of(run):
@@ -105,42 +95,31 @@ def check_page(out):
         check(curve["step"] == list(range(1, STEPS + 1)) and close, f"{run['name']} is drawn as {curve['mean']}")
 
 
-def main():
-    script, build = map(pathlib.Path, sys.argv[1:3])
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "tiny.yaml").write_text(CONFIG)
-        (folder / "model.json").write_text(json.dumps(MODEL))
-        (folder / "text.txt").write_text("".join(chr(97 + (i * i // 3 + i // 7) % 26) for i in range(40 * 65)))
-        seeds = [str(s) for s in SEEDS]
-        done = compare(script, build, folder, "--out", "both", "--seeds", *seeds)
-        out = folder / "both"
-        check_figures(out)
-        check_table(out, done.stdout)
-        check_page(out)
-
-        # one seed, the file's; the difference is that of the one run
-        done = compare(script, build, folder, "--out", "one", "--precisions", "bf16", "tensorwise", "--all-gather")
-        off = (validation_of(folder / "one/tensorwise") / validation_of(folder / "one/bf16") - 1) * 100
-        check(f"| {off:+.2f} % |" in done.stdout and "seeds" not in done.stdout, f"one seed:\n{done.stdout}")
-        config = json.loads((folder / "one/tensorwise/run.json").read_text())["config"]
-        check(config["fp8.all_gather"] is True, "--all-gather has no effect")
-
-        # what has ended is not repeated, what has not is
-        kept = (out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns
-        cut = out / "delayed-seed4/metrics.jsonl"
-        whole = validation_of(out / "delayed-seed4")
-        cut.write_text(cut.read_text().splitlines()[0] + "\n")
-        compare(script, build, folder, "--out", "both", "--seeds", *seeds, "--resume")
-        check((out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns == kept, "a run that had ended was repeated")
-        check(validation_of(out / "delayed-seed4") == whole, "the repeated run is another")
-        check_figures(out)
-
-        done = compare(script, build, folder, "--out", "both", status=1)
-        check("exists already" in done.stderr, done.stderr)
-        done = compare(script, build, folder, "--out", "wrong", "--num-steps", "none", status=1)
-        check(re.search("the run in wrong/bf16 failed", done.stderr), done.stderr)
+@test
+def the_figures_are_those_of_the_runs(t):
+    out, both = t.folder / "both", "--out both --seeds 3 4"
+    compare(t, both)
+    check_figures(out)
+    check_table(out, t.out)
+    check_page(out)
+    # What has ended is not repeated, what has not is.
+    kept, whole = (out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns, validation_of(out / "delayed-seed4")
+    t.write("both/delayed-seed4/metrics.jsonl", t.read("both/delayed-seed4/metrics.jsonl").splitlines()[0] + "\n")
+    compare(t, f"{both} --resume")
+    check((out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns == kept, "a run that had ended was repeated")
+    check(validation_of(out / "delayed-seed4") == whole, "the repeated run is another")
+    check_figures(out)
+    compare(t, "--out both", 1, "exists already")
 
 
-if __name__ == "__main__":
-    main()
+@test
+def one_seed_is_that_of_the_file(t):
+    """The difference is that of the one run."""
+    compare(t, "--out one --precisions bf16 tensorwise --all-gather")
+    off = (validation_of(t.folder / "one/tensorwise") / validation_of(t.folder / "one/bf16") - 1) * 100
+    check(f"| {off:+.2f} % |" in t.out and "seeds" not in t.out, f"one seed:\n{t.out}")
+    check(json.loads(t.read("one/tensorwise/run.json"))["config"]["fp8.all_gather"] is True, "--all-gather has no effect")
+    compare(t, "--out wrong --num-steps none", 1, "the run in wrong/bf16 failed")
+
+
+steps.main("compare_precision", setup)

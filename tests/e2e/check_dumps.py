@@ -1,48 +1,39 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--dump-tensors as a user has it: check_dumps.py BUILD. What a dump holds is computed again here from its weights and inputs; a dump
-changes no bit of a run; every mesh's dump has the values of one worker's; a planted difference is found; wrong names, a full disk
-and earlier dumps."""
-import concurrent.futures
-import hashlib
+"""--dump-tensors as a user has it. What a dump holds is computed again here from its weights and inputs; a dump changes no bit of a run;
+every mesh's dump has the values of one worker's; a planted difference is found; wrong names, a full disk and earlier dumps."""
 import json
 import math
-import os
-import pathlib
-import resource
 import shutil
 import struct
-import subprocess
-import sys
-import tempfile
 
-from steps import check
+import steps
+from steps import check, test
 
-MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64,
-         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-         "rms_norm_eps": 1e-5, "initializer_range": 0.3, "tie_word_embeddings": False, "rope_theta": 10000.0, "hidden_act": "silu"}
-OLMO = {**MODEL, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "vocab_size": 256}
+MODEL = dict(architectures=["LlamaForCausalLM"], vocab_size=257, hidden_size=32, intermediate_size=64, head_dim=8, max_position_embeddings=64,
+             rms_norm_eps=1e-5, initializer_range=0.3, tie_word_embeddings=False, rope_theta=10000.0, hidden_act="silu")
 EPSILON = 2.0 ** -24  # of F32, rounded
 SAMPLES = 8
 # The parts of a mesh: name, workers, flags.
-MESHES = [("tp", 2, ["--tp-size", "2"]),
-          ("fsdp", 2, ["--dp-shard-size", "2"]),
-          ("hsdp_cp", 4, ["--dp-replicate-size", "2", "--cp-size", "2"]),
-          ("fsdp_tp_cp", 8, ["--dp-shard-size", "2", "--tp-size", "2", "--cp-size", "2", "--recompute", "full"]),
-          ("copies", 4, ["--tp-size", "4", "--tiled-mlp", "2"])]
+MESHES = [("tp", 2, "--tp-size 2"), ("fsdp", 2, "--dp-shard-size 2"), ("hsdp_cp", 4, "--dp-replicate-size 2 --cp-size 2"),
+          ("fsdp_tp_cp", 8, "--dp-shard-size 2 --tp-size 2 --cp-size 2 --recompute full"), ("copies", 4, "--tp-size 4 --tiled-mlp 2")]
+FP32, SGD = "--precision fp32", "--precision fp32 --optimizer sgd --max-grad-norm 0"
 
 
-def run(build, folder, name, flags, workers=1, dump=("*", "1-2"), expected=0, model="m.json", limit=None):
-    samples = SAMPLES // 2 // math.prod(int(flags[i + 1]) for i, f in enumerate(flags) if f in ("--dp-shard-size", "--dp-replicate-size"))
-    command = [build / "ndlaunch", "--device", "cpu", "--num-processes", str(workers), "--model-config", model, "--data-path", "t.bin",
-               "--data-format", "llmc", "--tokenizer", "file", "--sequence-length", "16", "--micro-batch-size", str(samples),
-               "--gradient-accumulation-steps", "2", "--num-steps", "3", "--save-dir", name, "--save-dtype", "fp32",
-               "--documents", "separate", "--set", "data.end_of_text=255"]
-    command += ["--dump-tensors", dump[0], "--dump-steps", dump[1]] if dump else []
-    done = subprocess.run([*command, *flags], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=240, preexec_fn=limit)
-    check(done.returncode == expected, f"{name} {flags} ended with {done.returncode}, not {expected}:\n{done.stdout}")
-    return done.stdout
+def setup(t):
+    t.model("m.json", **MODEL)
+    t.model("olmo.json", **MODEL | dict(model_type="olmo2", architectures=["Olmo2ForCausalLM"], vocab_size=256))
+    t.write("t.bin", struct.pack("<256i", 20240520, 1, 6000, *253 * [0]) +
+            struct.pack("<6000H", *(255 if i % 11 == 9 or i % 29 == 5 else i * i * 7 % 251 for i in range(6000))))
+
+
+def train(name, flags, workers=1, dump=("*", "1-2"), model="m.json"):
+    words = flags.split()
+    samples = SAMPLES // 2 // math.prod(int(words[i + 1]) for i, w in enumerate(words) if w in ("--dp-shard-size", "--dp-replicate-size"))
+    dumped = f"--dump-tensors '{dump[0]}' --dump-steps '{dump[1]}'" if dump else ""
+    return (f"ndlaunch --device cpu --num-processes {workers} --model-config {model} --data-path t.bin --data-format llmc --tokenizer file "
+            f"--sequence-length 16 --micro-batch-size {samples} --gradient-accumulation-steps 2 --num-steps 3 --save-dir {name} "
+            f"--save-dtype fp32 --documents separate --set data.end_of_text=255 {dumped} {flags}")
 
 
 def read(path):
@@ -123,51 +114,39 @@ def check_values(tensors):
     close("lm_head.output", of("lm_head.output"), times(of("model.norm.output"), tensors["lm_head.weight"][0]))
 
 
-def fingerprint(folder):
-    """What a run computed: losses, norms, and the weights that it saved."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [(r["loss"], r["grad_norm"]) for r in records if "grad_norm" in r]
-    check(len(steps) == 3, f"{folder} has the steps {steps}")
-    return steps, hashlib.sha256((folder / "model/model.safetensors").read_bytes()).hexdigest()
+def diff(t, a, b, code, says=(), flags=""):
+    t.run(f"ndtrain ckpt diff {a} {b} {flags}", code, says)
 
 
-def check_same(build, folder):
-    """No bit of a run changes, in any recipe that fuses casts into the ops before them."""
-    for name, flags in (("fp32", ["--precision", "fp32"]), ("bf16", ["--precision", "bf16", "--tp-size", "2"]),
-                        ("tensor", ["--precision", "fp8", "--fp8-recipe", "tensorwise"]),
-                        ("delayed", ["--precision", "fp8", "--fp8-recipe", "delayed", "--recompute", "selective"])):
-        workers = 2 if "--tp-size" in flags else 1
-        run(build, folder, name + "_dumped", flags, workers, ("*", "2"))
-        run(build, folder, name, flags, workers, None)
-        check(fingerprint(folder / name) == fingerprint(folder / (name + "_dumped")), f"{name}: a dump changed the run")
-        check("\nequal: " in diff(build, folder, *2 * [f"{name}_dumped/dumps/step-2"])[1], f"{name}: a dump is not equal to itself")
-        check(not (folder / name / "dumps").exists(), f"{name} has a dump that it did not ask for")
-        check([p.name for p in (folder / f"{name}_dumped/dumps").iterdir()] == ["step-2"], f"{name}: other steps were dumped")
+@test
+def no_bit_of_a_run_changes(t):
+    """In any recipe that fuses casts into the ops before them."""
+    for name, workers, flags in (("fp32", 1, FP32), ("bf16", 2, "--precision bf16 --tp-size 2"),
+                                 ("tensor", 1, "--precision fp8 --fp8-recipe tensorwise"),
+                                 ("delayed", 1, "--precision fp8 --fp8-recipe delayed --recompute selective")):
+        t.run(train(f"{name}_dumped", flags, workers, ("*", "2")))
+        t.run(train(name, flags, workers, None))
+        t.same_runs(name, f"{name}_dumped", 3)
+        diff(t, *2 * [f"{name}_dumped/dumps/step-2"], 0, "\nequal: ")
+        check(not t.has(f"{name}/dumps"), f"{name} has a dump that it did not ask for")
+        check([path.name for path in t.folder.glob(f"{name}_dumped/dumps/*")] == ["step-2"], f"{name}: other steps were dumped")
 
 
-def diff(build, folder, a, b, *flags):
-    done = subprocess.run([build / "ndtrain", "ckpt", "diff", a, b, *flags], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=120)
-    return done.returncode, done.stdout
-
-
-def check_meshes(build, folder):
+def check_meshes(t):
     """Bounds: tests/parity/test_mesh.c. The gradient of a tensor's part is less sure than that of all of it by what cancels."""
-    for model in ("m.json", "olmo.json"):
-        flags = ["--precision", "fp32", "--optimizer", "sgd", "--max-grad-norm", "0"]
-        run(build, folder, model + "_one", flags, model=model)
+    for model in "m.json", "olmo.json":
+        t.run(train(f"{model}_one", SGD, model=model))
         for name, workers, mesh in MESHES:
-            run(build, folder, f"{model}_{name}", flags + mesh, workers, model=model)
-            for step in (1, 2):
-                a, b = f"{model}_one/dumps/step-{step}", f"{model}_{name}/dumps/step-{step}"
-                code, said = diff(build, folder, a, b, "--tolerance", "1e-5")
-                missing = [line for line in said.splitlines() if "only in" in line]
+            t.run(train(f"{model}_{name}", f"{SGD} {mesh}", workers, model=model))
+            for step in 1, 2:
+                sides = f"{model}_one/dumps/step-{step}", f"{model}_{name}/dumps/step-{step}"
+                if step == 1:  # it has not the same bits as one worker, or nothing was cut
+                    diff(t, *sides, 1)
+                diff(t, *sides, 1 if name == "copies" else 0, () if name == "copies" else "\nequal: ", "--tolerance 1e-5")
+                missing = [line.split(":")[0] for line in t.out.splitlines() if "only in" in line]
                 if name == "copies":  # K 2 on tp 4: gradients of copies are parts
-                    check(missing and all(line.split(":")[0].endswith(("k_proj.output.grad", "v_proj.output.grad")) for line in missing) and
-                          "elements differ" not in said, f"{a} and {b}:\n{said}")
-                else:
-                    check(code == 0 and "\nequal: " in said, f"{a} and {b}:\n{said}")
-                check(step > 1 or diff(build, folder, a, b)[0] == 1, f"{name} has the same bits as one worker, so nothing was cut")
+                    check(missing and all(line.endswith(("k_proj.output.grad", "v_proj.output.grad")) for line in missing), t.out)
+                    t.says(never="elements differ")
 
 
 def plant(path, name):
@@ -179,38 +158,34 @@ def plant(path, name):
     path.write_bytes(bytes(data))
 
 
-def check_planted(build, folder):
+def check_planted(t):
     """What is computed first is named, whatever its place in the file or its rank."""
     a, b = "m.json_tp/dumps/step-1", "planted/dumps/step-1"
-    run(build, folder, "planted", ["--precision", "fp32", "--optimizer", "sgd", "--max-grad-norm", "0", "--tp-size", "2"], 2)
-    check(diff(build, folder, a, b)[0] == 0, "two equal runs have different dumps")
-    plant(folder / b / "rank-0.safetensors", "lm_head.weight.grad")
-    plant(folder / b / "rank-1.safetensors", "micro-1/model.layers.1.mlp.up_proj.output.grad")
-    plant(folder / b / "rank-0.safetensors", "micro-1/model.layers.1.input.grad")
-    code, said = diff(build, folder, a, b)
-    check(code == 1 and said.splitlines()[-1].endswith(" micro-1/model.layers.1.mlp.up_proj.output.grad") and said.count("1 of ") == 3,
-          f"three planted differences:\n{said}")
+    t.run(train("planted", f"{SGD} --tp-size 2", 2))
+    diff(t, a, b, 0)
+    plant(t.folder / b / "rank-0.safetensors", "lm_head.weight.grad")
+    plant(t.folder / b / "rank-1.safetensors", "micro-1/model.layers.1.mlp.up_proj.output.grad")
+    plant(t.folder / b / "rank-0.safetensors", "micro-1/model.layers.1.input.grad")
+    diff(t, a, b, 1, " micro-1/model.layers.1.mlp.up_proj.output.grad\n")
+    check(t.out.endswith(" micro-1/model.layers.1.mlp.up_proj.output.grad\n") and t.out.count("1 of ") == 3, t.out)
     for rank in 0, 1:  # a part that one side lacks, the first or the last of a tensor, is a difference
-        path = folder / b / f"rank-{rank}.safetensors"
-        path.rename(folder / "away")
-        code, said = diff(build, folder, a, b)
-        check(code == 1 and "q_proj.weight: has another number of elements" in said and "lm_head.weight.grad: " in said,
-              f"the part of rank {rank} is missing:\n{said}")
-        (folder / "away").rename(path)
-    (folder / b / "rank-0.safetensors").write_bytes((folder / b / "rank-0.safetensors").read_bytes()[:-1])
-    code, said = diff(build, folder, a, b)
-    check(code == 65 and "rank-0.safetensors" in said, f"a damaged file:\n{said}")
-    for other in ("planted", "planted/dumps", "planted/model"):
-        code, said = diff(build, folder, a, other)
-        check(code == 65 and "dumps" in said, f"a dump and {other}: {code}\n{said}")
+        path = t.folder / b / f"rank-{rank}.safetensors"
+        path.rename(t.folder / "away")
+        diff(t, a, b, 1, ("q_proj.weight: has another number of elements", "lm_head.weight.grad: "))
+        (t.folder / "away").rename(path)
+    path = t.folder / b / "rank-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    diff(t, a, b, 65, "rank-0.safetensors")
+    for other in "planted", "planted/dumps", "planted/model":
+        diff(t, a, other, 65, "dumps")
 
 
-def check_notes(build, folder):
+def check_notes(t):
     """Where a tensor of rank 1 belongs: with as many elements outside of it, or in one of another shape than rank 0 says."""
-    good, name = folder / "m.json_tp/dumps/step-1", "micro-0/model.layers.0.mlp.up_proj.output"
-    data = (good / "rank-1.safetensors").read_bytes()
+    good, name = "m.json_tp/dumps/step-1", "micro-0/model.layers.0.mlp.up_proj.output"
+    data = (t.folder / good / "rank-1.safetensors").read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
-    shutil.copytree(good, folder / "notes")
+    shutil.copytree(t.folder / good, t.folder / "notes")
     cases = [("shape", [64, 65], "another shape"), ("shape", [65, 64], "another shape")]
     cases += [(key, value, "where " + name) for key, value in (
         ("rows", [[1, 65]]), ("rows", [[-1, 63]]), ("columns", [33, 65]), ("columns", [-1, 31]), ("elements", [1, 2049]),
@@ -219,73 +194,54 @@ def check_notes(build, folder):
         head = json.loads(data[8:8 + size])
         head["__metadata__"][name] = json.dumps({**json.loads(head["__metadata__"][name]), key: value})
         head = json.dumps(head).encode()
-        (folder / "notes/rank-1.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size:])
-        code, said = diff(build, folder, good, "notes")
-        check(code == 65 and words in said, f"{key} is {value}: {code}\n{said}")
+        t.write("notes/rank-1.safetensors", struct.pack("<Q", len(head)) + head + data[8 + size:])
+        diff(t, good, "notes", 65, words)
 
 
-def check_large(build, folder):
-    """A tensor of more than 8 MiB is copied in parts, and logits of many ids come in tiles: both are those of two workers, which have
-    half of each."""
-    (folder / "large.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 1, "intermediate_size": 70000, "vocab_size": 1537}))
-    for name, workers in ("large_one", 1), ("large_tp", 2):
-        run(build, folder, name, ["--precision", "fp32", "--tp-size", str(workers), "--set", "output.save_model=false"], workers,
-            ("*.gate_proj.*, lm_head.output", "1"), model="large.json")
-    code, said = diff(build, folder, "large_one/dumps/step-1", "large_tp/dumps/step-1", "--tolerance", "1e-5")
-    check(code == 0 and "\nequal: " in said, f"large tensors:\n{said}")
+@test
+def parts_of_large_tensors_are_those_of_two_workers(t):
+    """A tensor of more than 8 MiB is copied in parts, and logits of many ids come in tiles; two workers have half of each."""
+    t.model("large.json", **MODEL | dict(num_hidden_layers=1, intermediate_size=70000, vocab_size=1537))
+    for name, workers in ("one", 1), ("tp", 2):
+        t.run(train(name, f"{FP32} --tp-size {workers} --set output.save_model=false", workers, ("*.gate_proj.*, lm_head.output", "1"),
+                    "large.json"))
+    diff(t, "one/dumps/step-1", "tp/dumps/step-1", 0, "\nequal: ", "--tolerance 1e-5")
 
 
-def check_refused(build, folder):
-    flags = ["--precision", "fp32"]
-    for dump, words in ((("model.layers.1.mlp.gate_prj.weight", "1"), ["model.layers.1.mlp.gate_proj.weight", "N.mlp.down_proj.input"]),
-                        (("*.weight, *.qkv_proj.output", "1"), ['"*.qkv_proj.output"', "lm_head.output"]),
-                        (("model.layers.2.input", "1"), ["model.layers.0.input"]),
-                        (("*", "4"), ["log.dump_steps", "train.steps"]), (("*", ""), ["log.dump_tensors", "log.dump_steps"])):
-        said = run(build, folder, "refused", flags, 1, dump, 2)
-        check(all(word in said for word in words), f"--dump-tensors {dump}:\n{said}")
-        check(not (folder / "refused").exists(), "a refused run has left a folder")
-    code, said = diff(build, folder, "olmo.json_one/dumps/step-1", "m.json_one/dumps/step-1")  # of 256 and of 257 ids
-    check(code == 1 and all(f"{name}: has another number of elements" in said for name in ("lm_head.weight", "micro-0/lm_head.output")),
-          f"dumps of models of other sizes:\n{said}")
-    old = folder / "old/dumps/step-1/rank-0.safetensors"
-    old.parent.mkdir(parents=True)
-    old.write_text("of an earlier run")
-    run(build, folder, "old", [*flags, "--dp-replicate-size", "2"], 2, ("lm_head.weight", "1"))  # of which rank 1 has nothing
-    check(old.read_text() == "of an earlier run" and list(read(folder / "old/dumps-2/step-1/rank-0.safetensors")) == ["lm_head.weight"],
-          "an earlier dump is not as it was, or there is no new one")
-    check([path.name for path in (folder / "old/dumps-2/step-1").iterdir()] == ["rank-0.safetensors"], "rank 1 has written a file")
-    for a, b, side in (("old/dumps-2", "m.json_one/dumps", "B"), ("m.json_one/dumps", "old/dumps-2", "A")):
-        code, said = diff(build, folder, a + "/step-1", b + "/step-1")
-        check(code == 1 and f"model.embed_tokens.weight: only in {side}" in said and "\nlm_head.weight:" not in said,
-              f"a dump of one tensor and one of all:\n{said}")
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
-
-    said = run(build, folder, "full", flags + ["--set", "output.save_model=false"], 1, ("*", "1"), 73, limit=limit)
-    check("dumps/step-1/rank-0.safetensors" in said, f"a file that cannot be written:\n{said}")
-    check(not list((folder / "full/dumps/step-1").iterdir()), "a part of a dump was left")
+@test
+def what_cannot_be_dumped_is_refused(t):
+    for dump, words in ((("model.layers.1.mlp.gate_prj.weight", "1"), ("model.layers.1.mlp.gate_proj.weight", "N.mlp.down_proj.input")),
+                        (("*.weight, *.qkv_proj.output", "1"), ('"*.qkv_proj.output"', "lm_head.output")),
+                        (("model.layers.2.input", "1"), "model.layers.0.input"),
+                        (("*", "4"), ("log.dump_steps", "train.steps")), (("*", ""), ("log.dump_tensors", "log.dump_steps"))):
+        t.run(train("refused", FP32, dump=dump), 2, words)
+        check(not t.has("refused"), "a refused run has left a folder")
+    t.run(t.limited("-f 117", train("full", f"{FP32} --set output.save_model=false", dump=("*", "1"))), 73,
+          "dumps/step-1/rank-0.safetensors")
+    check(not t.has("full/dumps/step-1/*"), "a part of a dump was left")
 
 
-def main():
-    build = pathlib.Path(sys.argv[1]).resolve()
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "m.json").write_text(json.dumps(MODEL))
-        (folder / "olmo.json").write_text(json.dumps(OLMO))
-        head = [20240520, 1, 6000] + [0] * 253
-        (folder / "t.bin").write_bytes(struct.pack("<256i", *head) + struct.pack("<6000H", *(255 if i % 11 == 9 or i % 29 == 5 else i * i * 7 % 251 for i in range(6000))))
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            same = pool.submit(check_same, build, folder)
-            check_meshes(build, folder)
-            same.result()
-        check_values(read(folder / "m.json_one/dumps/step-2/rank-0.safetensors"))
-        check_notes(build, folder)
-        check_planted(build, folder)
-        check_refused(build, folder)
-        check_large(build, folder)
-    print("dumps: all good")
+def check_others(t):
+    """Dumps of other models and of some tensors, and an earlier one."""
+    diff(t, "olmo.json_one/dumps/step-1", "m.json_one/dumps/step-1", 1,  # of 256 and of 257 ids
+         [f"{name}: has another number of elements" for name in ("lm_head.weight", "micro-0/lm_head.output")])
+    t.write("old/dumps/step-1/rank-0.safetensors", "of an earlier run")
+    t.run(train("old", f"{FP32} --dp-replicate-size 2", 2, ("lm_head.weight", "1")))  # of which rank 1 has nothing
+    check(t.read("old/dumps/step-1/rank-0.safetensors") == "of an earlier run", "an earlier dump is not as it was")
+    check([path.name for path in t.folder.glob("old/dumps-2/step-1/*")] == ["rank-0.safetensors"], "rank 1 has written a file")
+    check(list(read(t.folder / "old/dumps-2/step-1/rank-0.safetensors")) == ["lm_head.weight"], "there is no new one")
+    for a, b, side in ("old/dumps-2", "m.json_one/dumps", "B"), ("m.json_one/dumps", "old/dumps-2", "A"):
+        diff(t, f"{a}/step-1", f"{b}/step-1", 1, f"model.embed_tokens.weight: only in {side}")
+        t.says(never="\nlm_head.weight:")
 
 
-if __name__ == "__main__":
-    main()
+@test
+def dumps_hold_what_is_computed_on_any_mesh(t):
+    check_meshes(t)
+    check_values(read(t.folder / "m.json_one/dumps/step-2/rank-0.safetensors"))
+    check_notes(t)
+    check_planted(t)
+    check_others(t)
+
+
+steps.main("dumps", setup)

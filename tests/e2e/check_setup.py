@@ -1,29 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/setup and scripts/build, as far as nothing is installed or built: check_setup.py SOURCE."""
+"""scripts/setup and scripts/build, as far as nothing is installed or built."""
 import os
-import pathlib
 import re
-import subprocess
-import sys
-import tempfile
 
-from steps import call, check
-
-SOURCE = pathlib.Path(sys.argv[1])
+import steps
+from steps import SOURCE, check, test
 
 
-def script(name, *arguments, code=0):
-    return call([SOURCE / "scripts" / name, *arguments], code)
+def packages(t, flags=""):
+    return t.run(f"{SOURCE}/scripts/setup --list {flags}").split()
 
 
-def packages(*arguments):
-    return script("setup", "--list", *arguments).split()
-
-
-def the_programs_need_no_tools_of_the_tests():
+@test
+def the_programs_need_no_tools_of_the_tests(t):
     """A user installs what the two programs need, which is what meson.build asks for, and no Slurm, clang or Criterion."""
-    programs, tests = packages(), packages("--tests")
+    programs, tests = packages(t), packages(t, "--tests")
     check(set(programs) < set(tests), f"{programs} is not a part of {tests}")
     for name in ("libcriterion-dev", "slurm-wlm", "clang", "clang-format", "strace", "g++"):
         check(name in tests, f"{name} is not among the packages of the tests")
@@ -37,74 +29,68 @@ def the_programs_need_no_tools_of_the_tests():
             check(known.get(name) in programs, f"scripts/setup does not install {name}, which meson.build asks for")
 
 
-def the_cuda_part_needs_a_cxx_compiler():
-    check("g++" in packages("--cuda"), "the CUDA part needs g++")
-    check(len(packages("--cuda", "--tests")) == len(set(packages("--cuda", "--tests"))), "a package is listed twice")
+@test
+def the_cuda_part_needs_a_cxx_compiler(t):
+    check("g++" in packages(t, "--cuda"), "the CUDA part needs g++")
+    check(len(packages(t, "--cuda --tests")) == len(set(packages(t, "--cuda --tests"))), "a package is listed twice")
 
 
-def with_fakes(installed, known):
-    """The end of scripts/setup --tests where apt and dpkg say that these packages are installed, or can be, and which calls of
-    apt-get it made. An apt-get update lets apt know a package that begins with "later:"."""
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "known").write_text("".join(name + "\n" for name in known if not name.startswith("later:")))
-        (folder / "later").write_text("".join(name[6:] + "\n" for name in known if name.startswith("later:")))
-        (folder / "installed").write_text("".join(f"installed {name}\n" for name in installed))
-        fakes = {"dpkg-query": f"cat {folder}/installed",
-                 "apt-cache": f'if grep -qx "$2" {folder}/known; then echo "$2:"; echo "  Candidate: 1.0"; fi',
-                 "apt-get": f'echo "$*" >>{folder}/calls; case "$*" in *update) cat {folder}/later >>{folder}/known;; esac',
-                 "id": "echo 0"}
-        for name, text in fakes.items():
-            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / name).chmod(0o755)
-        done = subprocess.run([SOURCE / "scripts" / "setup", "--tests"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=60,
-                              env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
-        calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
-        return done.returncode, done.stdout, calls
+def with_fakes(t, installed, known, code=0):
+    """The calls of apt-get that scripts/setup --tests makes where apt and dpkg say that these packages are installed, or can be. An
+    apt-get update lets apt know a package that begins with "later:"."""
+    t.write("known", "".join(name + "\n" for name in known if not name.startswith("later:")))
+    t.write("later", "".join(name[6:] + "\n" for name in known if name.startswith("later:")))
+    t.write("installed", "".join(f"installed {name}\n" for name in installed))
+    t.write("calls", "")
+    for name, text in {"dpkg-query": f"cat {t.folder}/installed",
+                       "apt-cache": f'if grep -qx "$2" {t.folder}/known; then echo "$2:"; echo "  Candidate: 1.0"; fi',
+                       "apt-get": f'echo "$*" >>{t.folder}/calls; case "$*" in *update) cat {t.folder}/later >>{t.folder}/known;; esac',
+                       "id": "echo 0"}.items():
+        t.write(name, f"#!/bin/sh\n{text}\n")
+        (t.folder / name).chmod(0o755)
+    t.run(f"{SOURCE}/scripts/setup --tests", code, PATH=f"{t.folder}:{os.environ['PATH']}")
+    return t.read("calls").splitlines()
 
 
-def what_is_missing_is_installed_and_nothing_else():
-    names = packages("--tests")
-    code, said, calls = with_fakes(names, [])
-    check(code == 0 and not calls and not said, f"nothing is missing: {code} {said} {calls}")
-    code, said, calls = with_fakes(names[3:], names)
-    check(code == 0 and len(calls) == 1 and calls[0].split()[-3:] == names[:3], f"three are missing: {code} {said} {calls}")
-    code, said, calls = with_fakes(names[1:], ["later:" + names[0]])
-    check(code == 0 and len(calls) == 2 and "update" in calls[0] and calls[1].endswith(" " + names[0]),
-          f"one is known after an update: {code} {said} {calls}")
-    code, said, calls = with_fakes([name for name in names if name != "libclang-rt-dev"], [])
-    check(code == 0 and not calls, f"clang has its own runtimes before Debian 12: {code} {said} {calls}")
+@test
+def what_is_missing_is_installed_and_nothing_else(t):
+    names = packages(t, "--tests")
+    calls = with_fakes(t, names, [])
+    check(not calls and not t.out + t.log, f"nothing is missing: {calls} {t.out}{t.log}")
+    calls = with_fakes(t, names[3:], names)
+    check(len(calls) == 1 and calls[0].split()[-3:] == names[:3], f"three are missing: {calls}")
+    calls = with_fakes(t, names[1:], ["later:" + names[0]])
+    check(len(calls) == 2 and "update" in calls[0] and calls[1].endswith(" " + names[0]), f"one is known after an update: {calls}")
+    calls = with_fakes(t, [name for name in names if name != "libclang-rt-dev"], [])
+    check(not calls, f"clang has its own runtimes before Debian 12: {calls}")
 
 
-def a_browser_is_no_condition():
+@test
+def a_browser_is_no_condition(t):
     """One test alone needs it, and not every release has it as a package."""
-    names = packages("--tests", "--no-browser")
-    check(set(packages("--tests")) - set(names) == {"chromium"}, "the browser is not the one package that --no-browser leaves out")
-    code, said, calls = with_fakes(names, names)
-    check(code == 0 and "no chromium" in said and not any("install" in call for call in calls), f"no browser: {code} {said} {calls}")
-    code, said, calls = with_fakes(names, [*names, "chromium"])
-    check(code == 0 and calls and calls[-1].endswith(" chromium"), f"a browser is missing: {code} {said} {calls}")
+    names = packages(t, "--tests --no-browser")
+    check(set(packages(t, "--tests")) - set(names) == {"chromium"}, "the browser is not the one package that --no-browser leaves out")
+    calls = with_fakes(t, names, names)
+    t.says("no chromium")
+    check(not any("install" in call for call in calls), f"no browser: {calls}")
+    calls = with_fakes(t, names, [*names, "chromium"])
+    check(calls and calls[-1].endswith(" chromium"), f"a browser is missing: {calls}")
 
 
-def a_package_that_no_source_has_is_named():
-    names = packages("--tests")
-    code, said, calls = with_fakes(names[2:], names[:1])
-    check(code == 2 and not any("install" in call for call in calls), f"one of two is known: {code} {calls}")
-    check(f": {names[1]}\n" in said and "universe" in said and "nothing was installed" in said, said)
+@test
+def a_package_that_no_source_has_is_named(t):
+    names = packages(t, "--tests")
+    calls = with_fakes(t, names[2:], names[:1], 2)
+    check(not any("install" in call for call in calls), f"one of two is known: {calls}")
+    t.says((f": {names[1]}\n", "universe", "nothing was installed"))
 
 
-def wrong_arguments_do_nothing():
-    check("contradict" in script("build", "--without-cuda", "--cuda", code=2), "two options that contradict each other")
-    for name in ("setup", "build"):
-        check("--frobnicate" in script(name, "--frobnicate", code=2), "the argument is not named")
-        check("--cuda" in script(name, "--help"), f"{name} --help does not name --cuda")
+@test
+def wrong_arguments_do_nothing(t):
+    t.run(f"{SOURCE}/scripts/build --without-cuda --cuda", 2, "contradict")
+    for name in "setup", "build":
+        t.run(f"{SOURCE}/scripts/{name} --frobnicate", 2, "--frobnicate")
+        t.run(f"{SOURCE}/scripts/{name} --help", says="--cuda")
 
 
-the_programs_need_no_tools_of_the_tests()
-the_cuda_part_needs_a_cxx_compiler()
-what_is_missing_is_installed_and_nothing_else()
-a_browser_is_no_condition()
-a_package_that_no_source_has_is_named()
-wrong_arguments_do_nothing()
-print("check_setup: setup and build name and refuse what they should")
+steps.main("setup")
