@@ -97,7 +97,9 @@ def ls(t):
     move(t, "run", "runs/a-1")
     t.run(f"{CKPT} ls", says="runs/a-1:\n", never="a-2")
     t.run(f"{CKPT} ls runs/a-2", says="runs/a-2: no checkpoints\n")
-    (t.folder / "empty").mkdir()
+    (t.folder / "runs/a-1/empty").mkdir()
+    t.folder /= "runs/a-1"
+    t.run(f"{CKPT} ls", says=(".:\n", "checkpoint-10         good "))
     t.folder /= "empty"
     ends(t, 65, f"{CKPT} ls", "there are no checkpoints")
 

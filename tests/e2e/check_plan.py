@@ -48,6 +48,8 @@ def llama_8b_on_eight_workers(t):
         "mesh: 2 x 2 x 1 x 2 (dp_replicate x dp_shard x cp x tp), 8 workers", "groups of rank 5 ", "  tp                2 ranks 4, 5 ",
         "  dp_shard_cp       2 ranks 5, 7 ", "  dp_replicate      2 ranks 1, 5 ", "  model             4 ranks 4, 5, 6, 7 ",
         "model: 8030261248 parameters", "memory plan of rank 5", "\nfits one H100: ", "\nestimated step, all workers: H100 "))
+    longest = after(t, "\nlongest sequence that fits one H100: ")
+    check(longest > 8192 and longest % 2 == 0, "tokens that the ranks of tp share")
     # F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a thousandth.
     gib = 8030261248 / 4 * 4 / GIB
     near(part(t, "master weights"), gib, 1e-3)
@@ -67,6 +69,7 @@ def llama_8b_on_eight_workers(t):
     # Masters and two moments of 8 billion parameters, of which 8 ranks write an eighth each.
     plan(t, f"{file} --device cuda --checkpoint-frequency 100", says="\ncheckpoints: 11.22 GiB of pinned host memory a worker\n"
                                                                      "loading a checkpoint: 0.07 GiB of host memory a worker\n")
+    plan(t, f"{file} --device cuda --resume-from-checkpoint latest", says="\nloading a checkpoint: ", never="pinned")
     plan(t, "tp_hsdp.yaml", says=" MiB\nfits this host: 8 workers of ")
 
 
@@ -140,6 +143,31 @@ def estimates_for_gpus_are_by_the_ops_of_a_step(t):
 
 
 @test
+def a_step_is_made_of_its_parts(t):
+    """All communication is hidden, or none: where compute takes longer, and where communication does. A step of 8 workers has the tokens
+    of 4, as two share each sequence."""
+    parts, waits = ("products", "attention", "other ops", "update", "communication"), []
+    for tokens, nodes in (8192, 1), (64, 4):
+        plan(t, f"llama-3.1-8b/tp_hsdp.yaml --explain --sequence-length {tokens} --gradient-accumulation-steps 3 --micro-batch-size 2 "
+                f"--recompute full --nnodes {nodes} --nproc-per-node {8 // nodes}", None)  # it need not fit
+        shown = re.findall(r"^  (H[12]00: .* communication)$", t.out, re.M)
+        steps_of = re.findall(r"(H[12]00) (\S+) to (\S+) s, (\S+) to (\S+) tokens/s", t.out.split("\nestimated step, all workers: ")[1])
+        for line, (name, *step) in zip(shown, steps_of):
+            seconds = {part: float(re.search(rf"(\S+) s {part}", line)[1]) for part in parts}
+            shortest, longest, slow, fast = map(float, step)
+            compute, wait = sum(seconds.values()) - seconds["communication"], seconds["communication"]
+            near(longest, compute + wait, 2e-3)
+            near(shortest, max(compute, wait), 2e-3)
+            near(slow, 4 * 3 * 2 * tokens / longest, 2e-3)
+            near(fast, 4 * 3 * 2 * tokens / shortest, 2e-3)
+            waits.append(wait > compute)
+            check(line.startswith(name), line)
+        sent = after(t, " GB sent within a host, ") if nodes > 1 else 0
+        near(after(t, "\n  exposed communication: ") + after(t, "; the other "), after(t, " GB moved, ") + sent, 2e-3)
+    check(waits == [False, False, True, True], waits)
+
+
+@test
 def replicas_add_their_gradients_once(t):
     """Each of two sends a half of its F32 gradients, and then a half of the sums. The update reads gradients twice, reads and writes
     masters and two moments, and writes BF16 weights."""
@@ -149,6 +177,8 @@ def replicas_add_their_gradients_once(t):
         plan(t, f"{file} --optimizer {name}", None)  # it need not fit
         near(after(t, " GB moved, "), 2 * 4 * weights / 2 * 1e-9, 1e-3)
         near(after(t, " s other ops, "), (2 * 4 + arrays * 2 * 4 + 2) * weights / (3.35e12 * 0.92), 1e-3)
+    plan(t, f"{file} --nnodes 2 --nproc-per-node 1", None)
+    near(after(t, " GB sent within a host, "), 2 * 4 * weights / 2 * 1e-9, 1e-3)
 
 
 @test
@@ -229,9 +259,11 @@ def a_longer_sequence_is_refused(t):
 
 def row(t, name):
     """(GiB, seconds of a step) in the row of the table of other settings."""
-    found = re.search(rf"^  {re.escape(name)} +([0-9.]+) GiB +\S+ %  \S+ (\S+) to \S+ s", t.out, re.M)
+    found = re.search(rf"^  {re.escape(name)} +([0-9.]+) GiB +(\S+) %  \S+ (\S+) to \S+ s", t.out, re.M)
     check(found, f"no {name} in:\n{t.out}")
-    return float(found[1]), float(found[2])
+    own, other = float(re.search(r"\n  as it is +([0-9.]+) GiB", t.out)[1]), float(found[1])
+    check(abs((other / own - 1) * 100 - float(found[2])) <= 0.051 + 0.05 * (1 + other / own) / own, found[0])  # GiB have three digits
+    return other, float(found[3])
 
 
 def row_refuses(t, name, why):
@@ -244,8 +276,10 @@ def other_settings_are_planned_too(t):
     """What --explain says of another setting is what the plan with that setting says."""
     file = "llama-3.1-8b/tp_hsdp.yaml"
     plan(t, f"{file} --recompute none --explain", says="\nwhy:\n")
-    own, full = row(t, "as it is")[0], row(t, "parallel.recompute: full")[0]
-    check(abs(own - part(t, "total")) <= 2e-3 and full < own and row(t, "mesh.tp: 4, on 16 workers")[0] < own, t.out)
+    own, full, wide = row(t, "as it is")[0], row(t, "parallel.recompute: full")[0], row(t, "mesh.tp: 4, on 16 workers")
+    check(abs(own - part(t, "total")) <= 2e-3 and full < own and wide[0] < own, t.out)
+    plan(t, f"{file} --recompute none --num-processes 16 --nnodes 2 --nproc-per-node 8 --tp-size 4")  # the further workers are on a further host
+    check(abs(wide[0] - part(t, "total")) <= 2e-3 and wide[1] == after(t, "\nestimated step, all workers: H100 "), (wide, t.out))
     plan(t, f"{file} --recompute full")
     check(abs(full - part(t, "total")) <= 2e-3, t.out)
     plan(t, f"{file} --recompute none", never="why:")

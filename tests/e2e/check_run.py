@@ -291,9 +291,10 @@ def output_that_is_lost_is_an_error(t):
 @test
 def bench_times_every_precision(t):
     """Each precision is timed, on the mesh that was asked for; not how long it takes."""
-    t.run("ndlaunch bench --layer --repeats 1 --device cpu --num-processes 2 --dp-shard-size 2 --set model.config=model.json "
-          "--sequence-length 64", says=("\nbf16 ", "\nfp8 tensorwise ", "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ", "\nfp8 delayed ",
-                                        "mesh 1 x 2 x 1 x 1 ", ", 128 tokens; "))
+    t.run("ndlaunch bench --layer --repeats 1 --device cpu --num-processes 4 --dp-replicate-size 2 --cp-size 2 --micro-batch-size 3 "
+          "--set model.config=model.json --sequence-length 64", says=(
+              "\nbf16 ", "\nfp8 tensorwise ", "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ", "\nfp8 delayed ", "mesh 2 x 1 x 2 x 1 ",
+              ", 384 tokens; "))
     layer = "ndtrain bench --layer --repeats 1 --device cpu --set model.config=model.json --sequence-length 64"
     # Milliseconds have three digits, the number of times two, and tokens a second none.
     lines = [line.split()[-5:] for line in t.run(layer).splitlines() if line.startswith(("bf16 ", "fp8 "))]
@@ -320,6 +321,11 @@ def bench_times_the_linears_of_a_file_for_several_workers(t):
     t.run(f"ndtrain bench --products {own}", says=(
         "a rank of mesh 2 x 2 x 1 x 2 ", "\n    512     256     128 ", "\n    512     256      64 ", "\n    512     128     256 ",
         "\n    512     256     352 ", "\n    512     352     256 "))
+    # GFLOP/s of the three products, and how many times as fast each recipe is, by milliseconds with three digits.
+    for line in re.findall(r"^ +\d+ +\d+ +\d+ [ .\d]+$", t.out, re.M):
+        m, k, n, ms, rate, *fp8 = map(float, line.split())
+        check(abs(rate * ms - 6e-6 * m * k * n) <= 0.05 * ms + 5e-4 * (rate + 1) and len(fp8) == 8, line)
+        check(all(abs(ms / own - times) <= 6e-3 + 5e-4 * (1 + times) / (own - 5e-4) for own, times in zip(fp8[::2], fp8[1::2])), line)
     t.run(f"ndtrain check bench --products {own}")
     t.run(f"ndtrain bench --products --sizes 16x16x16 --jsonl {own}", says='"m":16,"k":16,"n":16,')
     t.run(f"ndtrain bench --layer {own}", 2, "start it with ndlaunch")
