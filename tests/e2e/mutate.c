@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/log.h"
 #include "tests/support/inputs.h"
 #include "tests/support/patience.h"
 #include "tests/support/sentences.h"
@@ -17,11 +16,9 @@ int nd_train_main(int argc, char **argv); /* main of trainer/main.c under anothe
 
 enum { CASES = 50, WORDS_MAX = 64 };
 
-/* Each case calls ndtrain with these arguments, or a function that reads the file. */
+/* Each case calls ndtrain with these arguments. */
 typedef struct mutated {
-    const char *file;
-    const char *arguments; /* NULL: */
-    nd_status (*read)(const char *path);
+    const char *file, *arguments;
     const char *sentence; /* with which the line about a bad file begins */
 } mutated;
 
@@ -140,15 +137,6 @@ static int run_arguments(const char *arguments)
     return nd_train_main(argc, argv);
 }
 
-static int run_reader(nd_status (*read_file)(const char *path), const char *path)
-{
-    nd_status status = read_file(path);
-    if (status != ND_OK) {
-        nd_log_error("%s", nd_error_last()->message);
-    }
-    return (int)status;
-}
-
 /* The exit code, or 128 + the signal that ended it, which is SIGKILL when it takes too long; what
  * it printed is in shell_output. */
 static int run_case(const mutated *k)
@@ -167,10 +155,7 @@ static int run_case(const mutated *k)
         dup2(none, STDIN_FILENO);
         dup2(fd, STDOUT_FILENO);
         dup2(fd, STDERR_FILENO);
-        int code = chdir(dir.path);
-        code = code != 0       ? 99
-               : !k->arguments ? run_reader(k->read, k->file)
-                               : run_arguments(k->arguments);
+        int code = chdir(dir.path) != 0 ? 99 : run_arguments(k->arguments);
         fflush(NULL);
         _exit(code);
     }
@@ -268,11 +253,6 @@ void mutate(const char *file, const char *arguments)
 void mutate_saying(const char *file, const char *arguments, const char *sentence)
 {
     judge_all(&(mutated){.file = file, .arguments = arguments, .sentence = sentence});
-}
-
-void mutate_reader(const char *file, nd_status (*read_file)(const char *path))
-{
-    judge_all(&(mutated){.file = file, .read = read_file, .sentence = "error: "});
 }
 
 /* Good inputs. */

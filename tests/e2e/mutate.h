@@ -8,7 +8,6 @@
  * drawn from a fixed seed, so that a case that fails comes again. ND_MUTATIONS is the number of
  * cases of each kind of file.
  */
-#include "runtime/base/status.h"
 #include "tests/support/tempdir.h"
 
 enum { MUTATE_FILE_MAX = 1 << 18 };
@@ -38,8 +37,6 @@ int mutate_judge(const char *name, const char *arguments);
 void mutate(const char *file, const char *arguments);
 /* The line about a bad file begins with this, and not with "error: ". */
 void mutate_saying(const char *file, const char *arguments, const char *sentence);
-/* By a function that reads the file. */
-void mutate_reader(const char *file, nd_status (*read)(const char *path));
 
 #define MUTATE_INPUT                                                                               \
     " --sequence-length 32 --device cpu --precision fp32 --set launch.threads_per_worker=1 "       \

@@ -8,10 +8,8 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "runtime/base/fs.h"
 #include "tests/e2e/mutate.h"
 #include "tests/support/shell.h"
-#include "trainer/tune/measure.h"
 
 TestSuite(mutated_state, .init = mutate_setup, .fini = mutate_teardown);
 
@@ -249,33 +247,4 @@ Test(mutated_state, record_of_a_run)
 Test(mutated_state, metrics_of_a_run)
 {
     report_of("first/metrics.jsonl");
-}
-
-static nd_status read_record(const char *path)
-{
-    static const nd_shape shape = {.vocab = 256,
-                                   .hidden = 64,
-                                   .ffn = 96,
-                                   .layers = 3,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .head_dim = 16};
-    nd_config config;
-    nd_tuning *tuning = NULL;
-    char *text;
-    size_t bytes;
-    ND_TRY(nd_fs_read(path, MUTATE_FILE_MAX, ND_ERR_DATA, &text, &bytes));
-    nd_status status = nd_config_init(&config);
-    status = status == ND_OK ? nd_record_read(text, bytes, path, &config, &shape, &tuning) : status;
-    nd_tuning_destroy(tuning);
-    nd_config_fini(&config);
-    free(text);
-    return status;
-}
-
-/* Only a run on a GPU reads it, after the trainer's start. */
-Test(mutated_state, record_of_autotune)
-{
-    shell(mutate_dir(), "cp " ND_SOURCE "/tests/fuzz/seeds/autotune/* run.json");
-    mutate_reader("run.json", read_record);
 }

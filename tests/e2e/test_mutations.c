@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Changed files that a user writes: configurations, models' sizes, data, tokenizers and keys. */
+/* Changed files that a user writes: configurations, models' sizes, data and tokenizers. */
 #include <criterion/criterion.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/hash.h"
-#include "runtime/rdzv/key.h"
 #include "tests/e2e/mutate.h"
-#include "tests/support/shell.h"
 #include "trainer/corpus/token_file.h"
-#include "trainer/text/tokenizer.h"
 
 TestSuite(mutations, .init = mutate_setup, .fini = mutate_teardown);
 
@@ -130,26 +125,6 @@ Test(mutations, loss_mask)
     mutate("corpus.mask", CORPUS);
 }
 
-static nd_status read_tokenizer(const char *path)
-{
-    static const char text[] = "aBc  ab's 123\n\n";
-    const nd_encode_options options = {.drop_unknown = true};
-    nd_tokenizer *tokenizer = NULL;
-    nd_encoder *encoder = NULL;
-    const int32_t *ids;
-    size_t count;
-    nd_status status = nd_tokenizer_open(path, &tokenizer);
-    if (status == ND_OK) {
-        status = nd_encoder_create(tokenizer, &options, &encoder);
-    }
-    if (status == ND_OK) {
-        status = nd_encode(encoder, text, sizeof text - 1, &ids, &count);
-    }
-    nd_encoder_destroy(encoder);
-    nd_tokenizer_close(tokenizer);
-    return status;
-}
-
 #define BYTE_LEVEL                                                                                 \
     "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "              \
     "\"use_regex\": true}"
@@ -175,7 +150,9 @@ static void mutate_tokenizer(const char *pre_tokenizer)
              "\"ab a\"]}}",
              pre_tokenizer);
     mutate_write("tokenizer.json", text);
-    mutate_reader("tokenizer.json", read_tokenizer);
+    mutate_write("letters.txt", "aBc  ab's 123\n\n");
+    mutate("tokenizer.json", "tokenize --tokenizer tokenizer.json --input letters.txt --threads 1 "
+                             "--drop-unknown --output-prefix pair --overwrite");
 }
 
 Test(mutations, tokenizer)
@@ -186,17 +163,4 @@ Test(mutations, tokenizer)
 Test(mutations, tokenizer_with_a_pattern)
 {
     mutate_tokenizer(SPLIT);
-}
-
-static nd_status read_key(const char *path)
-{
-    uint8_t key[ND_KEY_BYTES];
-    return nd_key_read_file(path, key);
-}
-
-Test(mutations, key)
-{
-    mutate_write("job.key", "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n");
-    cr_assert_eq(chmod(tempdir_file(mutate_dir(), "job.key"), 0600), 0);
-    mutate_reader("job.key", read_key);
 }
