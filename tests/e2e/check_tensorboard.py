@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorboard's own readers open what --log-with tensorboard writes: check_tensorboard.py NDLAUNCH.
+"""tensorboard's own readers open what --log-with tensorboard writes.
 
 A run of ten steps, then one that goes on from its fifth: in both readers, the Python one and the data server where there is one, the
 curves must be those of metrics.jsonl, and continuous. A file that is cut at any byte must give all records that are whole. Event files
 of other programs in the run's folder stay as they are, and both are shown.
 """
 import contextlib
-import json
 import os
 import pathlib
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -26,10 +24,8 @@ from tensorboard.data import server_ingester
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import grpc_util
 
-from steps import check
-
-MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+import steps
+from steps import check, test
 
 # Each tag, as a number of a line of metrics.jsonl. The text is one source and one set, which have no curves of their own.
 STEP_TAGS = {
@@ -50,26 +46,25 @@ VALIDATION_TAGS = {
     "eval/runtime": lambda r: r["validation_ms"] / 1000,
 }
 
-OURS = {**os.environ, "MALLOC_PERTURB_": os.environ.get("ND_PERTURB", "0")}  # the environment of our programs
+OURS = {"MALLOC_PERTURB_": os.environ.get("ND_PERTURB", "0")}  # for our programs
 SECONDS = 120  # a bound on what the data server may take
 
 
-def run(ndlaunch, folder, *flags):
-    done = subprocess.run([ndlaunch, "--device", "cpu", "--num-processes", "2", "--sequence-length", "64", "--num-steps", "10",
-                           "--set", "model.config=model.json", "--set", "data.path=text.txt", "--set", "data.validation_path=text.txt",
-                           "--set", "train.validation_interval=5", "--set", "train.validation_batches=1", "--set", "output.dir=run",
-                           "--checkpoint-frequency", "5", *flags],
-                          cwd=folder, env=OURS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=120)
-    check(done.returncode == 0, f"the run ended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
+def setup(t):
+    t.model(hidden_size=32, intermediate_size=64)
+    t.text()
 
 
-def steps_of(run_folder):
+def run(t, flags):
+    t.run("ndlaunch --device cpu --num-processes 2 --sequence-length 64 --num-steps 10 --set model.config=model.json --set data.path=text.txt "
+          "--set data.validation_path=text.txt --set train.validation_interval=5 --set train.validation_batches=1 --set output.dir=run "
+          f"--checkpoint-frequency 5 {flags}", **OURS)
+
+
+def steps_of(t, run="run"):
     """The steps that count: those above a resumed event that have later numbers do not."""
     steps, validations = {}, {}
-    for line in (run_folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in t.metrics(run):
         if record.get("event") == "resumed":
             for kept in (steps, validations):
                 for step in [s for s in kept if s > record["step"]]:
@@ -133,8 +128,8 @@ def curves_of(reader, run):
     return {tag: [(e.step, e.value) for e in events] for tag, events in found.items()}
 
 
-def expect_curves(run_folder):
-    steps, validations = steps_of(run_folder)
+def expect_curves(t):
+    run_folder, (steps, validations) = t.folder / "run", steps_of(t)
     wanted = {tag: [(s, single(value(r))) for s, r in sorted(steps.items())] for tag, value in STEP_TAGS.items()}
     wanted |= {tag: [(s, single(value(r))) for s, r in sorted(validations.items())] for tag, value in VALIDATION_TAGS.items()}
     check([s for s, _ in wanted["eval/loss"]] == [5, 10], f"validations are at {validations}")
@@ -161,10 +156,9 @@ def expect_settings(events):
     check("\n      steps: 10\n" in text and text.startswith("    launch:"), text)
 
 
-def expect_samples(events, run_folder):
+def expect_samples(events, rows):
     """The texts of metrics.jsonl, under the prompt."""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    wanted = {(r["prompt"], r["step"]): r["text"] for r in lines if r.get("event") == "sample"}
+    wanted = {(r["prompt"], r["step"]): r["text"] for r in rows if r.get("event") == "sample"}
     check([step for _, step in wanted] == [5, 5, 10, 10] and {prompt for prompt, _ in wanted} == {"ab", "op q"}, f"samples are {wanted}")
     for (prompt, step), text in wanted.items():
         shown = {e.step: e.tensor_proto.string_val[0].decode() for e in events.Tensors(f"samples/{prompt}")}
@@ -216,52 +210,43 @@ def write_foreign(folder):
     (folder / "plugins").mkdir()
 
 
-def expect_beside_foreign_files(ndlaunch, folder):
-    events = folder / "guest" / "tensorboard"
+@test
+def beside_foreign_files(t):
+    events = t.folder / "guest" / "tensorboard"
     events.mkdir(parents=True)
     write_foreign(events)
     before = {path: path.read_bytes() for path in events.iterdir() if path.is_file()}
-    said = run(ndlaunch, folder, "--log-with", "tensorboard", "--set", "output.dir=guest")
-    check("warning" not in said and "TensorBoard" not in said, f"the run says of foreign files:\n{said}")
+    run(t, "--log-with tensorboard --set output.dir=guest")
+    t.says(never=("warning", "TensorBoard"))
     check(all(path.read_bytes() == data for path, data in before.items()), "a foreign file was written to")
     ours = {path for path in events.iterdir() if path.is_file()} - before.keys()
     check(len(ours) == 1 and ours.pop().name > max(path.name for path in before if "profile" not in path.name), f"our file is {ours}")
-    steps, _ = steps_of(folder / "guest")
-    wanted = {"train/loss": [(s, single(r["loss"])) for s, r in sorted(steps.items())]}
+    wanted = {"train/loss": [(s, single(r["loss"])) for s, r in sorted(steps_of(t, "guest")[0].items())]}
     wanted["foreign/loss"] = [(step, step / 4) for step in (1, 2, 300)]
-    found = curves_of(python_reader(folder / "guest"), "tensorboard")
+    found = curves_of(python_reader(t.folder / "guest"), "tensorboard")
     check({tag: found.get(tag) for tag in wanted} == wanted, f"beside foreign files the curves are {found}")
-    done = subprocess.run([pathlib.Path(ndlaunch).with_name("ndtrain"), "report", "guest"], cwd=folder, env=OURS,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
-    check(done.returncode == 0 and "finished: all 10 steps" in done.stdout,
-          f"the report of a run with foreign files ended with {done.returncode}:\n{done.stdout}")
-    page = (folder / "guest/report.html").read_text()
+    t.run("ndtrain report guest", says="finished: all 10 steps", **OURS)
+    page = t.read("guest/report.html")
     check("foreign" not in page and "tfevents" not in page, "the report names foreign files")
 
 
-def main():
-    ndlaunch = os.path.abspath(sys.argv[1])
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "model.json").write_text(json.dumps(MODEL))
-        (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
-        run(ndlaunch, folder, "--log-with", "tensorboard", "--sample-prompt", "ab\\nop q", "--sample-tokens", "9")
-        events = expect_curves(folder / "run")
-        expect_settings(events)
-        expect_samples(events, folder / "run")
-        files = sorted((folder / "run" / "tensorboard").iterdir())
-        check(len(files) == 1, f"{files}")
-        expect_whole_records_of_cut_files(files[0], folder)
-        # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
-        shutil.rmtree(folder / "run" / "checkpoint-10")
-        run(ndlaunch, folder, "--report-to", "all", "--resume-from-checkpoint", "latest")
-        check(len(list((folder / "run" / "tensorboard").iterdir())) == 2, "the second start has no file of its own")
-        expect_curves(folder / "run")
-        expect_marks(folder / "run")
-        expect_beside_foreign_files(ndlaunch, folder)
+@test
+def curves_of_a_run_that_went_on(t):
+    run(t, "--log-with tensorboard --sample-prompt 'ab\\nop q' --sample-tokens 9")
+    events = expect_curves(t)
+    expect_settings(events)
+    expect_samples(events, t.metrics("run"))
+    files = sorted((t.folder / "run/tensorboard").iterdir())
+    check(len(files) == 1, f"{files}")
+    expect_whole_records_of_cut_files(files[0], t.folder)
+    # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
+    t.remove("run/checkpoint-10")
+    run(t, "--report-to all --resume-from-checkpoint latest")
+    check(len(list((t.folder / "run/tensorboard").iterdir())) == 2, "the second start has no file of its own")
+    expect_curves(t)
+    expect_marks(t.folder / "run")
     print("event files: curves, settings and cut files are read by tensorboard" +
           ("" if data_server() else "; it has no data server for this machine"))
 
 
-if __name__ == "__main__":
-    main()
+steps.main("tensorboard", setup)
