@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `ndtrain tokenize` shows: check_tokenize_screen.py NDTRAIN.
+"""What `ndtrain tokenize` shows.
 
 On a terminal a bar: its share, rate and time left must fit each other, before and after the process is stopped for a while, so that
 the time of each is known to this program. It is erased at the end, when the command is interrupted, and not drawn elsewhere. The
@@ -9,7 +9,6 @@ closing table: each row must have the number that is counted here, from tokenize
 import gzip
 import json
 import os
-import pathlib
 import pty
 import random
 import re
@@ -17,13 +16,11 @@ import select
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 
-from steps import check
+import steps
+from steps import check, test
 
-NDTRAIN = sys.argv[1]
 ERASE = "\r\x1b[K"
 CELLS = 30
 BAR = re.compile(r"\r\[(#*)( *)\] +(\d+) %  ([\d.]+) MB/s(?:  (\d+) s left)? \x1b\[K")
@@ -31,24 +28,13 @@ ROW = re.compile(r"  (\S.{27}) ([\d,. ]{15}\d)(?:  (.*))?")
 DEADLINE = 120
 
 
-def start(folder, *arguments, errors=subprocess.PIPE):
-    return subprocess.Popen([NDTRAIN, "tokenize", *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=errors, text=True)
-
-
-def tokenize(folder, *arguments):
-    process = start(folder, *arguments)
-    out, errors = process.communicate(timeout=DEADLINE)
-    check(process.returncode == 0, f"{arguments} ended with {process.returncode}:\n{errors}")
-    return out, errors
-
-
 class Terminal:
-    """The command's standard error."""
+    """The standard error of `ndtrain tokenize`."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, t, flags):
         self.master, slave = pty.openpty()
-        self.process = start(folder, *arguments, errors=slave)
+        self.process = subprocess.Popen(t.command(f"ndtrain tokenize {flags}"), cwd=t.folder, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=slave, text=True)
         self.text = ""
         os.close(slave)
 
@@ -92,21 +78,20 @@ def check_bar(bar, total):
     return low, high, (total * 1e-6 * low / fast, total * 1e-6 * high / slow)
 
 
-def write_rows(path, members):
-    """Lines of 1 MB in all, again and again. Returns the bytes of text."""
+def write_rows(t, name, members):
+    """Lines of 1 MB in all, again and again. Returns the bytes of the file and those of text."""
     words = [f"{n * n % 9973:x}" for n in range(2000)]
     draw = random.Random(5)
     block = "".join(json.dumps({"text": " ".join(draw.choices(words, k=250))}) + "\n" for _ in range(1000))
-    path.write_bytes(gzip.compress(block.encode(), 6) * members)
-    return sum(len(json.loads(line)["text"]) for line in block.splitlines()) * members
+    size = len(t.write(name, gzip.compress(block.encode(), 6) * members))
+    return size, sum(len(json.loads(line)["text"]) for line in block.splitlines()) * members
 
 
-def check_progress(top):
-    write_rows(top / "long.jsonl.gz", 250)
-    size = (top / "long.jsonl.gz").stat().st_size
-    call = ["--tokenizer", "bytes", "--input", "long.jsonl.gz", "--output-prefix", "long", "--threads", "1"]
+@test
+def progress_of_one_that_is_stopped(t):
+    size, _ = write_rows(t, "long.jsonl.gz", 250)
     began = time.monotonic()
-    terminal = Terminal(top, *call)
+    terminal = Terminal(t, "--tokenizer bytes --input long.jsonl.gz --output-prefix long --threads 1")
     first = terminal.read_bar(0)
     _, high, _ = check_bar(first, size)
     check(high < 0.9, f"the text is too short to be stopped within it: {first[0]!r}")
@@ -127,15 +112,14 @@ def check_progress(top):
     terminal.end(75)
     after = BAR.sub("", terminal.text)
     check(after.startswith(ERASE) and after.count(ERASE) == 1 and "error" in after, f"after the bar of a stopped one: {after!r}")
-    check(not list(top.glob("long.[bi]*")) and not list(top.glob("*.tmp-*")), f"it left {sorted(top.iterdir())}")
-    (top / "long.jsonl.gz").unlink()
+    check(not t.has("long.[bi]*", "*.tmp-*"), f"it left {os.listdir(t.folder)}")
 
 
-def check_whole_bar(top):
-    text = write_rows(top / "short.jsonl.gz", 12)
-    size = (top / "short.jsonl.gz").stat().st_size
-    call = ["--tokenizer", "bytes", "--input", "short.jsonl.gz", "--overwrite", "--output-prefix", "short", "--threads", "2"]
-    terminal = Terminal(top, *call)
+@test
+def a_whole_bar(t):
+    size, text = write_rows(t, "short.jsonl.gz", 12)
+    flags = "--tokenizer bytes --input short.jsonl.gz --overwrite --output-prefix short --threads 2"
+    terminal = Terminal(t, flags)
     out = terminal.end(0)
     bars = list(BAR.finditer(terminal.text))
     check(bars and BAR.sub("", terminal.text) == ERASE, f"bars, then nothing, are wanted: {terminal.text!r}")
@@ -148,8 +132,8 @@ def check_whole_bar(top):
     seconds, rate, tokens = float(head[2]), float(head[3]), int(head[4])
     for seen, exact, rounding in ((rate, text * 1e-6, 0.05), (tokens, text, 0.5)):  # a token is a byte
         check(exact / (seconds + 0.005) - rounding <= seen <= exact / max(seconds - 0.005, 1e-9) + rounding, f"rates of {out!r}")
-    again, errors = tokenize(top, *call)
-    check("\x1b" not in again + errors and "MB/s" not in errors, f"a bar outside of a terminal: {errors!r}")
+    t.run(f"ndtrain tokenize {flags}", never="\x1b")
+    check("MB/s" not in t.log, f"a bar outside of a terminal: {t.log!r}")
 
 
 def byte_pieces():
@@ -225,13 +209,13 @@ def read_table(out):
     return lines[0], rows, lines[-1]
 
 
-def check_table(top, name, arguments, tokens, ignored, **others):
+def check_table(t, name, flags, tokens, ignored, **others):
     """The names of `others` are those of rows; all that are not named must be 0 or absent."""
-    out, _ = tokenize(top, "--input", "in", "--overwrite", "--output-prefix", name, "--skip-bad", str(BAD), *arguments)
+    out = t.run(f"ndtrain tokenize --input in --overwrite --output-prefix {name} --skip-bad {BAD} {flags}")
     head, rows, last = read_table(out)
-    size = (top / f"{name}.bin").stat().st_size
+    size = (t.folder / f"{name}.bin").stat().st_size
     check(size == 2 * tokens, f"{tokens} tokens are counted, {size} bytes are in the file:\n{out}")
-    lengths = struct.unpack_from("<Q", (top / f"{name}.idx").read_bytes(), 18)[0]
+    lengths = struct.unpack_from("<Q", (t.folder / f"{name}.idx").read_bytes(), 18)[0]
     check(lengths == DOCUMENTS, f"{lengths} documents are in the index")
     text = sum(len(((prompt or "") + (text or "")).encode()) for _, prompt, text in ROWS)
     text += INVALID_BYTES - 3 * INVALID  # bytes of the file, not what took their place
@@ -247,34 +231,26 @@ def check_table(top, name, arguments, tokens, ignored, **others):
     check(last == f"{name}.bin, .mask and .idx, u16 ids; train with data.path: {name}, data.tokenizer: file", last)
 
 
-def check_tables(top):
-    folder = top / "in"
-    for inner in ("one", "two"):
-        (folder / inner).mkdir(parents=True)
-    for other in ("a.md", "b.csv", "c"):
-        (folder / other).write_text("not read")
-    (folder / "rows.jsonl").write_bytes(b"\n".join(row for row, _, _ in ROWS) + b"\n")
-    write_tokenizer(top / "unknown", True)
-    write_tokenizer(top / "dropped", False)
-    specials = sum((prompt or "").count(t) + (text or "").count(t) for _, prompt, text in ROWS for t in (BEGIN, END))
+@test
+def tables(t):
+    for inner in "one", "two":
+        (t.folder / "in" / inner).mkdir(parents=True)
+    for other in "a.md", "b.csv", "c":
+        t.write(f"in/{other}", "not read")
+    t.write("in/rows.jsonl", b"\n".join(row for row, _, _ in ROWS) + b"\n")
+    write_tokenizer(t.folder / "unknown", True)
+    write_tokenizer(t.folder / "dropped", False)
+    specials = sum((prompt or "").count(token) + (text or "").count(token) for _, prompt, text in ROWS for token in (BEGIN, END))
     without = sum((text or "").count(WITHOUT) for _, _, text in ROWS)
     tokens, prompts = expected(special=False, begin=0, end=0)
-    check_table(top, "bytes", ["--tokenizer", "bytes"], tokens, prompts)
+    check_table(t, "bytes", "--tokenizer bytes", tokens, prompts)
     tokens, prompts = expected(special=True, begin=1, end=1)
-    check_table(top, "unk", ["--tokenizer", "unknown", "--append-eod", "--special-in-text", "parse"], tokens, prompts, **{
+    check_table(t, "unk", "--tokenizer unknown --append-eod --special-in-text parse", tokens, prompts, **{
         "unknown tokens": (without, ""), "special tokens met": (specials, "became tokens"),
         "documents that begin twice": (1, "the text begins with what is added: --no-special-tokens")})
     tokens, prompts = expected(special=False, begin=1, end=0)
-    check_table(top, "drop", ["--tokenizer", "dropped", "--drop-unknown"], tokens - without, prompts, **{
+    check_table(t, "drop", "--tokenizer dropped --drop-unknown", tokens - without, prompts, **{
         "characters without a piece": (without, "left out"), "special tokens met": (specials, "kept as text")})
 
 
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        top = pathlib.Path(folder)
-        check_tables(top)
-        check_whole_bar(top)
-        check_progress(top)
-
-
-main()
+steps.main("tokenize_screen")
