@@ -244,6 +244,35 @@ Test(attention_cuts, a_window_fits_one_whole_band)
     cr_expect(nd_sdpa_fits(&a, 0), "there is no window");
 }
 
+/* cuDNN takes segments of documents whose tiers begin at 128, and no heads for which its backward
+ * would need memory as if each segment were the longest. */
+Test(attention_cuts, documents_that_cudnn_takes)
+{
+    const nd_segments whole = ND_SEGMENTS_WHOLE, flat = ND_SEGMENTS_FLAT;
+    const struct {
+        nd_attention a;
+        bool fit;
+    } cases[] = {
+        {{1, 64, 64, 4, 2, 16, 0, 0.25f, 0, whole, 1}, true},
+        {{1, 64, 64, 4, 2, 128, 0, 0.25f, 9, whole, 1}, true},
+        {{1, 64, 64, 4, 2, 24, 0, 0.25f, 0, whole, 1}, false},
+        {{1, 64, 64, 4, 2, 144, 0, 0.25f, 0, whole, 1}, false},
+        {{1, 63, 63, 4, 2, 16, 0, 0.25f, 0, whole, 1}, false},
+        {{1, 64, 128, 4, 2, 16, 0, 0.25f, 0, whole, 1}, false},
+        {{1, 43, 85, 4, 2, 16, 0, 0.25f, 9, ND_SEGMENTS_DIAGONAL, 2}, true},
+        {{1, 42, 85, 4, 2, 16, 0, 0.25f, 0, ND_SEGMENTS_DIAGONAL, 2}, false},
+        {{1, 64, 64, 4, 2, 16, 0, 0.25f, 0, flat, 2}, true},
+        {{1, 64, 64, 4, 2, 16, 0, 0.25f, 9, flat, 2}, false},
+        {{1, 64, 64, 4, 2, 16, 0, 0.25f}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const nd_attention *a = &cases[i].a;
+        cr_expect_eq(nd_ops_cuda_takes_documents(a, ND_DTYPE_BF16, false), cases[i].fit, "%zu", i);
+        cr_expect_not(nd_ops_cuda_takes_documents(a, ND_DTYPE_BF16, true), "%zu", i);
+        cr_expect_not(nd_ops_cuda_takes_documents(a, ND_DTYPE_F32, false), "%zu", i);
+    }
+}
+
 /* However a deterministic backward cuts the block. */
 static bool always_fits(const nd_attention *a)
 {

@@ -62,6 +62,48 @@ static void multiply_all(void)
     nd_side_close(&side);
 }
 
+/* A result whose sums have no room in the scratch at once is made in parts of rows: each row of
+ * ones has its own scale. */
+Test(lt_fast, parts_of_a_product_have_the_scales_of_their_rows)
+{
+    enum { ROWS = 80, COLUMNS = 1 << 18, INNER = 16, ONE = 0x38 /* E4M3 */ };
+    const size_t codes = (ROWS + COLUMNS) * INNER, result = (size_t)ROWS * COLUMNS * 2;
+    nd_side side;
+    char *memory = NULL, *host = malloc(codes);
+    float scales[ROWS];
+    nd_side_open_cuda(&side, true, true);
+    const size_t scratch =
+        side.ops->product_scratch(side.device, ROWS, COLUMNS, INNER, ND_DTYPE_BF16);
+    ND_OK_OR_FAIL(nd_device_alloc(side.device, CODES + codes + result + scratch, (void **)&memory));
+    char *a = memory + CODES, *b = a + ROWS * INNER, *c = b + (size_t)COLUMNS * INNER;
+    for (int i = 0; i < ROWS; i++) {
+        scales[i] = (float)(i + 1);
+    }
+    memset(host, ONE, codes);
+    ND_OK_OR_FAIL(nd_copy(&side.stream, memory, scales, sizeof scales));
+    ND_OK_OR_FAIL(nd_copy(&side.stream, a, host, codes));
+    nd_matrix x = {.stored = nd_tensor_2d(a, ND_DTYPE_F8_E4M3, ROWS, INNER),
+                   .inverse = (float *)(void *)memory,
+                   .granularity = ND_PER_ROW};
+    nd_matrix y = {.stored = nd_tensor_2d(b, ND_DTYPE_F8_E4M3, COLUMNS, INNER),
+                   .inverse = (float *)(void *)memory};
+    ND_RUN(&side, product, .c = nd_tensor_2d(c, ND_DTYPE_BF16, ROWS, COLUMNS), .a = x, .b = y,
+           .b_transposed = true, .scratch = c + result);
+    for (int i = 0; i < ROWS; i++) {
+        nd_bf16 ends[2];
+        char *row = c + (size_t)i * COLUMNS * 2;
+        ND_OK_OR_FAIL(nd_copy(&side.stream, &ends[0], row, 2));
+        ND_OK_OR_FAIL(nd_copy(&side.stream, &ends[1], row + (COLUMNS - 1) * 2, 2));
+        ND_OK_OR_FAIL(nd_stream_sync(&side.stream));
+        cr_expect(nd_bf16_to_f32(ends[0]) == INNER * scales[i] && ends[0] == ends[1],
+                  "row %d begins with %g, not %g", i, (double)nd_bf16_to_f32(ends[0]),
+                  (double)(INNER * scales[i]));
+    }
+    free(host);
+    nd_device_free(side.device, memory, CODES + codes + result + scratch);
+    nd_side_close(&side);
+}
+
 Test(lt_fast, the_library_is_told_what_the_caller_says)
 {
     multiply_all();

@@ -316,7 +316,19 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
     setenv("ND_DOUBLE_LT_FP8", "0.5", 1);
     trains(EIGHT "--autotune", "tuned");
     says("forms of products, timed in", "q_proj k_proj v_proj: bf16; a step takes",
-         "o_proj: fp8; a step takes", "bf16: FP8 takes longer here (autotune)");
+         "bf16: FP8 takes longer here (autotune)");
+    const char *said = strstr(shell_output, "  o_proj: fp8; a step takes ");
+    double fp8 = 0, bf16 = 0;
+    cr_assert_eq(said ? sscanf(said, "%*s fp8; a step takes %lf ms of them in fp8, in bf16 %lf ms",
+                               &fp8, &bf16)
+                      : 0,
+                 2, "%s", shell_output);
+    cr_expect(fp8 > 0.4 * bf16 && fp8 < 0.6 * bf16, "%g ms in FP8, %g in BF16", fp8, bf16);
+    said = strstr(shell_output, "autotune: ");
+    int forms = 0, others = 0;
+    cr_assert_eq(said ? sscanf(said, "autotune: %d forms %*[^;]; %d of them", &forms, &others) : 0,
+                 2, "%s", shell_output);
+    cr_expect(forms > 5 && others == forms, "%d of %d are by the second algorithm", others, forms);
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
     trains(EIGHT "--autotune-from tuned/run.json", "again");
