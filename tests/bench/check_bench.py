@@ -19,6 +19,8 @@ import tempfile
 import time
 
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:])
+sys.path.insert(0, str(SOURCE / "tests" / "e2e"))
+from steps import check
 PROGRAM = BUILD / "nd_bench_ops"
 QUICK = ["--seconds", "0.0001", "--repeats", "2"]
 CPUS = len(os.sched_getaffinity(0))
@@ -48,11 +50,6 @@ case "$*" in *--ceiling*) echo '{"step_seconds": 0.25}' && exit ;; esac
 case "$*" in *--peak*) set -- "$@" --seconds 0.0001 ;; esac
 exec PROGRAM "$@"
 """
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_bench: {words}")
 
 
 def near(a, b):

@@ -14,8 +14,9 @@ import sys
 import tempfile
 
 SOURCE, LIBRARY, DOUBLE, TOOLKIT = (pathlib.Path(p).resolve() for p in sys.argv[1:5])
-sys.path.insert(0, str(SOURCE / "scripts" / "gpu"))
+sys.path[:0] = [str(SOURCE / "scripts" / "gpu"), str(SOURCE / "tests" / "e2e")]
 import activity
+from steps import check
 
 # In a process: what the driver does, and then what ran.
 PROGRAM = """import ctypes, os, signal, sys
@@ -34,11 +35,6 @@ exec(sys.argv[3])
 NORM = "_ZN47_GLOBAL__N__cc3a4e08_14_rmsnorm_fwd_cu_499de64e14forward_kernelIfLi1ELi0ELb0EEEvNS_12forward_argsE"
 ADAMW = "_ZN45_GLOBAL__N__f30cd0c9_12_optimizer_cu_781eeae912adamw_kernelEPfi"
 PRODUCT, GATHER = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_activity: {words}")
 
 
 def near(got, want, what):

@@ -19,6 +19,8 @@ import tempfile
 import time
 
 SOURCE, BUILD = (pathlib.Path(p).resolve() for p in sys.argv[1:3])
+sys.path.insert(0, str(SOURCE / "tests" / "e2e"))
+from steps import check
 TESTED = "echo '[====] Synthesis: Tested: {n} | Passing: {n} | Failing: 0 | Crashing: 0 ' >&2"
 LIST = 'case "$*" in *--list*) printf "attention: 3 tests\\n├── backward\\nmatmul: 1 test\\n"; exit;; esac\n'
 SUITE = LIST + TESTED.format(n=3)
@@ -93,11 +95,6 @@ import json, sys
 layers = json.load(open(dict(v.split("=", 1) for v in sys.argv if v.startswith("model.config="))["model.config"]))["num_hidden_layers"]
 print(f"memory plan of rank 0, 1 thread:\n  total                       {30.0 * layers:.2f} GiB")
 '''
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_gpu_check: {words}")
 
 
 class Place:

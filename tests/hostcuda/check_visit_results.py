@@ -10,9 +10,10 @@ import sys
 import tempfile
 
 SOURCE, COMPILER = pathlib.Path(sys.argv[1]), sys.argv[2:]
-sys.path[:0] = [str(SOURCE / "scripts" / "gpu"), str(SOURCE / "scripts")]
+sys.path[:0] = [str(SOURCE / "scripts" / "gpu"), str(SOURCE / "scripts"), str(SOURCE / "tests" / "e2e")]
 import results
 from check import WrongUse
+from steps import check
 
 SHOW = """#include <stdio.h>
 #include "gpu_rates.h"
@@ -34,11 +35,6 @@ def item(name, *found):
 
 def product(name, kind, us, tflops):
     return {"product": name, "type": kind, "us": us, "tflops": tflops, "share": 0.9}
-
-
-def check(holds, words):
-    if not holds:
-        sys.exit(f"check_visit_results: {words}")
 
 
 def rates_of(folder):
