@@ -163,6 +163,7 @@ def says_what_is_wrong(t):
     train(t)
     shutil.copytree(t.folder / "run/model", t.folder / "kept")
     a = f"{GENERATE} --model run --prompt a"
+    t.write("prompt.jsonl", [dict(prompt=100 * "a", completion="b"), dict(prompt="ab", completion="")])
     for code, command, words in [
             (2, f"{GENERATE} --prompt a", "--model is missing"),
             (65, f"{GENERATE} --model no/such --prompt a", "no/such"),
@@ -199,6 +200,7 @@ def says_what_is_wrong(t):
             (2, f"{EVAL} --model run --data valid.txt --requests r.jsonl", "either files of --data"),
             (2, f"{EVAL} --model run --data valid.txt --serve-stdin", "either files of --data"),
             (65, f"{EVAL} --model run --data no/such --sequence-length 64", "does not exist"),
+            (65, f"{EVAL} --model run --data prompt.jsonl --long-rows drop", 'prompt.jsonl" has no label that counts'),
             (2, f"{EVAL} --model run --data valid.txt --sequence-length 1000", "max_position_embeddings is 128")]:
         t.run(command, code, words)
     t.run([*t.command(f"{GENERATE} --model run --prompt"), "a\udcff"], 65, "byte 2 is 0xff")
@@ -312,6 +314,12 @@ def eval_serves_requests(t):
     t.run(f"{EVAL} --model run --serve-stdin", given='{"choices": ["b"]}\n{"context": "a", "choices": ["b"]}\n\n7\n',
           says=('{"error":"a row is an object with ', '(while reading standard input, line 1)"}\n',
                 '{"index":0,"log_likelihoods":[-', '(while reading standard input, line 4)"}\n'))
+    # With less room the last tokens are scored.
+    scores = []
+    for flags, context in ("--context 5", "wxyzab cd"), ("--context 5", "ab cd"), ("", "ab cd"), ("", "zab cd"):
+        t.run(f"{EVAL} --model run --serve-stdin {flags}", given=json.dumps(dict(context=context, choices=["e"])))
+        scores += [row["log_likelihoods"] for row in t.rows()]
+    check(scores[0] == scores[1] == scores[2] != scores[3], scores)
 
 
 @test
@@ -386,6 +394,8 @@ def a_chat_is_written_in_its_form(t):
     t.write("rows.jsonl", [dict(messages=[dict(role="user", content="hi you")])])
     check(t.run(f"{ask} --prompt-file rows.jsonl", says="chat form: chatml") == plain, t.out)
     check(t.run(f"{ask} --prompt-file rows.jsonl --chat-format chatml", says="chat form: chatml") == plain, t.out)
+    later = '{"prompt": "x"}\n{"messages": [{"role": "user", "content": "hi you"}]}\n'
+    check(t.run(ask, given=later).splitlines()[1] == plain.replace('"index":0', '"index":1').strip(), t.out)
     t.run(f"{ask} --prompt-file rows.jsonl --chat-format llama3", 65, "has no token <|begin_of_text|>, which this data.chat_format needs")
     for text, says, never in ("<|begin|>a", "begins with the beginning of text twice", "\0"), ("a", (), "twice"):
         t.run(f"{ask} --prompt '{text}' --tokenizer {GOLDENS}/llama3.json", says=says, never=never)
