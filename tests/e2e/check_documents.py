@@ -146,8 +146,8 @@ def two_nodes_have_the_documents_of_one(t):
     t.run(f"{two} --num-processes 2 --dp-shard-size 1 --cp-size 2 --data-path pair.jsonl --sequence-length 16 --micro-batch-size 1 "
           "--save-dir pair", says="queries see 34.6 % of the keys that they would see in joined documents; the rank of cp with the most pairs "
                                   "has 1.021 times the mean of the ranks (1 blocks)")
-    lines = [json.loads(line) for line in t.read("pair/metrics.jsonl").splitlines()]
-    check([(line["visible_pairs"], line["balance"]) for line in lines if "step_ms" in line] == 4 * [(47, 48 / 47)], lines)
+    rows = [row for row in t.metrics("pair") if "step_ms" in row]
+    check([(row["visible_pairs"], row["balance"]) for row in rows] == 4 * [(47, 48 / 47)], rows)
 
 
 steps.main("learned_documents", setup)
