@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* What becomes text where people read: of a whole text, and of bytes that a terminal gets in
+ * whatever pieces they arrive. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -11,32 +13,49 @@
 
 static const struct {
     const char *text, *escaped;
+    const char *shown; /* on a terminal; NULL: as it is escaped */
 } cases[] = {
-    {NEIGHBOURS, NEIGHBOURS},
-    {"\x1f \x7f\xc2\x80\xc2\x9f", "\\x1f \\x7f\\u0080\\u009f"},
+    {NEIGHBOURS, NEIGHBOURS, NULL},
+    {"\x1f \x7f\xc2\x80\xc2\x9f", "\\x1f \\x7f\\u0080\\u009f", NULL},
     {"\xe2\x80\xa9\xe2\x80\xaa\xe2\x81\xa6\xe2\x81\xa9\xef\xbf\xbe\xef\xbf\xbf",
-     "\\u2029\\u202a\\u2066\\u2069\\ufffe\\uffff"},
-    {"", ""},
+     "\\u2029\\u202a\\u2066\\u2069\\ufffe\\uffff", NULL},
+    {"", "", NULL},
     {"runs/caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x99\x82",
-     "runs/caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x99\x82"},
-    {"a\nb\tc", "a\\nb\\tc"},
-    {"\x1b[31m\x07\x7f", "\\x1b[31m\\x07\\x7f"},
+     "runs/caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x99\x82", NULL},
+    {"step 1\tloss 2.5\r\n", "step 1\\tloss 2.5\\x0d\\n", "step 1\tloss 2.5\r\n"},
+    {"\x1b[31mred\x1b[0m\x07\x08\x7f", "\\x1b[31mred\\x1b[0m\\x07\\x08\\x7f", NULL},
+    {"\x1b]0;title\x07", "\\x1b]0;title\\x07", NULL},
     {"\xc2\x9b"
      "2J",
-     "\\u009b2J"},               /* CSI as one character */
-    {"\xe2\x80\xae", "\\u202e"}, /* text from here on runs backwards */
-    {"\xe2\x80\xa8", "\\u2028"}, /* a line end */
-    {"\xef\xbb\xbf", "\\ufeff"},
-    {"\xff\xc3", "\\xff\\xc3"}, /* no UTF-8, a character cut off */
-    {"\xc0\xaf", "\\xc0\\xaf"}, /* a slash in too long a form */
-    {"\xe0\x80\xaf\xe0\x9f\xbf", "\\xe0\\x80\\xaf\\xe0\\x9f\\xbf"}, /* in longer ones */
-    {"\xf0\x80\x80\xaf\xf0\x8f\xbf\xbf", "\\xf0\\x80\\x80\\xaf\\xf0\\x8f\\xbf\\xbf"},
-    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last character */
-    {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a pair of UTF-16 */
+     "\\u009b2J", NULL}, /* CSI as one character */
+    {"a\xe2\x80\xae"
+     "b",
+     "a\\u202eb", NULL},               /* text from here on runs backwards */
+    {"\xe2\x80\xa8", "\\u2028", NULL}, /* a line end */
+    {"\xef\xbb\xbf", "\\ufeff", NULL},
+    {"\xff\xc3", "\\xff\\xc3", NULL}, /* no UTF-8, a character cut off */
+    {"\xe2\x82", "\\xe2\\x82", NULL},
+    {"\xf0\x9f\x99 a", "\\xf0\\x9f\\x99 a", NULL},
+    {"\xc2\xc2\x9b", "\\xc2\\u009b", NULL},
+    {"\xc0\xaf", "\\xc0\\xaf", NULL}, /* a slash in too long a form */
+    {"\xe0\x80\xaf\xe0\x9f\xbf", "\\xe0\\x80\\xaf\\xe0\\x9f\\xbf", NULL}, /* in longer ones */
+    {"\xf0\x80\x80\xaf\xf0\x8f\xbf\xbf", "\\xf0\\x80\\x80\\xaf\\xf0\\x8f\\xbf\\xbf", NULL},
+    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80", NULL}, /* beyond the last character */
+    {"\xed\xa0\x80", "\\xed\\xa0\\x80", NULL},          /* half of a pair of UTF-16 */
+    /* A lone byte of a longer character can be a control character of a terminal with 8 bits. */
     {"\x9b"
      "1m",
      "\\x9b"
-     "1m"},
+     "1m",
+     NULL},
+    /* What the progress bar sends passes, and no beginning of it. */
+    {"step 1 [###]\033[K\r", "step 1 [###]\\x1b[K\\x0d", "step 1 [###]\033[K\r"},
+    {"\033[K\033[K", "\\x1b[K\\x1b[K", "\033[K\033[K"},
+    {"\xe2\033[K", "\\xe2\\x1b[K", "\\xe2\033[K"},
+    {"\033\033[K", "\\x1b\\x1b[K", "\\x1b\033[K"},
+    {"\033[\033[K", "\\x1b[\\x1b[K", "\\x1b[\033[K"},
+    {"\033", "\\x1b", NULL},
+    {"\033[", "\\x1b[", NULL},
 };
 
 Test(printable, what_is_escaped)
@@ -66,4 +85,34 @@ Test(printable, never_cut_within_a_character_or_an_escape)
                   out);
         cr_expect(n == 0 || n == 1 || n == 2 || n == 6 || n == 8 || n == 9, "%zu", n);
     }
+}
+
+static void shown_as(nd_shown shown, const char *bytes, size_t piece, const char *expected)
+{
+    char out[512];
+    size_t count = strlen(bytes), used = 0;
+    for (size_t at = 0; at < count; at += piece) {
+        size_t part = count - at < piece ? count - at : piece;
+        used += nd_shown_filter(&shown, bytes + at, part, out + used);
+    }
+    used += nd_shown_filter(&shown, NULL, 0, out + used);
+    out[used] = '\0';
+    cr_assert_str_eq(out, expected, "in pieces of %zu: %s", piece, out);
+}
+
+Test(shown, characters_pass_and_what_moves_a_cursor_becomes_text)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t piece = 1; piece <= strlen(cases[i].text); piece++) {
+            shown_as((nd_shown){0}, cases[i].text, piece,
+                     cases[i].shown ? cases[i].shown : cases[i].escaped);
+        }
+    }
+}
+
+/* What a model writes moves no cursor, not even to the beginning of the line. */
+Test(shown, of_text_only_line_ends_and_tabs_pass)
+{
+    shown_as((nd_shown){.text_only = true}, "a\tb\r\033[Kc\033[31m\n\xc3", 99,
+             "a\tb\\x0d\\x1b[Kc\\x1b[31m\n\\xc3");
 }
