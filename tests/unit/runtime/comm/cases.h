@@ -5,12 +5,11 @@
  * share. */
 #include "tests/support/ranks.h"
 
-/* Every operation, type, reduction and form on the world group, against a serial model. */
+/* Every operation, type, reduction and form on the world group: the same bits as a serial model. */
 typedef struct case_collectives {
     int64_t counts[8]; /* ends with -1 */
     double large;      /* one more count: this share of a round of the staging, 0 for none */
     size_t staging;    /* nd_transport.staging_bytes */
-    uint64_t digest[ND_RANKS_MAX]; /* out: over everything received, in order */
 } case_collectives;
 nd_status case_collectives_body(nd_transport *transport, void *context);
 

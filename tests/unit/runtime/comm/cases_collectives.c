@@ -82,7 +82,6 @@ typedef struct run {
     size_t bytes;       /* of count */
     char *a, *b, *want; /* size x count each */
     nd_redop redop;
-    uint64_t digest;
 } run;
 
 static nd_comm_args args_of(const run *t, const char *send, char *recv)
@@ -111,7 +110,6 @@ static nd_status expect(run *t, const char *what, const char *got, int64_t n)
     for (size_t i = 0; i < (size_t)n * element; i++) {
         ND_CHECK(got[i] == t->want[i], "%s of %lld %s: element %zu of %lld is wrong", what,
                  (long long)t->count, nd_dtype_name(t->dtype), i / element, (long long)n);
-        t->digest = (t->digest ^ (unsigned char)got[i]) * UINT64_C(0x100000001b3);
     }
     return ND_OK;
 }
@@ -243,7 +241,7 @@ nd_status case_collectives_body(nd_transport *transport, void *context)
     static const nd_dtype types[] = {ND_DTYPE_F32, ND_DTYPE_BF16, ND_DTYPE_F64,
                                      ND_DTYPE_I64, ND_DTYPE_I32,  ND_DTYPE_U8};
     case_collectives *c = context;
-    run t = {.digest = UINT64_C(0xcbf29ce484222325)};
+    run t = {0};
     transport->staging_bytes = c->staging;
     ND_TRY(case_world(transport, &t.comm));
     nd_status status = ND_OK;
@@ -257,7 +255,6 @@ nd_status case_collectives_body(nd_transport *transport, void *context)
             ND_TRY_OUT(check_type(&t, types[d], count));
         }
     }
-    c->digest[transport->rank] = t.digest;
 out:
     nd_comm_destroy(t.comm);
     return status;

@@ -1,102 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <criterion/criterion.h>
+/* Ranks as threads. */
+#define SUITE local
+#define RUN   nd_ranks_run_threads
+#include "tests/unit/runtime/comm/transport_tests.h"
 
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tests/drawn/draw.h"
-#include "tests/unit/runtime/comm/cases.h"
-
-static const int sizes[] = {1, 2, 3, 4, 8, 11}; /* 11: more than take the direct plans */
-
-static void run(int size, nd_status (*body)(nd_transport *, void *), void *context)
-{
-    nd_ranks ranks = {.size = size, .body = body, .context = context};
-    nd_status status = nd_ranks_run_threads(&ranks);
-    cr_assert_eq(status, ND_OK, "%d ranks: %s", size, nd_error_last()->message);
-}
-
-Test(local, collectives_match_the_serial_model)
-{
-    for (int s = 0; s < 6; s++) {
-        case_collectives *c = case_shared(sizeof *c);
-        *c = (case_collectives){.counts = {0, 1, 7, 1000, 2049, -1}};
-        run(sizes[s], case_collectives_body, c);
-    }
-}
-
-Test(local, large_buffers_go_through_the_staging_in_rounds)
-{
-    for (int s = 1; s < 6; s++) {
-        case_collectives *c = case_shared(sizeof *c);
-        *c = (case_collectives){.counts = {-1}, .large = sizes[s] == 2 ? 1.2 : 2.3};
-        run(sizes[s], case_collectives_body, c);
-    }
-}
 
 /* Each member's slice of a sum alone is more than two rounds, and a round and a part of one. */
 Test(local, slices_of_an_all_reduce_have_several_rounds)
 {
     for (int size = 2; size <= 4; size++) {
-        case_collectives *c = case_shared(sizeof *c);
-        *c = (case_collectives){.counts = {-1}, .large = size * (size == 3 ? 1.4 : 2.3)};
-        run(size, case_collectives_body, c);
+        run_collectives(size, TOGETHER, (case_collectives){{-1}, size * (size == 3 ? 1.4 : 2.3)});
     }
 }
 
 Test(local, slices_that_fill_whole_rounds_but_for_one_element)
 {
-    run(2, case_uneven_body, NULL);
-    run(3, case_uneven_body, NULL);
-}
-
-Test(local, the_same_bits_every_time)
-{
-    case_collectives *a = case_shared(sizeof *a), *b = case_shared(sizeof *b);
-    *a = *b = (case_collectives){.counts = {3, 70000, -1}};
-    run(4, case_collectives_body, a);
-    run(4, case_collectives_body, b);
-    cr_assert_eq(memcmp(a->digest, b->digest, sizeof a->digest), 0);
-}
-
-Test(local, operations_of_several_groups_are_pending_together)
-{
-    run(1, case_pending_body, NULL);
-    run(2, case_pending_body, NULL);
-    run(5, case_pending_body, NULL);
+    run(2, TOGETHER, case_uneven_body, NULL);
+    run(3, TOGETHER, case_uneven_body, NULL);
 }
 
 Test(local, a_stale_event_does_not_wait_for_the_next_operation_in_its_place)
 {
     case_stale *c = case_shared(sizeof *c);
-    run(2, case_stale_body, c);
-}
-
-Test(local, groups_of_a_mesh)
-{
-    run(8, case_groups_body, NULL);
-}
-
-Test(local, nan_reaches_every_member)
-{
-    run(3, case_nan_body, NULL);
-}
-
-static void expect_fault(case_fault fault, int64_t count, nd_status status,
-                         const char *const *words)
-{
-    const case_expected expected = {fault, count, status, words};
-    cr_assert_eq(case_check_fault(&expected, nd_ranks_run_threads), ND_OK, "%s",
-                 nd_error_last()->message);
-}
-
-Test(local, a_rank_that_skips_is_named_with_what_it_does)
-{
-    const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
-                           "rank 2 has not entered it: phase backward, step 41", NULL};
-    expect_fault(CASE_SKIP, 10, ND_ERR_HANG, words);
-    expect_fault(CASE_SKIP, 200000, ND_ERR_HANG, words);
+    run(2, TOGETHER, case_stale_body, c);
 }
 
 /* Rank 0 waits alone, when all others wait in another group. */
@@ -131,20 +61,11 @@ Test(local, many_missing_ranks_are_named_with_where_they_wait)
     cr_expect(strstr(said, "; rank 2 is in barrier of dp_shard, operation 1, since "), "%s", said);
 }
 
-Test(local, a_rank_that_ends_is_named_before_the_deadline)
-{
-    const char *words[] = {"has ended while", "all_reduce of world, operation 3", NULL};
-    expect_fault(CASE_LEAVE, 10, ND_ERR_IO, words);
-}
-
-Test(local, different_operations_are_named)
+/* As a process the root may have sent all and ended. */
+Test(local, different_roots_are_named)
 {
     const char *words[] = {"different operations as number 3", NULL};
-    expect_fault(CASE_OTHER_COUNT, 10, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_COUNT, 200000, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_TYPE, 10, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_SUM, 10, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_ROOT, 10, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_ROOT, 10, TOGETHER, ND_ERR_INTERNAL, words);
 }
 
 /* Seeds that are fixed and some of the day; a failure names the seed. */

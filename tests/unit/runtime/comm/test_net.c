@@ -291,17 +291,14 @@ Test(net, only_a_welcome_gets_messages)
 
 Test(net, an_idle_connection_to_a_host_that_is_gone_ends_within_half_a_minute)
 {
-    nd_link *link;
-    int epoll = epoll_create1(EPOLL_CLOEXEC), on, idle, probe, probes;
+    visitor v;
+    int on, idle, probe, probes;
     socklen_t bytes = sizeof on;
-    nd_tls_context *client = context_of(false, job_key, &ranks);
-    cr_assert_eq(nd_link_connect(&card->address, client, epoll, &link), ND_OK);
-    cr_assert_eq(getsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &bytes), 0);
-    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &bytes), 0);
-    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, &bytes), 0);
-    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes), 0);
+    cr_assert(greet(job_key, &ranks, &hello, &v));
+    cr_assert_eq(getsockopt(v.link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &bytes), 0);
+    cr_assert_eq(getsockopt(v.link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &bytes), 0);
+    cr_assert_eq(getsockopt(v.link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, &bytes), 0);
+    cr_assert_eq(getsockopt(v.link->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes), 0);
     cr_expect(on && idle + probe * probes <= 30);
-    nd_link_close(link);
-    nd_tls_context_destroy(client);
-    close(epoll);
+    leave(&v);
 }
