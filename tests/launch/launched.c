@@ -49,6 +49,12 @@ void launched_use_test_worker(const char *what, const char *rank)
     }
 }
 
+void launched_use_plan(const char *plan, const char *rank)
+{
+    launched_use_test_worker("plan", rank);
+    setenv("ND_TEST_PLAN", plan, 1);
+}
+
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv)
 {
     snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
@@ -196,14 +202,7 @@ static pid_t find_child(const launched *l, int rank)
     return found;
 }
 
-pid_t launched_child(const launched *l, int rank)
-{
-    pid_t found = find_child(l, rank);
-    cr_assert_gt(found, 0, "no worker has rank %d", rank);
-    return found;
-}
-
-pid_t launched_until_child(launched *l, int rank)
+pid_t launched_child(launched *l, int rank)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)LAUNCHED_SECONDS * 1000000000;
     for (;;) {
@@ -241,6 +240,17 @@ bool launched_gone(pid_t pid)
         usleep(POLL_US);
     }
     return true;
+}
+
+void launched_expect_gone(const pid_t *pids, int count)
+{
+    for (int i = 0; i < count; i++) {
+        bool gone = launched_gone(pids[i]);
+        if (!gone) {
+            kill(pids[i], SIGKILL);
+        }
+        cr_expect(gone, "rank %d is still there", i);
+    }
 }
 
 static void expect_within(launched *l, double seconds, int code)

@@ -32,6 +32,8 @@ const char *launched_program(const char *name);
 /* Sets ND_WORKER to the test worker, and what it does (ND_TEST), which rank does it (ND_TEST_RANK):
  * NULL leaves these as they are. */
 void launched_use_test_worker(const char *what, const char *rank);
+/* The test worker follows this plan (worker.c), in which `rank` does what one rank does. */
+void launched_use_plan(const char *plan, const char *rank);
 
 /* Starts argv[0] (up to NULL) with standard output and error in dir/<name>. */
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
@@ -59,12 +61,13 @@ void launched_until(launched *l, const char *words, int count);
 pid_t launched_worker(launched *l, int rank);
 /* Whether the environment of the process has the entry, "RANK=1". */
 bool launched_has_entry(int pid, const char *entry);
-/* The pid of the worker with this rank, any program, among the children of ndlaunch. */
-pid_t launched_child(const launched *l, int rank);
-/* The same, for which it waits. The check before the start has rank 0 too. */
-pid_t launched_until_child(launched *l, int rank);
+/* The pid of the worker with this rank, any program, among the children of ndlaunch, for which it
+ * waits. The check before the start has rank 0 too. */
+pid_t launched_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
+/* All of these, ranks from 0 on, have gone; kills what stays. */
+void launched_expect_gone(const pid_t *pids, int count);
 
 /* These texts, with NULL behind them. */
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})

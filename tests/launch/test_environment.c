@@ -41,6 +41,7 @@ static void start(const char *steps, int different, const char *flag)
     }
 }
 
+/* Also the ranks that come before rank 0, which hosts the store. */
 Test(environment, ranks_train_as_under_ndlaunch)
 {
     launched one;

@@ -25,18 +25,6 @@ static void start_test_worker(const char *what, const char *rank, int workers)
     tiny_ndlaunch(&l, &dir, "out", workers, NULL);
 }
 
-/* Whatever ndlaunch does, it leaves no process of these behind. */
-static void expect_gone(const pid_t *workers, int count)
-{
-    for (int rank = 0; rank < count; rank++) {
-        bool gone = launched_gone(workers[rank]);
-        if (!gone) {
-            kill(workers[rank], SIGKILL);
-        }
-        cr_assert(gone, "rank %d is still there", rank);
-    }
-}
-
 Test(failures, the_first_failing_workers_code_is_the_jobs)
 {
     start_test_worker("exit 7", "3", 8);
@@ -64,15 +52,6 @@ Test(failures, the_workers_own_sentence_is_said_once)
         cr_assert_eq(launched_count(&l, "a line before\n"), 1, "rank %d: %s", i, l.text);
         cr_assert_eq(launched_count(&l, "a line after\n"), 1, "rank %d: %s", i, l.text);
     }
-}
-
-Test(failures, a_killed_worker_is_named_with_its_signal)
-{
-    start_test_worker("until signal", "1", 3);
-    const pid_t pids[] = {launched_worker(&l, 0), launched_worker(&l, 1), launched_worker(&l, 2)};
-    kill(pids[1], SIGKILL);
-    assert_ends(&l, 128 + SIGKILL, "rank 1 failed first", "signal 9 (Killed)");
-    expect_gone(pids, 3);
 }
 
 Test(failures, workers_that_ignore_the_end_are_killed)
@@ -104,14 +83,6 @@ Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
     waitpid(traced, NULL, __WALL);
 }
 
-Test(failures, no_worker_outlives_a_killed_ndlaunch)
-{
-    start_test_worker("stubborn", "1", 2);
-    const pid_t workers[] = {launched_worker(&l, 0), launched_worker(&l, 1)};
-    launched_end(&l, SIGKILL, 128 + SIGKILL);
-    expect_gone(workers, 2);
-}
-
 Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
 {
     start_test_worker("check stays", "0", 2);
@@ -130,7 +101,7 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
     kill(workers[0], SIGSTOP);
     kill(workers[1], SIGSTOP);
     launched_end(&l, SIGKILL, 128 + SIGKILL);
-    expect_gone(workers, 2);
+    launched_expect_gone(workers, 2);
 }
 
 /* The real trainer: rank 1 is stopped in the middle of its run. */
@@ -177,7 +148,7 @@ Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
         cr_assert_eq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* >/dev/null", workers[i]), 0);
     }
     launched_end(&l, SIGKILL, 128 + SIGKILL);
-    expect_gone(workers, 2);
+    launched_expect_gone(workers, 2);
     tiny_ndlaunch(&l, &dir, "next", 2, WORDS("--num-steps", "2"));
     launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {

@@ -26,17 +26,11 @@ static void start_nodes(int count, const char *const *further)
     tiny_nodes_start_all(nodes, &job, further);
 }
 
-static void use_plan(const char *plan, const char *rank)
-{
-    launched_use_test_worker("plan", rank);
-    setenv("ND_TEST_PLAN", plan, 1);
-}
-
 /* Three nodes have 3 micro-batches a step, which do not divide over 2 ranks: one node goes on, and
  * another one that is there waits. */
 Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
 {
-    use_plan("B0T46D40;B50T54X0", "9");
+    launched_use_plan("B0T46D40;B50T54X0", "9");
     start_nodes(NODES, NULL);
     for (int i = 0; i < NODES; i++) {
         launched_until(&nodes[i], "of epoch 0 waits", 1);
@@ -52,7 +46,7 @@ Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
 Test(fewer_nodes, a_lost_node_is_waited_for_and_may_come_later)
 {
     launched back;
-    use_plan("B0T46D40;B40T54D50;B50T64D60X0", "9");
+    launched_use_plan("B0T46D40;B40T54D50;B50T64D60X0", "9");
     start_nodes(2, NULL);
     launched_until(&nodes[0], "of epoch 0 waits", 1);
     launched_until(&nodes[1], "of epoch 0 waits", 1);

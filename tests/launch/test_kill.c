@@ -98,9 +98,7 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
         workers[rank] = launched_child(&l, rank);
     }
     launched_end(&l, SIGKILL, 128 + SIGKILL);
-    for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
-        cr_assert(launched_gone(workers[rank]));
-    }
+    launched_expect_gone(workers, WORKERS); /* and with them their lock of the run folder */
     start("resumed", WORDS("--resume-from-checkpoint", "latest"));
     expect_undisturbed("resumed");
 }

@@ -103,14 +103,6 @@ static void start_nodes(bool ipc, const char *run, const char *steps)
     }
 }
 
-Test(netns, two_nodes_train_over_a_network)
-{
-    need_spaces(false);
-    start_nodes(ALONE, "job", "3");
-    launched_expect_all(nodes, 2, 0);
-    assert_says(&nodes[0], "step 3/3");
-}
-
 /* Ports at which a process listens, read in the space of node `space`; on which address is checked:
  * never on all of them. */
 static int find_ports(int space, pid_t pid, int ports[PORTS_MAX])

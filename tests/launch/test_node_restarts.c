@@ -16,15 +16,13 @@ static void setup(void)
 {
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
-    launched_use_test_worker("plan", NULL);
 }
 
 TEMPDIR_SUITE(node_restarts, setup, .timeout = 280);
 
 static void start_nodes(const char *plan, const char *rank)
 {
-    setenv("ND_TEST_PLAN", plan, 1);
-    setenv("ND_TEST_RANK", rank, 1);
+    launched_use_plan(plan, rank);
     tiny_nodes_start_all(nodes, &job, NULL);
 }
 
@@ -58,34 +56,25 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
     launched_end_all(nodes, 2, SIGTERM, 75); /* these workers do not tell each other */
 }
 
-Test(node_restarts, a_node_whose_launcher_died_comes_back)
+Test(node_restarts, a_node_leaves_and_comes_back_twice)
 {
-    start_nodes("B0T46D40;B40T44X0", "3");
+    launched twice;
+    start_nodes("B0T46D40;B40T46D43;B43T46X0", "3");
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     pid_t former = launched_worker(&nodes[1], 3);
     launched_end(&nodes[1], SIGKILL, 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1);
     cr_assert(launched_gone(former));
     tiny_nodes_start(&back, &job, 1, 1, NULL);
-    launched_expect(&back, 0);
-    assert_ends(&nodes[0], 0, "node 1 (host ",
-                "was lost; restart 1 of 3 follows when enough nodes are back, from "
-                "step 40; ",
-                "node 1 of 2 nodes is missing; start the same command there within ");
-    assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ", ") as node 1 of 2\n",
-                "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");
-}
-
-Test(node_restarts, a_node_leaves_and_comes_back_twice)
-{
-    launched twice;
-    lose_node_1("B0T46D40;B40T46D43;B43T46X0");
-    tiny_nodes_start(&back, &job, 1, 1, NULL);
     tiny_nodes_wait(&nodes[0], &back, 1);
     launched_end(&back, SIGKILL, 137);
+    assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ", ") as node 1 of 2\n",
+                "epoch 1 of rank 3, run nd-", ".1, folder '/begun/in/start-0'\n");
     tiny_nodes_start(&twice, &job, 1, 2, NULL);
     launched_expect(&twice, 0);
-    assert_ends(&nodes[0], 0, "was lost; restart 1 of 3 follows ",
+    assert_ends(&nodes[0], 0, "node 1 (host ",
+                "was lost; restart 1 of 3 follows when enough nodes are back, from step 40; ",
+                "node 1 of 2 nodes is missing; start the same command there within ",
                 "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
     assert_says(&twice, "epoch 2 of rank 3, run nd-");
 }
@@ -119,7 +108,7 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
 
 Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
 {
-    setenv("ND_TEST_PLAN", "B0T46D40", 1);
+    launched_use_plan("B0T46D40", NULL);
     tiny_nodes_start_all(nodes, &job, WORDS("--rdzv-timeout-seconds", "6"));
     tiny_nodes_wait(&nodes[0], &nodes[1], 0);
     launched_end(&nodes[1], SIGKILL, 137);
@@ -194,7 +183,7 @@ Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
     enum { NODES = 3, SILENCE_SECONDS = 15 };
     job.nodes = NODES;
     job.workers = 2 * NODES;
-    setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
+    launched_use_plan("B0T46D40;B40T44X0", NULL);
     tiny_nodes_start_all(nodes, &job, NULL);
     for (int i = 0; i < NODES; i++) {
         launched_until(&nodes[i], "of epoch 0 waits", 2);

@@ -12,14 +12,13 @@ static launched l;
 static void setup(void)
 {
     tiny_write_inputs(&dir);
-    launched_use_test_worker("plan", "1");
 }
 
 TEMPDIR_SUITE(restarts, setup, .timeout = 280);
 
 static void start(const char *plan, const char *max_restarts)
 {
-    setenv("ND_TEST_PLAN", plan, 1);
+    launched_use_plan(plan, "1");
     tiny_ndlaunch(&l, &dir, "out", 3, WORDS("--max-restarts", max_restarts, "--save-steps", "1"));
 }
 
@@ -146,13 +145,6 @@ static void find_workers(int epoch, pid_t pids[3])
     }
 }
 
-static void expect_gone(const pid_t pids[3])
-{
-    for (int rank = 0; rank < 3; rank++) {
-        cr_expect(launched_gone(pids[rank]), "rank %d is still there", rank);
-    }
-}
-
 Test(restarts, any_rank_may_be_killed)
 {
     for (int rank = 0; rank < 3; rank++) {
@@ -161,7 +153,7 @@ Test(restarts, any_rank_may_be_killed)
         find_workers(0, pids);
         kill(pids[rank], SIGKILL);
         launched_expect(&l, 0);
-        expect_gone(pids);
+        launched_expect_gone(pids, 3);
         expect_starts(2);
     }
 }
@@ -186,13 +178,13 @@ Test(restarts, no_worker_of_a_restart_outlives_a_killed_ndlaunch)
     start("B0T8D5K9;B5T6", "1");
     find_workers(1, pids);
     launched_end(&l, SIGKILL, 137);
-    expect_gone(pids);
+    launched_expect_gone(pids, 3);
 }
 
 Test(restarts, each_start_has_logs_of_its_own)
 {
     const char *logs = printed("%s/logs", dir.path);
-    setenv("ND_TEST_PLAN", "B0T8D5K9;B5T6X0", 1);
+    launched_use_plan("B0T8D5K9;B5T6X0", "1");
     tiny_ndlaunch(&l, &dir, "out", 2,
                   WORDS("--max-restarts", "1", "--save-steps", "1", "--log-dir", logs));
     launched_expect(&l, 0);

@@ -96,7 +96,7 @@ Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
 {
     for (int ms = 0; ms <= 125; ms += 25) {
         tiny_ndlaunch(&l, &dir, printed("kill-%d", ms), 2, WORDS("--num-steps", "1000000"));
-        pid_t child = launched_until_child(&l, 1);
+        pid_t child = launched_child(&l, 1);
         usleep((useconds_t)ms * 1000);
         kill(child, SIGKILL);
         launched_ends(&l, 128 + SIGKILL);
@@ -231,8 +231,7 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
 /* All ranks agree on the step after which they end: the others have the grace time from there. */
 Test(signals, after_the_first_75_the_others_have_the_grace_time)
 {
-    launched_use_test_worker("plan", NULL);
-    setenv("ND_TEST_PLAN", "E75", 1);
+    launched_use_plan("E75", NULL);
     tiny_ndlaunch(&l, &dir, "out", 2, WORDS("--grace-seconds", "0.3"));
     assert_ends(&l, 128 + SIGKILL, "launch.grace_seconds (0.3) were over");
 }

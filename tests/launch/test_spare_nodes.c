@@ -18,7 +18,6 @@ static void setup(void)
 {
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
-    launched_use_test_worker("plan", "3");
 }
 
 TEMPDIR_SUITE(spare_nodes, setup, .timeout = 280);
@@ -30,7 +29,7 @@ static void start_node(int node)
 
 static void start_nodes(const char *plan)
 {
-    setenv("ND_TEST_PLAN", plan, 1);
+    launched_use_plan(plan, "3");
     for (int i = 0; i < NODES; i++) {
         start_node(i);
     }
@@ -68,7 +67,7 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
  * lives longer than the time after which silence is a loss. */
 Test(spare_nodes, a_node_that_comes_late_is_the_spare)
 {
-    setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
+    launched_use_plan("B0T46D40;B40T44X0", "3");
     start_node(0);
     start_node(2);
     tiny_nodes_wait(&nodes[0], &nodes[2], 0);

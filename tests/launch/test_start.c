@@ -102,13 +102,6 @@ Test(start, the_check_sees_the_workers_environment)
     launched_wait(&l, LAUNCHED_SECONDS);
 }
 
-Test(start, more_workers_than_a_node_may_have)
-{
-    tiny_ndlaunch(&l, &dir, "out", 100000, NULL);
-    assert_ends(&l, 2, "launch.workers is 100000");
-    cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
-}
-
 Test(start, a_missing_worker_is_a_sentence)
 {
     setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
@@ -280,22 +273,4 @@ Test(start, ranks_meet_before_they_open_the_data)
                          "cpu", "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds", "2"));
     assert_ends(&l, 124, "missing of 2 ranks: 1");
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
-}
-
-/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes
- * first. */
-Test(start, without_ndlaunch_rank_0_hosts_the_store)
-{
-    launched ranks[3];
-    SET_VARIABLES("ND_TEST=done", "MASTER_ADDR=127.0.0.1", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3");
-    setenv("MASTER_PORT", printed("%d", port_reserve()), 1);
-    for (int rank = 2; rank >= 0; rank--) {
-        setenv("RANK", printed("%d", rank), 1);
-        setenv("LOCAL_RANK", getenv("RANK"), 1);
-        launched_start(&ranks[rank], &dir, printed("rank%d", rank),
-                       WORDS(getenv("ND_WORKER"), "train"));
-    }
-    for (int rank = 0; rank < 3; rank++) {
-        assert_ends(&ranks[rank], 0, "ready ");
-    }
 }
