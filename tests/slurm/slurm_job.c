@@ -36,6 +36,18 @@ const char *const *slurm_flags(const tempdir *dir, const char *name)
     return a.list;
 }
 
+void slurm_train_on_one_host(const tempdir *dir, const char *config, const char *const *further)
+{
+    launched one;
+    tiny_arguments a = {0};
+    tiny_add(&a, WORDS(getenv("ND_LAUNCH"), "--config-file",
+                       slurm_source(printed("configs/%s", config))));
+    tiny_add(&a, slurm_flags(dir, "one"));
+    tiny_add(&a, further);
+    launched_start(&one, dir, "one", a.list);
+    launched_expect(&one, 0);
+}
+
 static void start(launched *l, const tempdir *dir, const char *name, const tiny_arguments *a)
 {
     const char *argv[TINY_ARGUMENTS_MAX + 3] = {"/usr/bin/env"}; /* finds the program in PATH */

@@ -19,6 +19,9 @@ void slurm_setup(tempdir *dir);
  * scripts. Valid until the next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
+/* The same job, "one", as ndlaunch starts it on one host with a file of configs. */
+void slurm_train_on_one_host(const tempdir *dir, const char *config, const char *const *further);
+
 /*
  * sbatch <options> <script> <the tiny job's flags> <further>; output goes to dir/<name>. Returns
  * the job's id. `script` is one of scripts/slurm, or a path.

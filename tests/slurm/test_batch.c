@@ -25,26 +25,20 @@ static void replace_ndlaunch(const char *body)
     setenv("ND_LAUNCH", dir.name, 1);
 }
 
-/* The same job as ndlaunch starts it on one host: the numbers of its steps. */
-static void train_on_one_host(const char *config_file, const char *const *further)
+/* A batch script trains as ndlaunch does on one host, in as many steps; returns the job's id. */
+static int trains_as_one_host(const char *config, const char *script, const char *const *further,
+                              int steps)
 {
-    launched one;
-    const char *config = slurm_source(printed("configs/%s", config_file));
-    tiny_arguments a = {0};
-    tiny_add(&a, WORDS(getenv("ND_LAUNCH"), "--config-file", config));
-    tiny_add(&a, slurm_flags(&dir, "one"));
-    tiny_add(&a, further);
-    launched_start(&one, &dir, "one", a.list);
-    launched_expect(&one, 0);
+    slurm_train_on_one_host(&dir, config, further);
+    int job = slurm_submit(&l, &dir, "two", NULL, script, further);
+    slurm_expect(&l, job, 0);
+    tiny_expect_same(&dir, "two", "one", steps);
+    return job;
 }
 
 Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 {
-    const char *const further[] = {"--num-steps", "5", NULL};
-    train_on_one_host("tp_hsdp.yaml", further);
-    int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
-    slurm_expect(&l, job, 0);
-    tiny_expect_same(&dir, "two", "one", 5);
+    int job = trains_as_one_host("tp_hsdp.yaml", "tp_hsdp.sbatch", WORDS("--num-steps", "5"), 5);
     const char *record = tiny_record(&dir, "two");
     cr_assert_not_null(strstr(record, printed("\"slurm_job_id\": \"%d\"", job)), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
@@ -55,24 +49,18 @@ Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 
 Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
-    const char *const further[] = {"--num-steps", "3", NULL};
-    train_on_one_host("cp.yaml", further);
-    int job = slurm_submit(&l, &dir, "cp", NULL, "cp.sbatch", further);
-    slurm_expect(&l, job, 0);
-    tiny_expect_same(&dir, "cp", "one", 3);
+    trains_as_one_host("cp.yaml", "cp.sbatch", WORDS("--num-steps", "3"), 3);
 }
 
 /* The script's own precision; only its model and its data are replaced by small ones. */
 Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
-    const char *const further[] = {
-        "--precision",      "fp8",   "--num-steps",          "5", "--set",
-        "data.format=text", "--set", "data.tokenizer=bytes", NULL};
-    train_on_one_host("llama-3.1-8b/fp8.yaml", further);
-    int job = slurm_submit(&l, &dir, "fp8", NULL, "fp8.sbatch", further);
-    assert_job_ends(&l, job, 0, "13 of 15 linears in FP8, weights gathered as codes");
-    tiny_expect_same(&dir, "fp8", "one", 5);
-    const char *record = tiny_record(&dir, "fp8");
+    trains_as_one_host("llama-3.1-8b/fp8.yaml", "fp8.sbatch",
+                       WORDS("--precision", "fp8", "--num-steps", "5", "--set", "data.format=text",
+                             "--set", "data.tokenizer=bytes"),
+                       5);
+    assert_says(&l, "13 of 15 linears in FP8, weights gathered as codes");
+    const char *record = tiny_record(&dir, "two");
     cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
 
@@ -254,7 +242,7 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     const char *const further[] = {
         "--num-steps", "500", "--checkpoint-frequency", "100000", "--resume-from-checkpoint",
         "auto",        NULL};
-    train_on_one_host("tp_hsdp.yaml", further);
+    slurm_train_on_one_host(&dir, "tp_hsdp.yaml", further);
     int job = slurm_submit(&l, &dir, "requeue", NULL, "tp_hsdp.sbatch", further);
     launched_until(&l, "\nstep 20/", 1);
     cr_assert_eq(launched_shell("scancel --batch --signal=USR1 %d", job), 0);

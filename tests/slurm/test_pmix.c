@@ -16,8 +16,8 @@ static void setup(void)
 
 TEMPDIR_SUITE(pmix, setup, .timeout = 600);
 
-static const char *const two_nodes[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
-                                        NULL};
+#define TWO_NODES "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix"
+static const char *const two_nodes[] = {TWO_NODES, NULL};
 
 /* Eight tasks on two nodes, or what the options say. */
 static void start(const char *name, const char *const *options, const char *program,
@@ -39,13 +39,7 @@ static void train(const char *name, const char *const *options)
 
 Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
-    launched one;
-    tiny_arguments a = {0};
-    tiny_add(&a, WORDS(getenv("ND_LAUNCH"), "--config-file", slurm_source("configs/tp_hsdp.yaml"),
-                       "--num-steps", "5"));
-    tiny_add(&a, slurm_flags(&dir, "one"));
-    launched_start(&one, &dir, "one", a.list);
-    launched_expect(&one, 0);
+    slurm_train_on_one_host(&dir, "tp_hsdp.yaml", WORDS("--num-steps", "5"));
     start("two", two_nodes, "ndtrain", WORDS("--num-steps", "5"));
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "two", "one", 5);
@@ -59,11 +53,10 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 /* Ranks that go round the nodes have no adjacent rank on theirs, and the same numbers. */
 Test(pmix, a_cyclic_distribution_gives_the_same)
 {
-    const char *const options[] = {
-        "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", "--distribution=cyclic", NULL};
     start("block", two_nodes, "ndtrain", WORDS("--num-steps", "3"));
     launched_expect(&l, 0);
-    start("cyclic", options, "ndtrain", WORDS("--num-steps", "3"));
+    start("cyclic", WORDS(TWO_NODES, "--distribution=cyclic"), "ndtrain",
+          WORDS("--num-steps", "3"));
     launched_expect(&l, 0);
     tiny_expect_same(&dir, "cyclic", "block", 3);
 }
@@ -78,8 +71,7 @@ Test(pmix, a_bad_configuration_is_code_2_said_once)
 
 Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
 {
-    const char *const options[] = {"--nodes=2", "--ntasks=4", "--overcommit", "--mpi=pmix", NULL};
-    start("four", options, "ndtrain", NULL);
+    start("four", WORDS(TWO_NODES, "--ntasks=4"), "ndtrain", NULL);
     assert_ends(&l, 2, "the configuration needs 8 workers, but this job has 4 (PMIx)");
 }
 
@@ -126,10 +118,6 @@ static void kill_rank(int rank, const char *words)
 Test(pmix, a_killed_rank_ends_the_step_and_is_named)
 {
     kill_rank(5, "rank 5 (node2) was lost");
-}
-
-Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
-{
     kill_rank(0, "rank 0, which hosts the store, was lost");
 }
 
@@ -157,15 +145,11 @@ static void ends_at_a_step(const char *name, const char *const *options)
     cr_assert_eq(launched_count(&l, words), 8, "\"%s\" in: %s", words, l.text);
 }
 
+/* Also where Slurm kills at the first bad exit. */
 Test(pmix, term_ends_all_ranks_at_the_same_step)
 {
     ends_at_a_step("term", two_nodes);
-}
-
-Test(pmix, term_is_code_75_also_where_slurm_kills_at_the_first_bad_exit)
-{
-    ends_at_a_step("bad-exit", WORDS("--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
-                                     "--kill-on-bad-exit=1"));
+    ends_at_a_step("bad-exit", WORDS(TWO_NODES, "--kill-on-bad-exit=1"));
 }
 
 /* Signals to srun itself, as a batch script passes them on. */
@@ -178,8 +162,7 @@ Test(pmix, usr1_to_srun_reaches_all_ranks)
 
 Test(pmix, tasks_without_pmix_are_refused)
 {
-    const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
-    start("none", options, "ndtrain", NULL);
+    start("none", WORDS(TWO_NODES, "--mpi=none"), "ndtrain", NULL);
     assert_ends(&l, 2, "srun started 8 ndtrain without PMIx", "--mpi=pmix");
 }
 
