@@ -70,22 +70,15 @@ Test(status, what_the_system_has_no_more_of_has_one_status)
     cr_expect_str_eq(nd_error_last()->message, "thread 3 cannot be made: Invalid argument");
 }
 
+/* Also in breadcrumbs, which keep the status. */
 Test(status, control_characters_are_escaped)
 {
     nd_fail(ND_ERR_DATA, "key '%s'", "a\x1b[31m\nb");
     cr_assert_str_eq(nd_error_last()->message, "key 'a\\x1b[31m\\nb'");
-    nd_fail_context(ND_ERR_DATA, "reading %s", "c\td");
+    cr_assert_eq(nd_fail_context(ND_ERR_DATA, "reading %s", "c\td"), ND_ERR_DATA);
     cr_assert_str_eq(nd_error_last()->message, "key 'a\\x1b[31m\\nb' (while reading c\\td)");
     nd_fail(ND_ERR_IO, "again: %s", nd_error_last()->message);
     cr_assert_str_eq(nd_error_last()->message, "again: key 'a\\x1b[31m\\nb' (while reading c\\td)");
-}
-
-Test(status, breadcrumbs_are_appended_and_keep_the_status)
-{
-    nd_status status = inner(3);
-    cr_assert_eq(nd_fail_context(status, "reading data.path of node %d", 1), ND_ERR_DATA);
-    cr_assert_str_eq(nd_error_last()->message,
-                     "row 3 of a.jsonl is broken (while reading data.path of node 1)");
 }
 
 /* Long paths and many breadcrumbs end in a cut text, never past the record. */

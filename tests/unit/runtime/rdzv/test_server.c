@@ -156,6 +156,14 @@ static void close_server(void)
 
 TestSuite(server, .fini = close_server, .timeout = 120);
 
+static void leave(int i)
+{
+    nd_wire_buffer out = {0};
+    nd_wire_begin(&out, ND_WIRE_BYE);
+    give(i, &out);
+    nd_server_gone(server, clients[i].peer);
+}
+
 /* The next answer to `i` is a slice; behind its request number. */
 static nd_wire_cursor slice_of(int i)
 {
@@ -276,45 +284,34 @@ Test(server, the_rank_of_a_lost_worker_stays_taken)
     refuse(2, "1.2", "job", 3, ND_WIRE_WORKER, 1, "rank 1, claimed by hosty, is taken");
 }
 
-Test(server, a_lost_rank_ends_the_others_wait)
+/* One that is lost within it does not get what the others wait for. */
+Test(server, a_rank_that_is_lost_or_leaves_ends_the_others_wait)
 {
-    open_joined(2, 2);
-    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
-    nd_server_gone(server, clients[1].peer);
-    expect_error(0, ND_ERR_IO, "rank 1 (hosty) was lost while others waited at 'meet'");
-    cr_assert_eq(nd_server_members(server, ND_WIRE_WORKER), 1);
-}
-
-/* It does not get what the others wait for. */
-Test(server, a_rank_that_is_lost_within_an_exchange_ends_it)
-{
-    open_joined(3, 3);
-    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
-    request(1, ND_WIRE_EXCHANGE, "meet", "y", 1);
-    nd_server_gone(server, clients[1].peer);
-    expect_error(0, ND_ERR_IO, "rank 1 (hosty) was lost while others waited at 'meet'");
-}
-
-Test(server, a_rank_that_left_ends_the_others_wait)
-{
-    nd_wire_buffer out = {0};
-    open_joined(2, 2);
-    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
-    nd_wire_begin(&out, ND_WIRE_BYE);
-    give(1, &out);
-    nd_server_gone(server, clients[1].peer);
-    expect_error(0, ND_ERR_IO, "rank 1 (hosty) left the job while others waited at 'meet'");
+    static const struct {
+        bool enters, leaves;
+        const char *words;
+    } cases[] = {{false, false, "rank 1 (hosty) was lost while others waited at 'meet'"},
+                 {true, false, "rank 1 (hosty) was lost while others waited at 'meet'"},
+                 {false, true, "rank 1 (hosty) left the job while others waited at 'meet'"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_server_destroy(server);
+        open_joined(3, 3);
+        request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
+        if (cases[i].enters) {
+            request(1, ND_WIRE_EXCHANGE, "meet", "y", 1);
+        }
+        cases[i].leaves ? leave(1) : nd_server_gone(server, clients[1].peer);
+        expect_error(0, ND_ERR_IO, cases[i].words);
+        cr_assert_eq(nd_server_members(server, ND_WIRE_WORKER), 2);
+    }
 }
 
 /* Before the others come; a wait for a key goes on, which any rank may set. */
 Test(server, what_comes_after_a_rank_left_cannot_be_complete)
 {
-    nd_wire_buffer out = {0};
     open_joined(3, 3);
     request(2, ND_WIRE_GET, "key", NULL, 0);
-    nd_wire_begin(&out, ND_WIRE_BYE);
-    give(1, &out);
-    nd_server_gone(server, clients[1].peer);
+    leave(1);
     cr_assert_eq(answer(2).type, ND_WIRE_NONE);
     request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
     expect_error(0, ND_ERR_IO, "the exchange 'meet' cannot be completed: rank 1 left the job");

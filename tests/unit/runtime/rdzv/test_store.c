@@ -85,12 +85,20 @@ static void end_rank_0(void)
     close(said);
 }
 
-static nd_store *open_rank_1(const nd_store_watch *watch)
+/* Both ranks; this process is rank 1. */
+static nd_store *start_ranks(const nd_store_watch *watch)
 {
     nd_store *store = NULL;
+    start_rank_0();
     const nd_identity id = identity_of(1, port);
     assert_ok(nd_store_open(&id, SECONDS, watch, &store));
     return store;
+}
+
+static void end_ranks(nd_store *store)
+{
+    nd_store_close(store, true);
+    end_rank_0();
 }
 
 static void expect_said(int fd, const char *words)
@@ -113,8 +121,7 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
 {
     char value[8] = "";
     size_t bytes = sizeof value;
-    start_rank_0();
-    nd_store *store = open_rank_1(NULL);
+    nd_store *store = start_ranks(NULL);
     cr_assert_eq(kill(host, SIGSTOP), 0);
     cr_assert_eq(waitpid(host, NULL, WUNTRACED), host);
     cr_expect_eq(nd_store_check(store, 0.1), ND_ERR_HANG);
@@ -125,28 +132,13 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
     bytes = 5;
     assert_fails(nd_store_get(store, "key", value, &bytes), ND_ERR_INTERNAL, "6 bytes, 5 fit");
     cr_expect_str_eq(value, "value");
-    nd_store_close(store, true);
-    end_rank_0();
-}
-
-Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
-{
-    char value[8];
-    size_t bytes = sizeof value;
-    start_rank_0();
-    nd_store *store = open_rank_1(NULL);
-    nd_store_set_timeout(store, 0.2);
-    assert_fails(nd_store_get(store, "missing", value, &bytes), ND_ERR_HANG,
-                 "nobody set the key 'missing' within 0.2 s");
-    nd_store_close(store, true);
-    end_rank_0();
+    end_ranks(store);
 }
 
 /* Rank 0 stands still beyond the deadline of the request, and within the margin for its answer. */
 Test(store, an_answer_shortly_after_the_deadline_is_taken)
 {
-    start_rank_0();
-    nd_store *store = open_rank_1(NULL);
+    nd_store *store = start_ranks(NULL);
     nd_store_set_timeout(store, 0.1);
     cr_assert_eq(kill(host, SIGSTOP), 0);
     cr_assert_eq(waitpid(host, NULL, WUNTRACED), host);
@@ -158,8 +150,7 @@ Test(store, an_answer_shortly_after_the_deadline_is_taken)
     }
     assert_fails(nd_store_barrier(store, "step"), ND_ERR_HANG, "missing of 2 ranks: 0");
     cr_expect_eq(waitpid(waker, NULL, 0), waker);
-    nd_store_close(store, true);
-    end_rank_0();
+    end_ranks(store);
 }
 
 /* The store still answers after the goodbye of rank 0; in the end the key is gone, too. */
@@ -167,12 +158,12 @@ Test(store, rank_0_stays_until_the_others_leave)
 {
     int code = -1;
     leaves = true;
-    start_rank_0();
-    nd_store *store = open_rank_1(NULL);
+    nd_store *store = start_ranks(NULL);
     assert_ok(nd_store_barrier(store, "start"));
     assert_fails(nd_store_barrier(store, "end"), ND_ERR_IO, "left the job");
     nd_store_set_timeout(store, 0.2);
-    assert_fails(nd_store_get(store, "key", NULL, &(size_t){0}), ND_ERR_HANG, "nobody set");
+    assert_fails(nd_store_get(store, "key", NULL, &(size_t){0}), ND_ERR_HANG,
+                 "nobody set the key 'key' within 0.2 s");
     nd_store_close(store, false);
     cr_assert_eq(waitpid(host, &code, 0), host);
     cr_expect_eq(code, 0);
@@ -181,8 +172,7 @@ Test(store, rank_0_stays_until_the_others_leave)
 
 Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
 {
-    start_rank_0();
-    nd_store_close(open_rank_1(NULL), true);
+    nd_store_close(start_ranks(NULL), true);
     expect_said(said, "rank 1 (here) was lost: it ended without a goodbye");
     end_rank_0();
 }
@@ -190,9 +180,8 @@ Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
 Test(store, the_others_hear_of_the_end_of_rank_0)
 {
     int ends[2];
-    start_rank_0();
     cr_assert_eq(pipe(ends), 0);
-    nd_store *store = open_rank_1(&(nd_store_watch){say_lost, &ends[1]});
+    nd_store *store = start_ranks(&(nd_store_watch){say_lost, &ends[1]});
     end_rank_0();
     expect_said(ends[0], "rank 0, which hosts the store, was lost");
     nd_store_close(store, true);
