@@ -218,6 +218,8 @@ Test(flags, win_over_the_file)
         {FP16, "--precision fp32", "train.precision=fp32"},
         {FSDP "fp8_config: {backend: TE}\n", "--mixed-precision fp8",
          "train.precision=fp8;fp8.recipe=delayed;fp8.all_gather=false"},
+        {FSDP "mixed_precision: fp8\n", "--fp8-backend TE",
+         "fp8.recipe=delayed;fp8.all_gather=false"},
         {"fp8: {recipe: delayed}\n", "--mixed-precision fp8",
          "train.precision=fp8;fp8.recipe=delayed;fp8.all_gather=false"},
         {FSDP "mixed_precision: fp8\n"
@@ -225,6 +227,10 @@ Test(flags, win_over_the_file)
          "--mixed-precision fp8", "fp8.recipe=tensorwise;fp8.all_gather=false"},
         {"fp8: {all_gather: false}\n", "--mixed-precision fp8",
          "train.precision=fp8;fp8.recipe=tensorwise;fp8.all_gather=false"},
+        {"optimizer: {betas: [0.12345678901234568, 0.5]}\n", "--beta2 0.3",
+         "optimizer.betas=[0.12345678901234568, 0.3]"},
+        {"optimizer: {betas: [0.5, 0.12345678901234568]}\n", "--beta1 0.3",
+         "optimizer.betas=[0.3, 0.12345678901234568]"},
         {"train: {epochs: 2}\n", "--num-steps 7", "train.steps=7;train.epochs=0"},
         {"train: {steps: 9}\n", "--num-train-epochs 2", "train.steps=0;train.epochs=2"},
         {"launch: {nnodes: 2, node_rank: 1, rdzv_endpoint: h:1}\n", "--standalone",
@@ -238,6 +244,8 @@ Test(flags, win_over_the_file)
         {"train: {steps: 9}\n", "--num-train-epochs 0", "train.steps=9;train.epochs=0"},
         {"checkpoint: {interval: 7}\n", "--save-strategy steps", "checkpoint.interval=7"},
         {"checkpoint: {interval: epoch}\n", "--save-strategy steps", "checkpoint.interval=500"},
+        {FSDP "parallelism_config: {parallelism_config_sp_size: 2}\n", "--cp-size 4 --cp-comm ring",
+         "mesh.cp=4;parallel.cp_comm=ring"},
         {"mesh: {cp: 2}\n", "--sp-size 1", "mesh.cp=2"},
         {"mesh: {cp: 2}\nparallel: {cp_comm: ulysses}\n", "--sp-size 1", "mesh.cp=1"},
         {"mesh: {tp: 2}\nmodel: {config: a.json}\n", "--tp-size 1 --model-path folder",
@@ -257,7 +265,8 @@ static void take_four_nodes(const char *shards, const char *micro_batches)
     resolve_flags(
         &c, printed("--save-steps 7 --max-restarts 1 --min-nodes 1 --nnodes 4 --nproc-per-node 4 "
                     "--node-rank 3 --spare-nodes 1 --rdzv-endpoint h:1 --rdzv-key-file k "
-                    "--tp-size 2 --dp-shard-size %s --gradient-accumulation-steps %s",
+                    "--tp-size 2 --dp-replicate-size 2 --dp-shard-size %s "
+                    "--gradient-accumulation-steps %s",
                     shards, micro_batches));
 }
 
@@ -268,7 +277,7 @@ Test(flags, of_fewer_nodes)
     take_four_nodes("-1", "3");
     static const struct {
         int64_t nodes, shards, micro_batches; /* 0: they do not divide */
-    } cases[] = {{4, 8, 3}, {3, 6, 4}, {2, 4, 6}, {1, 2, 12}};
+    } cases[] = {{4, 4, 3}, {3, 3, 4}, {2, 2, 6}, {1, 1, 12}};
     for (int i = 0; i < 4; i++) {
         assert_ok(nd_config_with_nodes(&c, cases[i].nodes, &fewer));
         cr_expect_eq(fewer.launch.workers, 4 * cases[i].nodes);
@@ -289,7 +298,7 @@ Test(flags, of_fewer_nodes)
     take_four_nodes("-1", "500001");
     expect_sentence(nd_config_with_nodes(&c, 2, &fewer), ND_ERR_CONFIG, "1000002|to 1000000");
     nd_config_fini(&c);
-    take_four_nodes("8", "1");
+    take_four_nodes("4", "1");
     assert_ok(nd_config_with_nodes(&c, 4, &fewer));
     expect_sentence(nd_config_with_nodes(&c, 2, &fewer), ND_ERR_CONFIG,
                     "every axis of the mesh has a fixed size");
@@ -341,8 +350,9 @@ static const char *const refused[][2] = {
     {"--warmup-ratio 0.03 --warmup-steps 7",
      "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000"},
     /* A key that needs another one. */
-    {"--early-stopping-patience 2", "does not validate"},
     {"--early-stopping-patience 2 --validation-path v.txt", "train.validation_interval is 0"},
+    {"--early-stopping-patience 2 --eval-steps 3 --validation-path=",
+     "data.validation_path is empty"},
     {"--sample-prompt Once --validation-path=",
      "train.sample_prompt is Once, but data.validation_path is empty"},
     {"--sample-prompt Once --validation-path v.txt --data-format llmc",
@@ -384,6 +394,7 @@ static const char *const refused[][2] = {
     {"--use-deepspeed", "--use-deepspeed"},
     {"--fsdp_sharding_strategy HALF_SHARD", "HALF_SHARD|SHARD_GRAD_OP"},
     {"--fsdp_sharding_strategy 6", "--fsdp-sharding-strategy is 6"},
+    {"--fsdp_sharding_strategy 0", "--fsdp-sharding-strategy is 0"},
     {"--fsdp_sharding_strategy", "needs a value"},
     {"--fsdp_offload_params cpu", "cpu|not offloaded"},
     {"--same_network train.py", "train.py is a Python script"},

@@ -24,6 +24,7 @@ static const keys_case good[] = {
     {"log:\n  trackers: tensorboard, wandb\n", "log.trackers=[tensorboard, wandb]"},
     {"log:\n  trackers: \"tensorboard,wandb\"\n", "log.trackers=[tensorboard, wandb]"},
     {"log:\n  trackers: []\n", "log.trackers=none"},
+    {"fp8:\n  filter: \"[qk]_proj,*.[12]\"\n", "fp8.filter=[qk]_proj,*.[12]"},
     {"model: {path: '', config: b.json, name: ''}\n", "model.config=b.json", true},
 };
 

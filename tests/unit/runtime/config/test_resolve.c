@@ -34,7 +34,7 @@ static const keys_case derived[] = {
      "log.trackers=wandb", true},
     {"--lr 1e-4 --min-lr 1e-4", "optimizer.min_lr=0.0001", true},
     {"--save-total-limit 1", "checkpoint.keep_last=1", true}, /* nothing is saved */
-    {"--resume_from_checkpoint none", "checkpoint.resume=", true},
+    {"--resume_from_checkpoint None", "checkpoint.resume=", true},
     {MOST_TOKENS, "train.gradient_accumulation_steps=512", true},
     {"--nnodes 2 --min-nodes 2 --max-restarts 1 --save-steps 5 --rdzv-endpoint h:1 "
      "--rdzv-key-file k --dp-shard-size -1",
@@ -42,6 +42,7 @@ static const keys_case derived[] = {
     {"--save-total-limit 0 --save-steps 7", "checkpoint.keep_last=0", true},
     {"--deterministic --autotune --autotune-from a/run.json", "kernels.autotune=true", true},
     {"--epochs 1 --profile-steps 7", "log.profile_steps=7", true}, /* of an unknown number */
+    {"--num-steps 1000000000 --profile-steps 1000000000", "log.profile_steps=1000000000", true},
 };
 
 /* Resolving twice changes nothing. */
@@ -55,20 +56,6 @@ Test(resolve, what_follows_from_other_keys)
         expect_keys(&c, derived[i].keys, derived[i].input);
         nd_config_fini(&c);
     }
-}
-
-Test(resolve, the_mesh_against_the_workers)
-{
-    expect_bad_text("launch: {workers: 6}\nmesh: {dp_replicate: 2, dp_shard: 2, tp: 2}\n",
-                    "dp_replicate 2 x dp_shard 2 x cp 1 x tp 2 = 8 workers|launch.workers is 6");
-    expect_bad_text("launch: {workers: 6}\nmesh: {dp_shard: -1, tp: 4}\n",
-                    "dp_shard is -1|= 4|6 workers");
-    expect_bad_text("launch: {workers: 6}\nmesh: {dp_replicate: -1, dp_shard: 4}\n",
-                    "dp_replicate is -1|= 4|6 workers");
-    expect_bad_text("launch: {workers: 6}\nmesh: {dp_replicate: -1, dp_shard: -1}\n", "both -1");
-    expect_bad_text(
-        "mesh: {dp_replicate: 16777216, dp_shard: 16777216, cp: 16777216, tp: 16777216}\n",
-        "more than 16777216 ranks");
 }
 
 Test(resolve, ranks_that_exchange_heads)
@@ -106,6 +93,13 @@ Test(resolve, threads_of_the_environment)
 }
 
 static const char *const refused[][2] = {
+    /* The mesh against the workers. */
+    {"--num-processes 6 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2",
+     "dp_replicate 2 x dp_shard 2 x cp 1 x tp 2 = 8 workers|launch.workers is 6"},
+    {"--num-processes 6 --dp-shard-size -1 --tp-size 4", "dp_shard is -1|= 4|6 workers"},
+    {"--num-processes 6 --dp-replicate-size -1 --dp-shard-size 4", "dp_replicate is -1|= 4"},
+    {"--dp-replicate-size 16777216 --dp-shard-size 16777216 --cp-size 16777216 --tp-size 16777216",
+     "more than 16777216 ranks"},
     /* Ranks that exchange heads. */
     {"--sp-size 2 --cp-comm ring", "--sp-size 2 asks for"},
     {"--ulysses 2", "parallel.ulysses 2 does not divide mesh.cp 1|--cp-size a multiple"},

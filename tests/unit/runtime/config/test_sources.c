@@ -2,13 +2,19 @@
 #include "runtime/config/sources.h"
 #include "tests/unit/runtime/config/support.h"
 
-/* The text that a configuration keeps of data.path. */
+/* The text that a configuration keeps of data.path, also when it is printed and read again. */
 static void expect_path(const char *yaml, const char *wanted)
 {
     nd_config config;
+    char *printed_yaml = NULL;
     cr_assert_eq(read_text(&config, yaml), ND_OK, "%s: %s", yaml, nd_error_last()->message);
     cr_expect_str_eq(config.data.path, wanted);
+    assert_ok(nd_config_to_yaml(&config, false, &printed_yaml));
     nd_config_fini(&config);
+    assert_ok(read_text(&config, printed_yaml));
+    cr_expect_str_eq(config.data.path, wanted);
+    nd_config_fini(&config);
+    free(printed_yaml);
 }
 
 Test(sources, lists_of_a_file_become_one_text)
@@ -18,8 +24,8 @@ Test(sources, lists_of_a_file_become_one_text)
     expect_path("data:\n  path:\n    - path: a\n      weight: 0.7\n    - {path: b, weight: 3, "
                 "epochs: 2, name: code}\n",
                 "[{path: \"a\", weight: 0.7}, {path: \"b\", weight: 3, epochs: 2, name: code}]");
-    expect_path("data:\n  path: {web: a, code: {path: b}}\n",
-                "[{path: \"a\", name: web}, {path: \"b\", name: code}]");
+    expect_path("data:\n  path: {web: a, code: {path: 'b\"c'}}\n",
+                "[{path: \"a\", name: web}, {path: \"b\\\"c\", name: code}]");
     expect_path("data:\n  path: {b: {path: 'a \\ c', epochs: 0.5}}\n",
                 "[{path: \"a \\\\ c\", epochs: 0.5, name: b}]");
     expect_path("data:\n  path: 0.7 a 0.3 b\n", "0.7 a 0.3 b");
@@ -28,6 +34,7 @@ Test(sources, lists_of_a_file_become_one_text)
 
 Test(sources, a_text_reads_as_sources)
 {
+    tempdir dir;
     nd_data_sources s;
     assert_ok(nd_data_sources_read("", "data.path", "0.7 x/web.jsonl.zst 30 y/web.bin", &s));
     cr_assert_eq(s.count, 2);
@@ -56,29 +63,45 @@ Test(sources, a_text_reads_as_sources)
         cr_expect_str_eq(s.list[0].name, named[i][1], "%s", named[i][0]);
         nd_data_sources_fini(&s);
     }
-    static const char *const single[] = {"a b", "7 up.txt x", "[ab]*.txt", "0.7 a 0.3", "a 0.7"};
+    /* The last two are names of files. */
+    static const char *const single[] = {"a b",   "7 up.txt x", "[ab]*.txt", "0.7 a 0.3",
+                                         "a 0.7", "1 a",        "[a, b]"};
+    tempdir_make(&dir);
+    cr_assert_eq(chdir(dir.path), 0);
+    tempdir_write(&dir, "1 a", "", 0);
+    tempdir_write(&dir, "[a, b]", "", 0);
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
         assert_ok(nd_data_sources_read("", "data.path", single[i], &s));
         cr_assert_eq(s.count, 1);
         cr_assert_str_eq(s.list[0].path, single[i]);
         nd_data_sources_fini(&s);
     }
+    tempdir_remove(&dir);
 }
 
-Test(sources, printed_configuration_reads_back)
+/* Of a name as much is kept as leaves room for a number. */
+Test(sources, long_texts)
 {
-    nd_config config, again;
-    char *yaml = NULL, *second = NULL;
-    assert_ok(read_text(&config, "data:\n  path: {web: a, code: 'b\"c'}\n"
-                                 "  validation_path: {v: d, w: e}\n"));
-    assert_ok(nd_config_to_yaml(&config, false, &yaml));
-    assert_ok(read_text(&again, yaml));
-    assert_ok(nd_config_to_yaml(&again, false, &second));
-    cr_assert_str_eq(yaml, second);
-    free(yaml);
-    free(second);
+    nd_config config;
+    nd_data_sources s;
+    char two[12000];
+    snprintf(two, sizeof two, "1 %05000d 2 %05000d", 0, 0);
+    assert_ok(FLAGS(&config, "--data-path", two));
+    assert_ok(nd_data_sources_read("", "data.path", config.data.path, &s));
+    cr_expect_str_eq(s.list[0].name, printed("%040d", 0));
+    cr_expect_str_eq(s.list[1].name, printed("%040d-2", 0));
+    nd_data_sources_fini(&s);
     nd_config_fini(&config);
-    nd_config_fini(&again);
+    expect_bad_value("--save-dir", two + 5005, "has 5000 bytes; at most 4096");
+    char many[2 * ND_DATA_SOURCES_MAX + 4] = "[";
+    for (int i = 0; i < ND_DATA_SOURCES_MAX; i++) {
+        strcat(many, "a,");
+    }
+    strcat(many, "b]");
+    expect_bad_value("--data-path", many, "has more than 256 sources");
+    many[2] = '['; /* of one less */
+    assert_ok(FLAGS(&config, "--data-path", many + 2));
+    nd_config_fini(&config);
 }
 
 Test(sources, faults_have_line_and_key)
@@ -109,5 +132,9 @@ Test(sources, each_path_must_exist)
     assert_ok(FLAGS(&config, "--data-path", "[/dev/null, /nowhere/b]"));
     expect_sentence(nd_config_check_data_paths(&config), ND_ERR_DATA,
                     "--data-path names \"/nowhere/b\", which does not exist");
+    nd_config_fini(&config);
+    assert_ok(FLAGS(&config, "--data-path", "/dev/null", "--validation-path", "/nowhere/v"));
+    expect_sentence(nd_config_check_data_paths(&config), ND_ERR_DATA,
+                    "--validation-path is \"/nowhere/v\", which does not exist");
     nd_config_fini(&config);
 }
