@@ -4,7 +4,7 @@
 
 #include "tests/launch/tiny_job.h"
 
-enum { NODES = 3 };
+enum { NODES = 5 };
 
 static tempdir dir;
 static launched nodes[NODES];
@@ -26,20 +26,23 @@ static void start_nodes(int count, const char *const *further)
     tiny_nodes_start_all(nodes, &job, further);
 }
 
-/* Three nodes have 3 micro-batches a step, which do not divide over 2 ranks: one node goes on, and
- * another one that is there waits. */
+/* Five nodes have 5 micro-batches a step, which divide over no fewer ranks than 5 but over one: one
+ * node goes on, and the others wait. One of them that is asked to end disturbs nobody. */
 Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
 {
-    launched_use_plan("B0T46D40;B50T54X0", "9");
+    launched_use_plan("B0T46D40;B50T54", "9");
     start_nodes(NODES, NULL);
     for (int i = 0; i < NODES; i++) {
         launched_until(&nodes[i], "of epoch 0 waits", 1);
     }
-    launched_end(&nodes[2], SIGKILL, 128 + SIGKILL);
-    launched_expect_all(nodes, 2, 0);
-    assert_says(&nodes[0], "the job goes on with 1 of 3 nodes: mesh ",
-                "train.gradient_accumulation_steps 3\n", "rank 0 is one of 1 on 1 nodes\n");
-    assert_says(&nodes[1], "the job goes on without this node");
+    launched_end(&nodes[4], SIGKILL, 128 + SIGKILL);
+    launched_until(&nodes[1], "the job goes on without this node", 1);
+    launched_end(&nodes[1], SIGTERM, 75);
+    launched_until(&nodes[0], "of epoch 1 waits", 1);
+    launched_end(&nodes[0], SIGUSR1, 0);
+    launched_expect_all(nodes + 2, 2, 0);
+    assert_says(&nodes[0], "the job goes on with 1 of 5 nodes: mesh ",
+                "train.gradient_accumulation_steps 5\n", "rank 0 is one of 1 on 1 nodes\n");
 }
 
 /* After the time for a node to come back. It comes later, and the next start has it again. */
