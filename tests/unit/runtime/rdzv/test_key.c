@@ -34,6 +34,10 @@ Test(key, a_made_file_is_private_new_and_random)
     assert_ok(nd_key_make_file(tempdir_file(&dir, "b")));
     assert_ok(nd_key_read_file(dir.name, b));
     cr_assert_arr_neq(a, b, ND_KEY_BYTES);
+    int fd;
+    assert_ok(nd_key_to_fd(a, &fd));
+    cr_assert_eq(pwrite(fd, b, 1, 0), -1, "a worker can change the key of the others");
+    close(fd);
 }
 
 Test(key, raw_bytes_and_both_cases_of_hexadecimal_are_read)

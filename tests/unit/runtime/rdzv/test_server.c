@@ -609,6 +609,7 @@ Test(server, strangers_are_few_short_lived_and_brief)
     static const uint8_t large[] = {1, 2, 0, 0, 1}; /* 513 bytes */
     nd_server_receive(server, clients[3].peer, large, sizeof large, now);
     cr_assert(clients[3].dropped);
+    nd_server_receive(server, clients[2].peer, NULL, 0, now + 4 * second); /* no hello, either */
     nd_server_tick(server, now + 6 * second);
     for (int k = 0; k < ND_STRANGERS_LEAST; k++) {
         cr_assert(clients[k].dropped);
