@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/device/host_memory.h"
 #include "runtime/device/memplan.h"
+#include "tests/support/printed.h"
+#include "tests/support/tempdir.h"
 
 Test(memplan, buffers_are_apart_aligned_and_zero)
 {
@@ -90,4 +93,20 @@ Test(memplan, is_printed_by_class)
         free(text);
         nd_memplan_fini(&plan);
     }
+}
+
+Test(memplan, what_this_host_has_not_is_said_by_class)
+{
+    nd_memplan plan;
+    nd_device *device = NULL;
+    const uint64_t more = nd_host_memory_read("").physical + 1;
+    nd_memplan_init(&plan);
+    nd_memplan_want(&plan, ND_MEM_STATE, "weights", more, NULL);
+    nd_memplan_want(&plan, ND_MEM_DATA, "tokens", 3 << 20, NULL);
+    assert_ok(nd_device_open_cpu(1, &device));
+    assert_fails(nd_memplan_commit(&plan, device), ND_ERR_RESOURCE,
+                 printed("plan: state %.0f MiB, gathered weights 0 MiB, ", (double)more / 1048576));
+    cr_expect_not_null(strstr(nd_error_last()->message, ", data 3 MiB)"));
+    nd_memplan_fini(&plan);
+    nd_device_close(device);
 }
