@@ -54,7 +54,7 @@ Test(preflight, code_and_digests_are_taken)
 Test(preflight, a_check_that_does_not_end_is_killed_at_its_deadline)
 {
     char script[256];
-    snprintf(script, sizeof script, SAYS_VERSION "echo $$ >%s/pid; exec sleep 50", dir.path);
+    snprintf(script, sizeof script, SAYS_VERSION "echo $$ >%s/pid; exec sleep 500", dir.path);
     assert_fails(run(script, 2), ND_ERR_HANG, "did not end within");
     FILE *f = fopen(tempdir_file(&dir, "pid"), "r");
     int pid = 0;
