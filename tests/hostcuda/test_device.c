@@ -78,6 +78,11 @@ Test(device, an_unsuitable_machine_is_refused)
         expect_said(machines[i].said[0], machines[i].said[1]);
     }
     nd_device_close(open_device()); /* without FP8 */
+    nd_device *device;
+    m->capability = 89;
+    const nd_cuda_options ada = {.local_workers = 1, .fp8 = true};
+    cr_assert_eq(nd_device_open_cuda(&ada, &device), ND_OK);
+    nd_device_close(device);
 }
 
 Test(device, a_plan_that_does_not_fit)

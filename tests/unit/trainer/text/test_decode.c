@@ -100,6 +100,9 @@ Test(decode, the_end_of_a_run_is_not_that_of_a_text)
     size_t size;
     int32_t id;
     use("gpt2", false);
+    id = nd_tokenizer_find(tokenizer, halves[0], 2);
+    assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));
+    assert_end("\ufffd");
     for (int i = 0; i < 2; i++) {
         id = nd_tokenizer_find(tokenizer, halves[i], 2);
         assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));

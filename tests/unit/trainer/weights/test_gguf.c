@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -142,6 +143,15 @@ Test(gguf, models_that_no_file_can_hold_are_refused)
         assert_fails(hf_write_gguf("no", s, ND_GGUF_FP16, 1e5f), ND_ERR_DATA, cases[i].words);
     }
     hf_shell("test -z \"$(ls -A %s)\"", hf_dir.path);
+}
+
+/* Values up to the middle between F16's largest one, 65504, and the next power of two. */
+Test(gguf, values_that_round_to_the_largest_of_f16_are_held)
+{
+    const float least = 65520, held = nextafterf(least, 0);
+    uint16_t code = 0;
+    cr_expect(nd_gguf_types[ND_GGUF_FP16].store(&held, (uint8_t *)&code) && code == 0x7bff);
+    cr_expect_not(nd_gguf_types[ND_GGUF_FP16].store(&least, (uint8_t *)&code));
 }
 
 /* The head of a small file, without factors of RoPE. */
