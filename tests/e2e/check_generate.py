@@ -90,16 +90,19 @@ def samples_of_a_run_are_texts_of_its_model(t):
 
 @test
 def samples_end_where_the_saved_model_does(t):
-    """The model names no end of text, but the one that is saved has that of the tokenizer."""
+    """The model names no end of text, but the one that is saved has that of the tokenizer; and where turns are trained, their end."""
     level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
-    end = dict(id=2, content="<|endoftext|>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-    t.write("tokenizer.json", json.dumps(dict(version="1.0", added_tokens=[end], pre_tokenizer=level, decoder=level,
-                                              model=dict(type="BPE", vocab=dict(a=0, b=1), merges=[]))))
-    t.write("ab.jsonl", [dict(text="ab")] * 300)
+    ends = [dict(id=10 + i, content=f"<|{name}|>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+            for i, name in enumerate(("endoftext", "im_start", "im_end"))]
+    t.write("tokenizer.json", json.dumps(dict(version="1.0", added_tokens=ends, pre_tokenizer=level, decoder=level,
+                                              model=dict(type="BPE", vocab=dict(zip("abeinrstuĊ", range(10))), merges=[]))))
     t.model("endless.json", eos_token_id=None)
-    t.run("ndlaunch --device cpu --data-path ab.jsonl --validation-path ab.jsonl --precision fp32 --sequence-length 64 --lr 1e-2 "
-          "--model-config endless.json --num-steps 20 --tokenizer tokenizer.json --sample-prompt a --sample-tokens 8 "
-          "--save-model false", says='sample after step 20: "a" goes on "b"\n')
+    turns = [dict(role=role, content=content) for role, content in (("user", "a"), ("assistant", "b"))]
+    for row, flags in (dict(text="ab"), ""), (dict(messages=turns), "--chat-format chatml"):
+        t.write("ab.jsonl", [row] * 300)
+        t.run("ndlaunch --device cpu --data-path ab.jsonl --validation-path ab.jsonl --precision fp32 --sequence-length 64 --lr 1e-2 "
+              "--model-config endless.json --num-steps 20 --tokenizer tokenizer.json --sample-prompt a --sample-tokens 8 "
+              f"--save-model false {flags}", says='sample after step 20: "a" goes on "b"\n')
 
 
 def write_rows(t, count):
@@ -472,7 +475,8 @@ def an_end_token_that_comes_first_is_told(t):
     t.run(f"{GENERATE} --model all --prompt 'ab cd' --jsonl", says='"text":"","finish":"eos","prompt_tokens":5,"new_tokens":1,')
     t.run(f"{GENERATE} --model all --prompt 'ab cd' --ignore-eos --max-new-tokens 2", never="are empty")
     # A checkpoint has the end tokens of the model that its run began with, or of the one that it has saved.
-    t.run(f"{TRAIN} --model-path all --num-steps 1 --checkpoint-interval 1 --output-dir two")
+    t.run(f"{TRAIN} --model-path all --num-steps 1 --checkpoint-interval 1 --output-dir two --sample-prompt 'ab cd'",
+          says='sample after step 1: "ab cd" goes on ""\n')
     shutil.move(t.folder / "two/model", t.folder / "saved")
     t.run(f"{GENERATE} --model two/checkpoint-1 --prompt 'ab cd'", says="texts are empty")
     shutil.move(t.folder / "all", t.folder / "lost")

@@ -241,9 +241,11 @@ Test(generate, a_visitor_sees_each_token_and_may_end_a_text)
 {
     static task t;
     visits v = {0};
-    t = (task){
-        .options = {.batch = 3, .rows = 16, .capacity = CAPACITY},
-        .rules = {.sampling = {.top_p = 1}, .token = visit_token, .end = visit_end, .context = &v}};
+    t = (task){.options = {.batch = 3, .rows = 16, .capacity = CAPACITY},
+               .rules = {.sampling = {.temperature = 4, .top_p = 1, .seed = 3},
+                         .token = visit_token,
+                         .end = visit_end,
+                         .context = &v}};
     assert_run(1, &t);
     for (int q = 0; q < SEQUENCES; q++) {
         cr_expect_eq(t.out[0].count[q], q + SHORTEST);
@@ -251,6 +253,11 @@ Test(generate, a_visitor_sees_each_token_and_may_end_a_text)
         cr_expect_eq(v.tokens[q], q + SHORTEST);
         cr_expect_eq(v.ends[q], 1);
     }
+    /* An end token is that also where the visitor stops. */
+    t.rules.ends = &(nd_ids){.data = &(int32_t){t.out[0].ids[0][SHORTEST - 1]}, .count = 1};
+    v = (visits){0};
+    assert_run(1, &t);
+    cr_expect(t.out[0].finish[0] == ND_FINISH_EOS && v.tokens[0] == SHORTEST);
 }
 
 static nd_status stop_at_fifth(void *context, bool *stop)
