@@ -343,6 +343,19 @@ Test(sinks, a_long_run_on_a_terminal_has_a_bar)
     free(text);
 }
 
+/* Neither the last step nor one without a label that counts has a bar. */
+Test(sinks, a_bar_has_a_loss_and_is_not_of_the_last_step)
+{
+    config.train.steps = 40;
+    nd_sinks sinks = open_sinks(true);
+    nd_step_record record = record_of(1);
+    record.tokens = 0;
+    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(send_steps(&sinks, 40, 40));
+    nd_sinks_close(&sinks);
+    said(0, "\r");
+}
+
 Test(sinks, a_short_or_quiet_run_has_no_bar)
 {
     config.train.steps = 39; /* of 0.5 s */
