@@ -130,6 +130,25 @@ Test(diff, names_each_array_and_measures_it)
     cr_assert_eq(totals.differing, 5);
 }
 
+/* The norm of the difference over that of A, of this array alone. */
+Test(diff, a_tolerance_is_relative_and_is_itself_allowed)
+{
+    const char *norm = "model.norm.weight";
+    double squares = 0;
+    save_both(&fake_one, 1, &fake_one, 1);
+    change(&a, norm, 3, fake_value(ND_STATE_MASTER, norm, 3) + 2);
+    for (int i = 0; i < 24; i++) {
+        squares += pow((double)fake_value(ND_STATE_MASTER, norm, i) + (i == 3 ? 2 : 0), 2);
+    }
+    assert_ok(compare(&unverified));
+    const double at = f.arrays[0].relative;
+    cr_expect_float_eq(at, 2 / sqrt(squares), 1e-6 * at, "%.17g", at); /* F32 rounds the change */
+    assert_ok(compare(&(nd_diff_options){.tolerance = at}));
+    cr_expect_eq(totals.differing_arrays + totals.differing, 0);
+    assert_ok(compare(&(nd_diff_options){.tolerance = nextafter(at, 0)}));
+    cr_expect_eq(totals.differing, 1);
+}
+
 Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
 {
     save_both(&fake_one, 1, &fake_one, 1);

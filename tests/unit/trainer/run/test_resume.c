@@ -634,6 +634,9 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
             "has seen 48 samples in 6 steps, and a step of this run has 12, so that "
             "train.epochs 1");
     REFUSED(NULL, "samples_per_step", "give --num-steps 28 in its place");
+    manifest.samples_seen = 331; /* no step is left */
+    REFUSED(NULL, "samples_per_step", "give --num-steps 6 in its place");
+    manifest.samples_seen = 48;
     config.train.gradient_accumulation_steps = 2; /* in a start after that one */
     config.train.steps = 39;
     assert_ok(check(NULL, ""));

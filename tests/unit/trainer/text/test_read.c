@@ -14,16 +14,21 @@ typedef struct bad_file {
     const char *words;
 } bad_file;
 
-/* A text eight times, nine members of a list, and components. */
+/* A text eight times, eight and nine members of a list, and components. */
 #define RUN8(x)   x x x x x x x x
-#define LIST9(x)  RUN8(x ", ") x
+#define LIST8(x)  x ", " x ", " x ", " x ", " x ", " x ", " x ", " x
+#define LIST9(x)  LIST8(x) ", " x
 #define TYPE(of)  "{\"type\": \"" of "\"}"
 #define CHAIN(of) "{\"type\": \"Sequence\", \"" of "\": ["
 #define REPLACE(kind, what, by)                                                                    \
     "{\"type\": \"Replace\", \"pattern\": {\"" kind "\": \"" what "\"}, \"content\": \"" by "\"}"
 #define LONGER(by) REPLACE("String", "a", by)
 #define MARKS      "{\"type\": \"Metaspace\", \"replacement\": \"\u2581\"}"
-#define IDS65      RUN8(RUN8("1, ")) "1"
+#define IDS64      LIST8(LIST8("1"))
+#define IDS65      IDS64 ", 1"
+#define BEHIND(ids)                                                                                \
+    "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}, "            \
+    "{\"SpecialToken\": {\"id\": \"x\"}}], \"special_tokens\": {\"x\": {\"ids\": [" ids "]}}}"
 
 static const bad_file bad_files[] = {
     {"gpt2", "version", "\"2.0\"", "version \"2.0\""},
@@ -99,11 +104,9 @@ static const bad_file bad_files[] = {
     {"llama2", "post_processor/special_tokens/<s>/ids", "[4000000]", "\"TemplateProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>", NULL, "\"TemplateProcessing\""},
     {"llama2", "post_processor/special_tokens/<s>/ids", "[" IDS65 "]", "adds more than 64 ids"},
-    {"llama2", "post_processor",
-     "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}, "
-     "{\"SpecialToken\": {\"id\": \"x\"}}], \"special_tokens\": {\"x\": {\"ids\": [" IDS65 "]}}}",
-     "adds more than 64 ids"},
+    {"llama2", "post_processor", BEHIND(IDS65), "adds more than 64 ids"},
     {"llama2", "post_processor/single", "[]", "\"TemplateProcessing\""},
+    {"llama2", "post_processor/single/1/Sequence/id", "\"B\"", "\"TemplateProcessing\""},
     {"gpt2", "added_tokens/0/id", "4000", "has the id 4000, but the package tokenizers gives it"},
     {"gpt2", "added_tokens/0/content", "\"\"", "\"added_tokens\""},
     {"llama2", "added_tokens/1", "{\"id\": 0, \"content\": \"<unk>\"}", "token \"<unk>\" twice"},
@@ -192,6 +195,13 @@ Test(read, other_spellings_mean_the_same)
         {"gpt2", "decoder", CHAIN("decoders") TYPE("ByteLevel") "]}", ""},
         {"gpt2", "model/continuing_subword_prefix", "\"\"", ""}, /* as GPT-2's own file has it */
         {"llama3", NULL, NULL, ""},                              /* merges as strings */
+        /* As many steps, bytes, times longer, and ids around a text as there may be: the replaced
+         * text is in no case, and ids are added to none. */
+        {"gpt2", "normalizer",
+         CHAIN("normalizers") LIST8(REPLACE("String", RUN8(RUN8("12")), RUN8(RUN8("1234")))) "]}",
+         ""},
+        {"llama2", "post_processor/special_tokens/<s>/ids", "[" IDS64 "]", ""},
+        {"llama2", "post_processor", BEHIND(IDS64), ""},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         json_t *file = text_file(same[i].family), *cases = text_cases(same[i].family);
