@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The configuration as a whole: keys that are wrong by themselves or beside others, values that
  * follow from others, keys that the run does not read, and files that do not exist. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -477,8 +478,8 @@ nd_status nd_config_resolve(nd_config *c)
 static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t *out)
 {
     const double samples = c->train.epochs * (double)e->samples, steps = samples / (double)e->step;
-    /* 1.1 x 50 is a little more than 55. */
-    double whole = ceil(steps - 1e-9 * steps);
+    /* 1.1 x 50 is a little more than 55: three roundings, each by at most DBL_EPSILON / 2. */
+    double whole = ceil(steps - 4 * DBL_EPSILON * steps);
     if (whole * (double)e->step > (double)e->limit && floor(steps) >= 1) {
         whole = floor(steps);
     }

@@ -34,6 +34,7 @@ static const struct {
     {"--epochs 1", NULL, 10, 10, 4, 2, NULL},
     {"--num-steps 3", NULL, 10, 10, 4, 0, "train.steps is 3|over after step 2"},
     {"--epochs 3", NULL, 30, 10, 4, 0, "train.epochs is 3, which is|over after step 2"},
+    {"--epochs 1000", NULL, 1000000, INT64_MAX, 1, 1000000000, NULL},
     {"--epochs 1000", NULL, 1000001, INT64_MAX, 1, 0, "1000001 samples|at most 10^9"},
     {"--save-strategy epoch --eval-steps 2 --validation-path v.txt --load-best-model-at-end", NULL,
      10, INT64_MAX, 4, 0, "checkpoint.interval 3 is not a multiple of train.validation_interval 2"},
