@@ -140,7 +140,7 @@ static nd_status check_reductions(run *t, nd_redop redop)
     return expect(t, "send side of reduce_scatter", t->a, t->count * comm->size);
 }
 
-/* Another number of elements for each pair, none for some. */
+/* Another number of elements for each pair, none for some. What goes to others counts as sent. */
 static nd_status check_uneven(run *t)
 {
     enum { MEMBERS_MAX = 64 };
@@ -160,7 +160,11 @@ static nd_status check_uneven(run *t)
     nd_comm_args args = args_of(t, t->a, t->b);
     args.sends = sends;
     args.receives = receives;
+    const int64_t out = nd_comm_elements_before(sends, 0, n) - sends[me],
+                  *sent = &comm->stats.bytes_sent[ND_COMM_ALL_TO_ALL], before = *sent;
     ND_TRY(nd_comm_all_to_all(comm, NULL, &args, NULL));
+    ND_CHECK(*sent - before == out * (int64_t)element, "%lld bytes were sent of %lld elements",
+             (long long)(*sent - before), (long long)out);
     return expect(t, "uneven all_to_all", t->b, nd_comm_elements_before(receives, 0, n));
 }
 
