@@ -145,13 +145,55 @@ Test(gguf, models_that_no_file_can_hold_are_refused)
     hf_shell("test -z \"$(ls -A %s)\"", hf_dir.path);
 }
 
-/* Values up to the middle between F16's largest one, 65504, and the next power of two. */
-Test(gguf, values_that_round_to_the_largest_of_f16_are_held)
+/* Each code of F16 comes back, the middle between two goes to the even one, and what is next to it
+ * to the nearer one. Behind the largest code comes that of infinity, which is refused. */
+Test(gguf, values_are_rounded_to_the_nearest_of_f16)
 {
-    const float least = 65520, held = nextafterf(least, 0);
-    uint16_t code = 0;
-    cr_expect(nd_gguf_types[ND_GGUF_FP16].store(&held, (uint8_t *)&code) && code == 0x7bff);
-    cr_expect_not(nd_gguf_types[ND_GGUF_FP16].store(&least, (uint8_t *)&code));
+    const nd_gguf_type *type = &nd_gguf_types[ND_GGUF_FP16];
+    for (int32_t i = 0; i < 2 * 0x7c00; i++) {
+        const uint16_t code = (uint16_t)(i % 2 << 15 | i / 2), next = code + 1;
+        uint16_t stored[4];
+        float at[4], middle;
+        bool held = true;
+        type->load((const uint8_t *)&code, &at[0]);
+        type->load((const uint8_t *)&next, &middle);
+        middle = isinf(middle) ? copysignf(65536, at[0]) : middle;
+        middle = at[0] + (middle - at[0]) / 2;
+        at[1] = nextafterf(middle, at[0]), at[2] = middle;
+        at[3] = nextafterf(middle, 2 * middle);
+        for (int k = 0; k < 4; k++) {
+            held = type->store(&at[k], (uint8_t *)&stored[k]);
+            cr_assert_eq(held, stored[k] % 0x8000 < 0x7c00, "%x, %d", code, k);
+        }
+        const bool rises = code % 2 == 1;
+        cr_assert(stored[0] == code && stored[1] == code && stored[2] == (rises ? next : code) &&
+                      stored[3] == next,
+                  "%x: %x %x %x %x", code, stored[0], stored[1], stored[2], stored[3]);
+    }
+}
+
+/* The scale is 1, 0, or too small for its inverse; halves go away from zero. */
+Test(gguf, values_are_rounded_to_the_nearest_of_q8_0)
+{
+    static const struct {
+        float values[4];
+        int8_t codes[4];
+        uint16_t scale;
+    } cases[] = {{{-127, 0.5f, -2.5f, 126.5f}, {-127, 1, -3, 127}, 0x3c00},
+                 {{127, 0.499f, -1.5f, -126.499f}, {127, 0, -2, -126}, 0x3c00},
+                 {{0, -0.0f, 0, 0}, {0, 0, 0, 0}, 0},
+                 {{1e-36f, -1e-36f, 0, 0}, {0, 0, 0, 0}, 0}};
+    const nd_gguf_type *type = &nd_gguf_types[ND_GGUF_Q8_0];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float values[32] = {0};
+        uint8_t block[34];
+        memcpy(values + 28, cases[i].values, sizeof cases[i].values); /* the last ones */
+        cr_expect(type->store(values, block));
+        cr_expect_arr_eq(block, &cases[i].scale, 2, "case %zu", i);
+        cr_expect_arr_eq(block + 30, cases[i].codes, 4, "case %zu", i);
+        values[31] = i % 2 ? NAN : -INFINITY;
+        cr_expect_not(type->store(values, block));
+    }
 }
 
 /* The head of a small file, without factors of RoPE. */
@@ -203,6 +245,8 @@ Test(gguf, keys_of_what_is_not_read)
         {"llama.embedding_length", NULL, "has no llama.embedding_length"},
         {"llama.context_length", NULL, "has no llama.context_length"},
         {"split.count", "2", "it is one of several files"},
+        {"general.alignment", "1048575", "ends behind the file"},
+        {"general.alignment", "0", "ends behind the file"},
     };
     nd_gguf_head h = take_head();
     nd_safetensors_list list;
