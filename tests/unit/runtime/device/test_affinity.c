@@ -2,8 +2,23 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "runtime/device/affinity.h"
+
+/* Stands in place of the C library's. NULL: the set is that of the system. */
+static const int *given; /* CPUs, and -1 behind them */
+
+int sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
+{
+    memset(set, 0, bytes);
+    for (const int *c = given; c && *c >= 0; c++) {
+        CPU_SET_S((size_t)*c, bytes, set);
+    }
+    return given || syscall(SYS_sched_getaffinity, pid, bytes, set) >= 0 ? 0 : -1;
+}
 
 static int first_allowed(cpu_set_t *set)
 {
@@ -97,4 +112,20 @@ Test(affinity, cpus_count_where_there_are_no_cores)
     cr_assert_eq(nd_affinity_apply(1, 2, 0, &affinity), ND_OK);
     cr_expect_eq(affinity.cores, 6);
     cr_expect_eq(affinity.threads, 3);
+}
+
+Test(affinity, digests_tell_sets_of_cpus_apart)
+{
+    static const int sets[][4] = {{0, -1},    {1, -1},    {0, 1, -1},    {2, 3, -1},
+                                  {0, 3, -1}, {8191, -1}, {0, 8191, -1}, {0, 1, 2, -1}};
+    enum { SETS = sizeof sets / sizeof *sets };
+    uint64_t digests[2][SETS];
+    for (int i = 0; i < 2 * SETS; i++) {
+        given = sets[i % SETS];
+        cr_assert_eq(nd_affinity_digest(&digests[i / SETS][i % SETS]), ND_OK);
+    }
+    for (int i = 0; i < SETS * SETS; i++) {
+        const int a = i / SETS, b = i % SETS;
+        cr_expect_eq(digests[0][a] == digests[1][b], a == b, "%d and %d", a, b);
+    }
 }
