@@ -57,6 +57,11 @@ Test(checksums, a_list_made_by_sha256sum_is_read)
              "cut -c 65- SHA256SUMS > names && paste -d '' hex names > SHA256SUMS",
              folder);
     expect_good(2);
+    hf_shell("cd %s && head -c 3000001 /dev/urandom > large && sha256sum large > SHA256SUMS",
+             folder); /* more than is read at once */
+    expect_good(1);
+    flip_bit("large", -1, 0);
+    expect_bad("large\" is not the file");
 }
 
 /* Single bits of a data section, which safetensors itself takes as it is. */
