@@ -52,18 +52,22 @@ Test(device, an_unsuitable_machine_is_refused)
         int devices, driver, capability, workers;
         bool fp8;
         const char *visible, *said[2];
+        int ordinal;
     } machines[] = {
         {-1, 13000, 90, 1, false, NULL, {"NVIDIA driver", "--device cpu"}},
         {8, 12040, 90, 1, false, NULL, {"supports CUDA 12.4", "built with"}},
         {0, 13000, 90, 1, false, NULL, {"sees none", "--device cpu"}},
         {0, 13000, 90, 1, false, "7", {"CUDA_VISIBLE_DEVICES is '7'", "--device cpu"}},
         {2, 13000, 90, 4, false, NULL, {"4 workers", "2 are visible"}},
+        {2, 13000, 90, 2, false, NULL, {"GPU 2 among them", "2 are visible"}, 2},
+        {8, 13000, 75, 1, false, NULL, {"GPU 5 (", "7.5"}, 5},
         {8, 13000, 75, 1, false, NULL, {"7.5", "8.0"}},
         {8, 13000, 86, 1, true, NULL, {"8.6", "8.9"}},
     };
     nd_double_machine *m = nd_double_machine_get();
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        const nd_cuda_options options = {.local_workers = machines[i].workers,
+        const nd_cuda_options options = {.ordinal = machines[i].ordinal,
+                                         .local_workers = machines[i].workers,
                                          .fp8 = machines[i].fp8};
         nd_device *device = NULL;
         m->devices = machines[i].devices;
@@ -77,11 +81,42 @@ Test(device, an_unsuitable_machine_is_refused)
         cr_expect_eq(nd_device_open_cuda(&options, &device), ND_ERR_CONFIG, "machine %zu", i);
         expect_said(machines[i].said[0], machines[i].said[1]);
     }
+    m->capability = 80;
     nd_device_close(open_device()); /* without FP8 */
     nd_device *device;
     m->capability = 89;
-    const nd_cuda_options ada = {.local_workers = 1, .fp8 = true};
+    m->devices = 2;
+    m->other = 1; /* the last GPU, of as many workers as there are */
+    const nd_cuda_options ada = {.ordinal = 1, .local_workers = 2, .fp8 = true};
     cr_assert_eq(nd_device_open_cuda(&ada, &device), ND_OK);
+    cr_expect_eq(device->ordinal, 1);
+    cr_expect_str_eq(device->name, "double of another GPU");
+    nd_device_close(device);
+}
+
+Test(device, its_facts_are_those_of_the_driver)
+{
+    static const unsigned char ids[][16] = {
+        {0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 0x0f, 0xf0, 1, 2, 3, 4, 0}, {0}};
+    static const char *const texts[] = {"GPU-01234567-89ab-cdef-000f-f00102030400", ""};
+    nd_double_machine *m = nd_double_machine_get();
+    void *memory;
+    m->driver = 13020;
+    m->capability = 89;
+    m->memory = 4 << 20;
+    nd_device *device = open_device();
+    cr_assert_eq(nd_device_alloc(device, 1 << 20, &memory), ND_OK);
+    for (int i = 0; i < 2; i++) {
+        nd_cuda_info info;
+        memcpy(m->id, ids[i], sizeof m->id);
+        cr_assert_eq(nd_cuda_info_of(device, &info), ND_OK);
+        cr_expect_str_eq(info.id, texts[i]);
+        cr_expect(info.major == 8 && info.minor == 9 && info.processors == 132);
+        cr_expect(info.driver == 13020 && info.runtime == CUDART_VERSION);
+        cr_expect(info.free_bytes == 3 << 20 && info.total_bytes == 4 << 20);
+    }
+    cr_assert_eq(nd_device_alloc(device, 3 << 20, &memory), ND_OK, "exactly what is free");
+    cr_expect_eq(nd_device_alloc(device, 1, &memory), ND_ERR_RESOURCE);
     nd_device_close(device);
 }
 
@@ -105,13 +140,17 @@ static void fault(void *closure)
 
 Test(device, a_fault_names_the_last_ops)
 {
+    static const char *const before[] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
+    setenv("ND_CUDA_SYNC", "0", 1); /* as if it were not set */
     nd_device *device = open_device();
     nd_stream stream = stream_of(device);
-    cr_assert_eq(nd_cuda_op_done(&stream, "rmsnorm_fwd", cudaSuccess), ND_OK);
+    for (int i = 0; i < 10; i++) {
+        cr_assert_eq(nd_cuda_op_done(&stream, before[i], cudaSuccess), ND_OK);
+    }
     cudaError_t launched = nd_double_launch(nd_cuda_stream(&stream), fault, "", 1);
     cr_assert_eq(nd_cuda_op_done(&stream, "matmul", launched), ND_OK);
     cr_assert_eq(nd_stream_sync(&stream), ND_ERR_INTERNAL);
-    expect_said("error 700", "rmsnorm_fwd, matmul");
+    expect_said("error 700", "after the ops d, e, f, g, h, i, j, matmul; ");
 }
 
 Test(device, ND_CUDA_SYNC_names_the_op_alone)

@@ -76,6 +76,7 @@ typedef struct nd_double_machine {
     int capability;
     size_t memory;
     int other;              /* the GPU that has another name; -1: none */
+    unsigned char id[16];   /* of every GPU; zeros: the driver is silent */
     long queue;             /* what a stream holds; one more waits inside the call. 0: anything */
     long refused_rows;      /* cuDNN has no plan for so many queries; 0: for any number */
     size_t attention_extra; /* bytes of workspace beside those of the formula */

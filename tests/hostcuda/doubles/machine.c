@@ -348,6 +348,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int ordinal)
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s",
              ordinal == machine.other ? "double of another GPU" : "double of a GPU");
+    memcpy(out->uuid.bytes, machine.id, sizeof machine.id);
     out->major = machine.capability / 10;
     out->minor = machine.capability % 10;
     out->totalGlobalMem = machine.memory;
