@@ -191,6 +191,13 @@ static nd_status score_body(nd_rank *rank, void *context)
                                  .from = CONTEXT,
                                  .characters = 1 + c};
     }
+    /* The last choice is the likeliest one, and the one before it ends as the likeliest does. */
+    for (int c = 1; c < CHOICES; c++) {
+        for (int i = c == 1 ? CONTEXT + 1 : CONTEXT; i < CONTEXT + c + 1; i++) {
+            ND_TRY(nd_generator_score(g, ids[c], i + 1, i, all));
+            ids[c][i] = all[0].greedy;
+        }
+    }
     ND_TRY(nd_question_score(g, &question, scores));
     for (int c = 0; c < CHOICES; c++) {
         double sum = 0;
@@ -200,6 +207,8 @@ static nd_status score_body(nd_rank *rank, void *context)
         }
         ND_CHECK(sum == choices[c].score && sum < 0, "choice %d scores %.17g, not %.17g", c,
                  choices[c].score, sum);
+        ND_CHECK(choices[c].greedy == (c == CHOICES - 1), "choice %d is greedy: %d", c,
+                 choices[c].greedy);
     }
     return ND_OK;
 }
