@@ -298,7 +298,10 @@ def replicas_share_the_requests(t):
     write_requests(t)
     ask = "--model run --requests many.jsonl"
     scores = t.run(f"{EVAL} {ask} --jsonl")
-    mean = t.rows()[-1]
+    *rows, mean = t.rows()
+    for key in "acc", "acc_norm":
+        check(abs(mean[key] - sum(row[key] for row in rows) / 40) < 1e-12, (key, mean))
+    check(mean["acc"] != mean["acc_norm"], mean)
     check(t.run(f"{LAUNCH_EVAL} {ask} --jsonl --num-processes 2 --threads-per-worker 2") == scores and 0 < mean["acc_norm"] < 1, t.out)
     t.run(f"{EVAL} {ask}", says=f"many.jsonl: acc {mean['acc']:.6f}, acc_norm {mean['acc_norm']:.6f}, 40 requests\n")
 
@@ -507,6 +510,11 @@ def the_last_line_has_only_what_was_measured(t):
     t.run(f"{GENERATE} --model run --prompt a --max-new-tokens 4 --ignore-eos",
           says=(": 4 new tokens, ", " a second while no prompt was computed; 1 prompt token; 4 calls\n"))
     t.run(f"{GENERATE} --model run --prompt 'ab cd' --max-new-tokens 1", says=(": 1 new token; 5 prompt tokens, ", " a second; 1 call\n"))
+    # What was measured is within the whole: the tokens by their speed take no longer.
+    t.run(f"{GENERATE} --model run --prompt '{60 * 'a'}' --max-new-tokens 60 --ignore-eos")
+    words = re.search(r"in (\S+) s: 60 new tokens, (\S+) a second .*; 60 prompt tokens, (\S+) a second", t.log)
+    whole, new, prompt = map(float, words.groups())
+    check(59 / new + 60 / prompt <= whole + 0.006, t.log)
 
 
 @test
@@ -631,7 +639,10 @@ def eval_has_the_loss_of_the_validation(t):
     t.run("ndtrain tokenize --tokenizer run/model --input valid.txt --output-prefix pair")
     t.run(f"{EVAL} --model run/model --data pair --tokenizer file --jsonl", never="bits_per_byte")
     agrees(bits=False)
-    t.run(f"{EVAL} --model run/checkpoint-8 --data valid.txt --sequence-length 64", says=("valid.txt: loss ", " bits per byte, "))
+    row = json.loads(t.run(f"{EVAL} --model run/checkpoint-8 --data valid.txt --sequence-length 64 --jsonl"))
+    check(t.run(f"{EVAL} --model run/checkpoint-8 --data valid.txt --sequence-length 64") == (
+        f"valid.txt: loss {row['loss']:.6f}, perplexity {row['perplexity']:.6g}, {row['bits_per_byte']:.6f} bits per byte, "
+        f"{row['tokens']} tokens\n"), (row, t.out))
 
 
 @test

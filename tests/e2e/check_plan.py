@@ -71,6 +71,11 @@ def llama_8b_on_eight_workers(t):
                                                                      "loading a checkpoint: 0.07 GiB of host memory a worker\n")
     plan(t, f"{file} --device cuda --resume-from-checkpoint latest", says="\nloading a checkpoint: ", never="pinned")
     plan(t, "tp_hsdp.yaml", says=" MiB\nfits this host: 8 workers of ")
+    words = t.out.split("\nfits this host: ")[1].split("\n")[0]
+    workers, each, every, physical, free = map(float, re.findall(r"[0-9.]*[0-9]", words))
+    check(workers == 8 and abs(every - 8 * each) <= 0.05 + 8 * 0.005 and 0 < free <= physical, words)
+    check(abs(each - after(t, "\n  total") / 1024) <= 0.005 + 1e-5, t.out)
+    check(physical <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB + 0.05, words)
 
 
 @test
