@@ -104,32 +104,6 @@ Test(affinity, cores_are_those_of_the_mask)
     cr_expect_eq(affinity.threads, cores);
 }
 
-/* Of as many CPUs each, where this machine has two. */
-Test(affinity, other_cpus_have_another_digest)
-{
-    cpu_set_t set, own;
-    uint64_t all, digest[CPU_SETSIZE];
-    int tried = 0;
-    first_allowed(&set);
-    cr_assert_eq(nd_affinity_digest(&all), ND_OK);
-    for (int c = 0; c < CPU_SETSIZE; c++) {
-        CPU_ZERO(&own);
-        CPU_SET(c, &own);
-        if (CPU_ISSET(c, &set) && sched_setaffinity(0, sizeof own, &own) == 0) {
-            cr_assert_eq(nd_affinity_digest(&digest[tried]), ND_OK);
-            for (int i = 0; i < tried; i++) {
-                cr_expect_neq(digest[i], digest[tried], "CPU %d", c);
-            }
-            tried++;
-        }
-    }
-    cr_expect_eq(tried, CPU_COUNT(&set));
-    cr_expect(tried == 1 || digest[0] != all);
-    cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
-    cr_assert_eq(nd_affinity_digest(&digest[0]), ND_OK);
-    cr_expect_eq(digest[0], all);
-}
-
 /* A machine whose cores are not known. */
 Test(affinity, cpus_count_where_there_are_no_cores)
 {
