@@ -5,7 +5,7 @@
 One call of one worker fails with ENOSPC, EIO, EROFS or EDQUOT. The run says so once, with rank and reason, keeps its older
 checkpoints as they are, removes what it began, goes on, and ends with 0 and the bytes of an undisturbed run; with
 checkpoint.on_error: stop it ends with 73. A call that does not return ends it with 124. "all": each call of a save; else
-some of each kind (ND_FAULTS_EVERY=N: an N-th of those).
+some of each kind.
 """
 import concurrent.futures
 import errno
@@ -13,7 +13,7 @@ import os
 import re
 import sys
 
-from checkpoint_runs import FAULTS_EVERY, INTERVAL, MODEL, Bench, check, each
+from checkpoint_runs import INTERVAL, MODEL, Bench, check, each
 
 STEPS = 8  # saves of steps 2, 4, 6 and 8
 ERRORS = ["ENOSPC", "EIO", "EROFS", "EDQUOT"]
@@ -102,7 +102,7 @@ def fail_call(bench, rank, calls, index, *flags):
 def matrix(bench, everything):
     for rank in range(2):
         calls = numbered(bench.calls(2, rank, "whole", steps=STEPS))
-        chosen, failed = sample(calls, everything)[::FAULTS_EVERY], []
+        chosen, failed = sample(calls, everything), []
 
         def work(index):
             try:
@@ -124,7 +124,7 @@ def export(bench, everything):
     own = [i for i in sample(calls, everything) if (calls[i][0], re.sub(r"\d+(-nd-\w+)?", "", calls[i][2])) not in known]
     chosen = own if everything else [i for i in own if calls[i][3] == STEPS // 2][::3]
     check(len(chosen) > 8, f"only {[calls[i] for i in chosen]}")
-    chosen, failed = chosen[::FAULTS_EVERY], []
+    failed = []
     each(chosen, lambda index: failed.append(fail_call(bench, 0, calls, index, *flags)))
     check(sum(failed) > len(failed) / 2, f"only {sum(failed)} of {len(failed)} saves failed")
     print(f"export: of {len(chosen)} calls that failed, {sum(failed)} cost the checkpoint and none the run")

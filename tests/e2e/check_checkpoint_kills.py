@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are killed while they save, and go on: check_checkpoint_kills.py BUILD_FOLDER LIBRARY [all].
 
-The worker dies in the place of each call by which it saves (all), or of every third one (ND_FAULTS_EVERY=N: an N-th of those).
+The worker dies in the place of each call by which it saves (all), or of every third one.
 What is then resumed with "auto" goes on from the last checkpoint that was reported, or from the one that was being saved, ends
 with the bytes of a run that was never disturbed, and leaves nothing half-made.
 """
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from checkpoint_runs import FAULTS_EVERY, INTERVAL, LAST, STEPS, Bench, check, each, every, resumed_step
+from checkpoint_runs import INTERVAL, LAST, STEPS, Bench, check, each, every, resumed_step
 
 RESUME = ("--resume-from-checkpoint", "auto")
 EXPORT = ("--checkpoint-export-model",)
@@ -78,7 +78,7 @@ def matrix(bench, workers, all_calls):
         names = {name for name, _ in calls}
         wanted = {"mkdir", "openat", "fallocate", "pwrite64", "fsync", "close"} | ({"renameat2", "unlinkat"} if rank == 0 else set())
         check(wanted <= names, f"only {names} are counted")
-        numbers = every(calls, 1) if all_calls else every(calls, 20)[rank::3 * FAULTS_EVERY]
+        numbers = every(calls, 1) if all_calls else every(calls, 20)[rank::3]
         begin = time.monotonic()
         each(numbers, killed(bench, workers, rank, whole, calls))
         print(f"{workers} workers: rank {rank} was killed at {len(numbers)} of {len(calls)} calls, {time.monotonic() - begin:.1f} s")
@@ -93,7 +93,7 @@ def exporting(bench, all_calls):
     made = [number for number, (_, path) in enumerate(calls, 1) if re.fullmatch(r"\.tmp-checkpoint-\d+-[^/]*/(?!state|manifest).*", path)]
     paths = {calls[number - 1][1].split("/", 1)[1] for number in made}
     check(any("model.safetensors" in path for path in paths) and any("config.json" in path for path in paths), f"only {paths} are made")
-    numbers = made if all_calls else made[::15 * FAULTS_EVERY]
+    numbers = made if all_calls else made[::15]
     each(numbers, killed(bench, 1, 0, "exporting", calls, EXPORT))
     print(f"with an exported model: killed at {len(numbers)} of {len(made)} calls that make it, {time.monotonic() - begin:.1f} s")
 
@@ -168,7 +168,7 @@ def main():
         for workers in (1, 2):
             matrix(bench, workers, all_calls)
         exporting(bench, all_calls)
-        restarts(bench, 30 if all_calls else -(-10 // FAULTS_EVERY))
+        restarts(bench, 30 if all_calls else 10)
     print(f"check_checkpoint_kills: every run of {STEPS} steps ended with the bytes of the undisturbed one")
 
 

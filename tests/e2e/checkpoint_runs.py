@@ -11,7 +11,6 @@ from steps import check
 
 MODEL = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1)
 STEPS, INTERVAL, KEPT = 6, 2, 2
-FAULTS_EVERY = int(os.environ.get("ND_FAULTS_EVERY", "1")) # tries one of so many faults
 LAST = [f"checkpoint-{step}" for step in (4, 6)]  # what a run of STEPS leaves
 
 
