@@ -38,7 +38,7 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
 
 /* Runs a call, charges its time to `kind`, and returns from the calling function when it fails. */
 #define ND_RUN(rank_, kind_, call_) ND_RUN_NAMED(rank_, kind_, #call_, call_)
-/* The same under a name of its own in a profile. */
+/* Like ND_RUN, with a name of its own in a profile. */
 #define ND_RUN_NAMED(rank_, kind_, name_, call_)                                                   \
     do {                                                                                           \
         int64_t nd_begin_ = nd_clock_ns();                                                         \

@@ -288,7 +288,7 @@ static int arrays_of(const nd_diff_side *side)
     return side->manifest ? side->manifest->arrays : 1;
 }
 
-/* Of an array of side `s`: whether the other side has it, and in the same size. */
+/* Returns which sides have an array of side `s`. other: both do; sized: in the same size. */
 static nd_diff_presence presence_of(int s, bool other, bool sized)
 {
     return sized ? ND_DIFF_BOTH : other ? ND_DIFF_SIZES : s == 0 ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B;

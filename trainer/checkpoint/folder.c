@@ -333,9 +333,9 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     return take_name(run, temporary, manifest->position.step);
 }
 
-/* What lies in a run folder. */
+/* The contents of a run folder. */
 
-/* What a name says of what it holds. */
+/* The states that names of folders tell, by kind; NULL: the name tells none. */
 static const char *const kind_states[] = {[ND_FOLDER_BAD] = ".bad",
                                           [ND_FOLDER_OLD] = ".old",
                                           [ND_FOLDER_BEGUN] = "temporary",

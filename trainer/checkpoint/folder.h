@@ -45,7 +45,7 @@ typedef enum nd_folder_kind {
                            nowhere, which may lead to one of ours later */
 } nd_folder_kind;
 
-/* What a name in a run folder says. */
+/* A name in a run folder, and its parts. */
 typedef struct nd_folder {
     char name[256];
     nd_folder_kind kind;
@@ -62,7 +62,7 @@ const char *nd_checkpoint_name(int64_t step, char out[ND_CHECKPOINT_NAME_MAX]);
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 
-/* Whether a folder looks like a checkpoint of ours: it has a manifest.json or a folder state. */
+/* Finds whether a folder looks like a checkpoint of ndtrain: it has a manifest.json or state/. */
 nd_status nd_checkpoint_is_ours(const char *path, bool *out);
 
 /* Removes what dead processes left: the temporary files and folders of a run, saves and deletions
@@ -116,8 +116,8 @@ nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_file
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted);
 
 /*
- * What lies in a run folder: its checkpoints, those that were set aside, and what saves and
- * deletions left that did not end. Only reads; needs no lock, so a folder may come or go meanwhile.
+ * An entry of a run folder: a checkpoint, one that was set aside, or the remains of a save or
+ * deletion that did not end. It is read without a lock, so a folder may come or go meanwhile.
  */
 typedef struct nd_saved {
     char name[256]; /* in the run folder */

@@ -296,7 +296,7 @@ static void rope_factors(members *m, const char *key, int64_t pairs,
 
 static void model(members *m, nd_shape *shape)
 {
-    /* What programs wrote that knew no lists, and nobody reads any more. */
+    /* Keys that older programs wrote in place of lists of layers. They are refused. */
     static const char *const older[] = {"window_first_layer", "window_period",
                                         "no_rope_layer_interval"};
     const char *types[ND_FAMILY_COUNT], *ropes[ND_ROPE_TYPES];
@@ -416,7 +416,7 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
     return status;
 }
 
-/* What is read: no count of elements may overflow. */
+/* Checks the extents of a model that was read: no count of elements may overflow. */
 static void check_model(members *m, const nd_manifest *x)
 {
     const nd_shape *shape = &x->shape;
@@ -636,7 +636,7 @@ static void texts(members *m, const char *key, json_t **texts)
     *texts = json_incref(found);
 }
 
-/* Whether a text has the form that nd_digest_text gives for this kind. */
+/* Returns whether a text has the form that nd_digest_text gives for this kind. */
 static bool is_digest(nd_checksum kind, const char *text)
 {
     const nd_checksum_hashes *hashes = &nd_checksums[kind];

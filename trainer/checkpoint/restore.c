@@ -47,8 +47,8 @@ static nd_status want_span(void *context, const nd_span *span)
                : ND_OK;
 }
 
-/* What this rank reads. What lies between, padding and what other ranks read, becomes 0 until they
- * pass it on. */
+/* Reads the elements that this rank has to read. Those between them, padding and elements that
+ * other ranks read, become 0 until these ranks pass them on. */
 static nd_status read_slices(restore *r)
 {
     const nd_layout *layout = r->trainer->model->layout;

@@ -17,7 +17,7 @@
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 
-/* What a rank reports; the largest value wins. */
+/* The reports of ranks on a save; the largest value of all ranks counts. */
 enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };
 
 typedef enum phase { PHASE_IDLE = 0, PHASE_WRITING, PHASE_COMMITTING } phase;

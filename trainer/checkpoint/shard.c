@@ -57,8 +57,8 @@ nd_holder nd_holder_of(const nd_mesh *mesh, int rank)
                        .replicas = mesh->size[ND_AXIS_DP_REPLICATE]};
 }
 
-/* What a shard has of a parameter, without padding: elements [begin, end) of the flat state arrays,
- * where all of the local block begins at element block.begin. begin == end: nothing. */
+/* The part of a parameter in a shard, without padding: elements [begin, end) of the flat state
+ * arrays, where all of the local block begins at element block.begin. begin == end: it is empty. */
 typedef struct held {
     nd_span block;
     int64_t begin, end;

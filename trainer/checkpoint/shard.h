@@ -161,7 +161,7 @@ typedef struct nd_shard_plan {
 nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options);
 void nd_shard_plan_fini(nd_shard_plan *plan); /* an all-zero one is legal */
 
-/* What several ranks hold alike, bit for bit. */
+/* State that several ranks hold alike, bit for bit. */
 typedef enum nd_alike {
     ND_ALIKE_SHARDS = 0, /* all of a shard, over dp_replicate */
     ND_ALIKE_UNSPLIT,    /* what lies in it of tensors that tp does not split, over tp */
@@ -169,7 +169,7 @@ typedef enum nd_alike {
     ND_ALIKE_COUNT
 } nd_alike;
 
-/* The ranks that do, and whether a parameter is among it. */
+/* The ranks that hold it, and whether a parameter is part of it. */
 static inline nd_group_kind nd_alike_group(nd_alike what)
 {
     return what == ND_ALIKE_SHARDS    ? ND_GROUP_DP_REPLICATE
@@ -183,7 +183,7 @@ static inline bool nd_param_is_alike(const nd_param *param, nd_alike what)
            (what == ND_ALIKE_UNSPLIT ? unsplit : param->copies > 1 && !unsplit);
 }
 
-/* What a writer reports when its files are durable: fixed in size, whatever the world. */
+/* A writer's report once its files are durable: fixed in size, however many ranks there are. */
 typedef struct nd_shard_record {
     uint64_t bytes;                  /* of the safetensors files */
     char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */

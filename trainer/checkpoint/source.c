@@ -250,7 +250,7 @@ static nd_status plan_read(source_reads *reads, const nd_span *have, uint64_t be
     return add_read(reads, &read);
 }
 
-/* What one writer has of the wanted rectangle. */
+/* Plans to read the pieces of the wanted rectangle that one writer has. */
 static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
                                  nd_state_kind array, const nd_span *want, float *to,
                                  int64_t *found)

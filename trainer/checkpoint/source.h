@@ -31,7 +31,7 @@ void nd_source_close(nd_source *source); /* NULL is legal */
 /* Wants a rectangle of a state array, densely at `to` (F32). Its parameter is of any layout of the
  * same model, and where it begins does not matter. The memory is written by nd_source_run. */
 nd_status nd_source_add(nd_source *source, const nd_span *want, nd_state_kind array, float *to);
-/* The same for an entry alike on all ranks: all of its `count` elements. */
+/* Like nd_source_add, for an entry that is alike on all ranks: all of its `count` elements. */
 nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count, float *to);
 /*
  * Reads all that was added since the last run. ND_ERR_DATA names file and chunk, or the tensor of

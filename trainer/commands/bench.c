@@ -222,7 +222,7 @@ static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
     return config;
 }
 
-/* Whether the layer can run on this mesh, and, unless it is in F32, in FP8. */
+/* Checks that the layer can run on this mesh, and, unless it is in F32, in FP8. */
 static nd_status check_layer(const nd_config *config, const nd_shape *shape)
 {
     for (int i = 0; i < RECIPES && config->train.precision != ND_PRECISION_FP32; i++) {

@@ -30,7 +30,7 @@ struct nd_command {
      * check. */
     nd_status (*check_flags)(const nd_command_flags *line);
     bool decodes; /* by many short products, between which its threads had better not sleep */
-    /* Of a command that uses a model, by nd_session_run: what it does with it, and its flags for
+    /* For a command that uses a model through nd_session_run: its work with it, and its flags for
      * the model and its tokenizer. `use` calls nd_session_agree before the first other collective.
      * Where the session only checks, there are no ranks, and mesh and inputs are looked at. */
     nd_status (*use)(struct nd_session *session);

@@ -85,7 +85,7 @@ static const char *prompt_file(const nd_session *s)
     return file && strcmp(file, "-") != 0 ? file : NULL;
 }
 
-/* Whether one of the rows has messages. */
+/* Returns whether one of the rows has messages. */
 static bool have_messages(const char *rows, size_t size)
 {
     nd_row_field field = {.key = "messages"};
@@ -379,7 +379,7 @@ static nd_status prepare(job *j)
     return ND_OK;
 }
 
-/* What one replica has generated reaches the others. */
+/* Shares sequence i, which one replica (`own`) has generated, with the other replicas. */
 static nd_status share_result(job *j, size_t i, bool own)
 {
     nd_rank *r = &j->g->session->worker->rank;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What commands that are workers of a job have in common: how they begin, and what they need. The
- * commands train and check are here too. */
+/* The common part of the commands that are workers of a job: how they begin, and what they need.
+ * The commands train and check are here too. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -104,8 +104,8 @@ static void print_good(const nd_config *config, const nd_inputs *inputs)
 }
 
 /*
- * Whether the job is for GPUs. Without GPUs here ndlaunch cannot start such a job; a user may check
- * its configuration all the same, for instance on a login node, and gets a warning.
+ * Finds whether the job is for GPUs. Without GPUs here ndlaunch cannot start such a job; a user may
+ * check its configuration all the same, for instance on a login node, and gets a warning.
  */
 static nd_status check_device(const nd_config *config, bool *gpu)
 {

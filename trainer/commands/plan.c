@@ -48,8 +48,8 @@ static nd_status make_plan(const planner *p, const nd_config *config, const nd_t
     return nd_trainer_create(r, tuning, out);
 }
 
-/* The same for a configuration that has been changed. ND_ERR_CONFIG: a run with it would be refused
- * before it plans anything. */
+/* Like make_plan, for a configuration that has been changed. ND_ERR_CONFIG: a run with it would be
+ * refused before it plans anything. */
 static nd_status make_changed_plan(const planner *p, nd_config *c, nd_trainer **out)
 {
     const int64_t per_node = c->launch.nproc_per_node;
@@ -384,8 +384,8 @@ typedef struct length_search {
     bool refused;     /* the last length that did not fit is one that no run takes */
 } length_search;
 
-/* Whether the plan of a run with sequences of this length fits. A length that the configuration
- * refuses does not. */
+/* Finds whether the plan of a run with sequences of this length fits. A length that the
+ * configuration refuses does not. */
 static nd_status length_fits(length_search *s, int64_t length, bool *fits)
 {
     nd_trainer *trainer = NULL;

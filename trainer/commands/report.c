@@ -10,7 +10,7 @@
 #include "trainer/commands/command.h"
 #include "trainer/view/view.h"
 
-/* What is there must be a report. */
+/* Refuses a path where something other than a report is already. */
 static nd_status check_replaceable(const char *path)
 {
     char begin[64] = "";

@@ -284,13 +284,13 @@ out:
 
 enum { PIECE = 1 << 16, WAIT_MS = 500 };
 
-/* What rank 0 has read and nobody took; empty on other ranks. */
+/* Input that rank 0 has read and nobody has taken yet; empty on other ranks. */
 typedef struct stdin_state {
     nd_bytes bytes;  /* owned */
     bool ended, any; /* any: on all ranks, whether rank 0 had bytes at the end of the last wait */
 } stdin_state;
 
-/* Whether all input is there or (line) a whole line. */
+/* Returns whether all input is there or (line) a whole line. */
 static bool is_ready(const stdin_state *in, bool line)
 {
     return in->ended ||

@@ -56,8 +56,8 @@ nd_status nd_session_agree(nd_session *session);
 /* ND_ERR_CONFIG when the mesh has several replicas, but only `what` is done at a time. */
 nd_status nd_session_check_single(const nd_session *session, const char *what);
 
-/* Whether this host and the limits of this process leave room for the plan of a worker on the CPU,
- * whose threads run already: ND_ERR_RESOURCE with the numbers. */
+/* Checks that this host and the limits of this process leave room for the plan of a worker on the
+ * CPU, whose threads run already: ND_ERR_RESOURCE with the numbers. */
 nd_status nd_session_check_memory(const nd_session *session, const nd_memplan *plan);
 /* A generator with the session's weights. */
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
@@ -80,7 +80,7 @@ bool nd_session_is_stopped(void); /* a stop signal came */
 /* Prints a row of output, with its end: a worker that a signal ends completes the row, unless a
  * second signal comes. */
 nd_status nd_print_line(const char *text, size_t size);
-/* Of long work: on rank 0, true every few seconds. */
+/* Returns true, on rank 0 and every few seconds, when long work is to print how far it is. */
 bool nd_session_word_is_due(nd_session *session);
 
 /* Standard input. */

@@ -260,7 +260,7 @@ nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
 /* Attention reads this of a micro-batch of separate documents: which keys each query sees, among
  * those that the method brings, and which of them ranks send where they send those alone. */
 
-/* Of sample b rank r of `size` has the tokens of places[b S + r s] and the s - 1 that follow. */
+/* Rank r of `size` has of sample b the tokens of places[b S + r s] and the s - 1 that follow. */
 typedef struct keys_of_ranks {
     nd_dims d; /* of the rank's heads */
     int size, index;

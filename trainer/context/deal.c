@@ -48,7 +48,7 @@ static bool is_short(const deal *d, int64_t tile)
     return d->longest % d->length > 0 && tile % d->cuts == d->cuts - 1;
 }
 
-/* Of equal tiles the first comes first. */
+/* Returns whether tile a has more pairs than b, or as many and a lower number. */
 static bool comes_before(const deal *d, int32_t a, int32_t b)
 {
     return d->pairs[a] != d->pairs[b] ? d->pairs[a] > d->pairs[b] : a < b;

@@ -43,7 +43,7 @@ enum {
                          which is moved, is refused */
 };
 
-/* What a model's own chat template does beside its form. */
+/* A chat template of a model: its form, and what the template adds to the form. */
 struct nd_chat_template {
     const char *sha256; /* of its text; "": a form by name */
     const nd_chat_form *form;
@@ -58,8 +58,8 @@ struct nd_chat_template {
  * by the caller. */
 nd_status nd_chat_template_read(const char *folder, char **out);
 
-/* What a value of data.chat_format means beside a tokenizer (NULL: bytes): a form by name, with
- * what the tokenizer's template adds if it has that form, or that template. ND_ERR_DATA: the
+/* Finds what a value of data.chat_format means beside a tokenizer (NULL: bytes): a form by name,
+ * with what the tokenizer's template adds if it has that form, or that template. ND_ERR_DATA: the
  * template of the model is asked for, and there is none that is known. */
 nd_status nd_chat_rules_find(const char *tokenizer, nd_chat_choice choice, nd_chat_rules *out);
 /* Logs how messages are written. */

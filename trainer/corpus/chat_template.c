@@ -76,7 +76,7 @@ out:
     return status;
 }
 
-/* What the files beside a tokenizer say: its template, if that is known, and its tokens. */
+/* Reads the files beside a tokenizer: the template, if that is known, and bos and eos tokens. */
 static nd_status read_beside(const char *tokenizer, const nd_chat_template **known,
                              nd_chat_rules *out)
 {

@@ -55,7 +55,7 @@ nd_status nd_corpus_check_text(const char *path);
 /* Logs that files and folders of a folder or a pattern are not read, when there are some. */
 void nd_corpus_files_say_left_out(const nd_corpus_files *files, const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
-/* Whether nd_corpus_files_add would take it for a folder or a pattern. */
+/* Finds whether nd_corpus_files_add would take a path for a folder or a pattern. */
 nd_status nd_corpus_is_several(const char *path, bool *out);
 
 /*
@@ -118,8 +118,8 @@ const char *nd_tokenizer_config_token(const json_t *config, const char *key);
 /* The id that ends a document: eos_token of the tokenizer_config.json in the folder of `path`, or
  * else <|end_of_text|>, <|endoftext|> or </s>. ND_ERR_DATA when there is none. */
 nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id);
-/* The same for a model whose files name no end of text: -1, and no error, when there is none, the
- * tokenizer cannot be read, or its id is not below `vocab`. `tokenizer` NULL: that of `path`. */
+/* Like nd_corpus_eod, for models whose files name no end of text: -1, without an error, if none is
+ * found, the tokenizer cannot be read, or the id is >= `vocab`. `tokenizer` NULL: `path`'s own. */
 int32_t nd_corpus_model_end(const nd_tokenizer *tokenizer, const char *path, int64_t vocab);
 
 /* Encoding. */

@@ -284,7 +284,7 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
     return pair ? add_texts(w, &fields[1], 2) : add_texts(w, &fields[0], 1);
 }
 
-/* The same; after an error the piece and all counts are as they were. */
+/* Like add_row, but after an error the piece and all counts are as they were. */
 static nd_status try_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_piece before = w->piece;

@@ -124,8 +124,8 @@ static int by_bytes(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* What lies in a folder, matches a pattern, or has the path itself, without folders and in bytewise
- * order. *out: to be freed after a failure too. *folders grows by how many were left out. */
+/* Lists the files of a folder, of a pattern, or the path itself, in bytewise order, without
+ * folders. *out: to be freed after a failure too. *folders grows by how many were left out. */
 static nd_status list_files(const char *path, nd_fs_names *out, bool *is_folder, int64_t *folders)
 {
     const bool deep = strstr(path, "**"); /* which reaches the files in folders too */

@@ -178,7 +178,7 @@ static bool scan_value(scan *s, int depth, nd_row_field *out)
     return true;
 }
 
-/* What scan_string has accepted; the text is not longer than its writing. */
+/* Decodes a string that scan_string has accepted; the text is not longer than its writing. */
 static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64_t *lone)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
@@ -251,7 +251,7 @@ static bool scan_member(scan *s, int depth, nd_row_field *fields, int count)
     return true;
 }
 
-/* What is in a list or an object, from behind its opening bracket to behind the closing one. */
+/* Scans a list or an object, from behind its opening bracket to behind the closing one. */
 static bool scan_members(scan *s, uint8_t close, int depth, nd_row_field *fields, int count)
 {
     bool more = peek(s) != close;

@@ -327,7 +327,7 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
                                                               (uint64_t)(at.index % own));
 }
 
-/* Of the samples, those that blocks 0 to `blocks` - 1 may be expected to give. */
+/* Returns how many of the samples blocks 0 to `blocks` - 1 may be expected to give. */
 static int64_t expect(const nd_dataset *dataset, int64_t samples, int64_t blocks)
 {
     return (int64_t)((long double)samples * blocks / dataset->blocks + 0.5L);

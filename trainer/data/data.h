@@ -45,8 +45,8 @@ enum { ND_LABEL_IGNORED = -100 };
  */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);
-/* Whether nd_dataset_open would take this file for one of token ids, and whether it is only read as
- * a stream, as encoded text: JSON lines, and texts whose names end in .gz or .zst. */
+/* Finds whether nd_dataset_open would take this file for one of token ids, and whether it is only
+ * read as a stream, as encoded text: JSON lines, and texts whose names end in .gz or .zst. */
 nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *streamed);
 
 /*
@@ -76,7 +76,7 @@ typedef struct nd_document_rules {
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules);
 /* Join or separate; auto: those of some parts of a blend are separate, those of others joined. */
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
-/* Whether those of any part are. */
+/* Returns whether the documents of any part are separate. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
 
 /* A source of a blend. */
@@ -104,14 +104,14 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
  * sum is `samples`. Without weights all blocks are shuffled together, and it is what the source's
  * size lets expect: false then, unless these are whole epochs. */
 bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
-/* What a run records of its data; texts are borrowed. */
+/* The facts about its data that a run records; texts are borrowed. */
 typedef struct nd_dataset_facts {
     const char *path;   /* of several files the first, and how many more */
     const char *format; /* "jsonl", "encoded text" */
     const char *cache;  /* the file that holds the ids of an encoded text; else NULL */
     int64_t documents;  /* that are read, without what data.end_of_text ends; -1: not known */
-    /* Of whole rows: how many are longer than a block and whether they are left out, and the share
-     * of inputs that fill blocks. */
+    /* Where rows stay whole: how many are longer than a block and whether they are left out, and
+     * the share of inputs that fill blocks. */
     int64_t long_rows;
     bool drops;
     double padding;
@@ -124,9 +124,9 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset); /* without those of rows that are left out */
-/* Of the tokens that are read those that never count as labels: of prompts, and what a loss mask
- * leaves out. Reads all spans, 16 bytes for each, and no ids; those of an encoded text are compared
- * with their checksums (ND_ERR_DATA). */
+/* Counts the tokens that are read but never count as labels: those of prompts, and those that a
+ * loss mask leaves out. Reads all spans, 16 bytes for each, and no ids; those of an encoded text
+ * are compared with their checksums (ND_ERR_DATA). */
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 
 /* Arrays are the caller's, I32 (S). */
@@ -168,7 +168,7 @@ typedef struct nd_loader_options {
     int64_t samples_ahead; /* 0; nd_run_position */
 } nd_loader_options;
 
-/* What the queries of separate documents see in a step, of the samples of this rank and its cp
+/* The keys that queries of separate documents see in a step, in the samples of this rank and its cp
  * peers. */
 typedef struct nd_step_sight {
     int64_t pairs;  /* of a query and a key that it sees; the mean of the layers */
@@ -188,7 +188,7 @@ typedef struct nd_step_batch {
     const int32_t *places; /* (accumulation, B, S) likewise: what nd_deal made of them */
     nd_step_sight sight;   /* zeros: documents are joined */
     int64_t valid;         /* labels != -100 held by this rank in the whole step */
-    /* Of several sources; else NULL. */
+    /* Both are NULL unless the data have several sources. */
     const int *sources;          /* (accumulation, B): where each sample comes from */
     const int64_t *source_valid; /* (sources): the part of `valid` of each source */
     double wait_seconds;         /* how long this call waited for the prefetch thread */

@@ -2,7 +2,7 @@
 #ifndef ND_DATA_DATASET_H
 #define ND_DATA_DATASET_H
 /*
- * What a dataset is made of: a flat array of ids in a mapped file (text, llm.c, Megatron, or the
+ * The structure of a dataset: a flat array of ids in a mapped file (text, llm.c, Megatron, or the
  * cache of an encoded text), or several datasets. Private to trainer/data.
  */
 #include <string.h>
@@ -52,8 +52,8 @@ typedef struct nd_documents {
     int32_t end_of_text; /* the id that ends a document, beside borders; -1: none does */
     uint64_t borders;    /* of documents, in the cache or the index */
     bool drops;          /* rows that are longer than a block are left out */
-    /* Of whole rows. Their pieces, block by block: the first token of each; NULL: a block begins
-     * where the one before ends; owned. */
+    /* The rest is for rows that stay whole. The first token of each of their pieces, block by
+     * block; NULL: a block begins where the one before ends; owned. */
     int64_t *firsts;
     int64_t *begins;   /* (blocks + 1): the first piece of each; owned */
     int64_t rows;      /* that are read */
@@ -113,7 +113,7 @@ struct nd_dataset {
     char content[ND_HASH_HEX_MAX]; /* nd_dataset_content, once it is known; "": not yet, or empty */
 };
 
-/* Whether its blocks have whole rows. */
+/* Returns whether the dataset's blocks have whole rows. */
 static inline bool nd_dataset_is_packed(const nd_dataset *dataset)
 {
     return dataset->documents && dataset->documents->firsts;

@@ -162,7 +162,7 @@ static nd_ops idle_ops(const nd_ops *real)
 #undef QUERY_OF_REAL
 }
 
-/* What the ops of a step compute and move. */
+/* The amounts that the ops of a step compute and move. */
 
 static nd_step_work *work_of(const nd_stream *stream)
 {
@@ -427,7 +427,7 @@ nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_ca
     return run_rank(rank, &step);
 }
 
-/* What stream->native points to where the calls of ops are prepared. */
+/* The target of stream->native where the calls of ops are prepared. */
 typedef struct prepare_target {
     const nd_prepare_ops *prepare;
     nd_device *device;

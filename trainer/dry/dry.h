@@ -86,12 +86,12 @@ nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_ca
  */
 nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options);
 
-/* What the CUDA graphs of the rank's training steps will hold: the same code records it. */
+/* Counts what the CUDA graphs of the rank's training steps will hold, by the steps' own code. */
 nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
                             nd_graph_counts *out);
 
-/* What a training step of one rank computes, and what it moves: the same ops, counted. Gradients of
- * replicas and the optimizer's update are not among them. */
+/* The amounts that a training step of one rank computes and moves, counted with the ops that it
+ * runs. Gradients of replicas and the optimizer's update are not among them. */
 typedef struct nd_step_work {
     double flops_bf16, flops_fp8, flops_f32; /* of products */
     double flops_attention;                  /* of pairs that are seen; backward's scores again */

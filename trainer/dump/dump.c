@@ -239,7 +239,7 @@ static int64_t *number_at(const nd_dump *d, int micro, int64_t layer, nd_dump_po
                        point];
 }
 
-/* What this rank has of a tensor of a micro-batch; false: another rank has the same. */
+/* Sets the part of a micro-batch's tensor that this rank has; false: another rank has the same. */
 static bool place_activation(const nd_dump *d, entry *e)
 {
     const nd_dims *m = &d->dims;
@@ -263,7 +263,7 @@ static bool place_activation(const nd_dump *d, entry *e)
     return row->columns == COLUMNS_HIDDEN || p->owned;
 }
 
-/* What this rank has of a weight: its whole block, or a part of it as a row of elements. */
+/* Sets the part of a weight that this rank has: its whole block, or a row of its elements. */
 static bool place_state(const nd_dump *d, entry *e)
 {
     const nd_layout *layout = d->layout;

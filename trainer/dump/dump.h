@@ -34,14 +34,14 @@ nd_status nd_dump_create(nd_rank *rank, const nd_layout *layout, const nd_dims *
                          const char *folder, nd_dump **out);
 /* A file that is not complete is removed. NULL is legal. */
 void nd_dump_destroy(nd_dump *dump);
-/* Whether the step is one of log.dump_steps, and computed for the first time. False for NULL. */
+/* Returns whether the step is of log.dump_steps and computed for the first time; false for NULL. */
 bool nd_dump_wants(const nd_dump *dump, int64_t step);
 
 /* Creates the file of a step. places (micro-batches, B, S) as in nd_step_batch, or NULL.
  * ND_ERR_CANTCREATE: it cannot be written. */
 nd_status nd_dump_begin(nd_dump *dump, int64_t step, const int32_t *places);
 
-/* What is shown: rows and columns from these of the rank's part on. */
+/* The place of a tensor that is shown: row and column say where it begins in the rank's part. */
 typedef struct nd_dump_place {
     nd_dump_point point;
     int points;    /* adjacent groups of columns of what is shown, each a point; 1: all are one */
@@ -60,7 +60,7 @@ nd_status nd_dump_end(nd_dump *dump);
 
 /* Reading (read.c). */
 
-/* Whether the folder holds the files of a step. ND_ERR_DATA: it holds folders of steps. */
+/* Finds whether the folder holds the files of a step. ND_ERR_DATA: it holds folders of steps. */
 nd_status nd_dump_is(const char *folder, bool *out);
 
 /* A tensor of two dumps, of which some rank has a part. */

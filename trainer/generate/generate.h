@@ -34,7 +34,7 @@ typedef enum nd_finish {
     ND_FINISH_COUNT
 } nd_finish;
 
-/* What is continued, and with what. */
+/* A prompt that is continued, and its new tokens. */
 typedef struct nd_sequence {
     const int32_t *prompt; /* [prompt_count], at least 1; borrowed */
     int64_t prompt_count;
@@ -93,8 +93,8 @@ typedef struct nd_generator {
     nd_generate_counts counts;
 } nd_generator;
 
-/* What is known before there are ranks. ND_ERR_CONFIG: the FP8 recipe, or the mesh, on which a
- * model is split by tp alone and in equal parts. */
+/* Checks what is known before there are ranks. ND_ERR_CONFIG: the FP8 recipe is not for generation,
+ * or the mesh splits the model other than by tp and in equal parts. */
 nd_status nd_generate_check_job(const nd_config *config, const nd_shape *shape,
                                 const nd_mesh *mesh);
 /* ND_ERR_CONFIG or ND_ERR_DATA names the number when mesh, sizes or device are not supported,

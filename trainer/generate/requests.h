@@ -2,8 +2,8 @@
 #ifndef ND_GENERATE_REQUESTS_H
 #define ND_GENERATE_REQUESTS_H
 /*
- * What is asked of a model: prompts to continue, from a text or from JSON lines, and which tokens
- * end a text.
+ * Requests to a model: prompts to continue, from a text or from JSON lines, and the tokens that end
+ * a text.
  *
  * A row of JSON lines has one of
  *   "prompt"    a text

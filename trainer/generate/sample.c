@@ -51,7 +51,7 @@ static nd_status find_likeliest(const float *logits, int64_t vocab, int32_t *id)
     return ND_OK;
 }
 
-/* Whether a comes before b: likelier, or as likely with a lower id. */
+/* Returns whether a comes before b: it is likelier, or as likely with a lower id. */
 static bool comes_before(const nd_candidate *a, const nd_candidate *b)
 {
     return a->weight != b->weight ? a->weight > b->weight : a->id < b->id;

@@ -26,7 +26,7 @@ typedef struct nd_stops {
 /* ND_ERR_CONFIG: there are too many, or it is empty, or no UTF-8. */
 nd_status nd_stops_add(nd_stops *stops, const char *text);
 
-/* What one sequence of ids becomes, as they come. */
+/* The text of one sequence of ids, which grows as they come. */
 typedef struct nd_text_out {
     const nd_tokenizer *tokenizer; /* borrowed */
     nd_decoder *decoder;           /* NULL: there is no tokenizer, and no text */
@@ -36,8 +36,8 @@ typedef struct nd_text_out {
     bool stopped;                  /* a stop text was found: nothing is added any more */
 } nd_text_out;
 
-/* What follows the prompt: a first word keeps the blank before it, which a tokenizer of Llama 2's
- * form leaves out at the beginning of a text. */
+/* Begins the text that follows a prompt: its first word keeps the blank before it, which a
+ * tokenizer of Llama 2's form leaves out at the beginning of a text. */
 nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops,
                            const nd_ids *prompt);
 /* Adds a token; one that the tokenizer lacks has no text. */

@@ -56,8 +56,8 @@ typedef struct nd_dims {
 
 nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu);
-/* The same for calls of up to `tokens` rows, a multiple of tp, of any sequences: one sample of that
- * length, without context parallel. */
+/* Makes dims for calls of up to `tokens` rows, a multiple of tp, of any sequences: one sample of
+ * that length, without context parallelism. */
 nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
 
 /*

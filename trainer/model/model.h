@@ -196,8 +196,8 @@ nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 nd_status nd_model_forward(nd_model *model, nd_activation_set *set, nd_pass pass);
 /* Backward of the rest; gradients are accumulated into the shards. */
 nd_status nd_model_backward(nd_model *model, nd_activation_set *set);
-/* The same in two parts, with nd_model_options.delays: first without the weight gradients of
- * linears, then those, from what the set keeps. The second reads no weights. */
+/* Like nd_model_backward, in two parts, with nd_model_options.delays: first without the weight
+ * gradients of linears, then those, from what the set keeps. The second reads no weights. */
 nd_status nd_model_input_gradient(nd_model *model, nd_activation_set *set);
 nd_status nd_model_weight_gradient(nd_model *model, nd_activation_set *set);
 
@@ -214,8 +214,8 @@ typedef struct nd_logits_call {
     float *logits;
 } nd_logits_call;
 nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
-/* The same without a cache, by the weights in training: an evaluation of the loaded micro-batch
- * gives the logits of one of its rows (of T) in place of a loss; row -1: it is another cp rank's.
+/* Like nd_model_logits, without a cache, by the weights in training: an evaluation of the loaded
+ * micro-batch gives the logits of one of its T rows, not a loss; row -1: it is another cp rank's.
  * Needs train.sample_prompt, with which the buffers are planned. Collective, as a forward is. */
 nd_status nd_model_sample(nd_model *model, nd_activation_set *set, int64_t row, float *logits);
 

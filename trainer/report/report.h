@@ -51,7 +51,7 @@ typedef struct nd_step_record {
     double step_seconds, data_wait_seconds;
     double slowest_seconds, fastest_seconds; /* work of two ranks (nd_work); 0: not known */
     int slowest_rank;
-    /* Of separate documents, of the samples of this rank and its cp peers: pairs of a query and a
+    /* For separate documents, in the samples of this rank and its cp peers: pairs of a query and a
      * key that it sees, those of the cp rank with the most over the mean, and the share of tokens
      * that fill blocks. 0: documents are joined. */
     int64_t visible_pairs;

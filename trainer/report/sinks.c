@@ -26,7 +26,7 @@ typedef struct output {
     char *path; /* owned */
     bool required;
     atomic_llong bytes;
-    /* Of the writer's thread. */
+    /* Only the writer's thread uses these. */
     int fd;
     bool counts_links; /* the file system says how many names a file has */
     off_t torn;        /* where a part of a record begins that could not be removed; -1: nowhere */

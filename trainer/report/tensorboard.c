@@ -25,7 +25,7 @@ enum { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 }; /* wire types of prot
 
 enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4, OPEN_MAX = 8 };
 
-/* Of one record; and of a text, around which stands the rest of its record. */
+/* The most bytes of one record, and of a text, around which stands the rest of its record. */
 enum { RECORD_BYTES = 1 << 18, TEXT_BYTES = RECORD_BYTES - 1024 };
 
 /* Fields of Event, Summary, Summary.Value and what a text has, by their numbers. */

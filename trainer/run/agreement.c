@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the ranks of a job tell each other through its store. */
+/* Messages that the ranks of a job send each other through its store. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -222,7 +222,7 @@ static nd_status open_saver(nd_run *s)
         return ND_OK;
     }
     if (worker->identity.rank == 0) {
-        /* What ndlaunch needs for the start after this one, if it makes one. */
+        /* ndlaunch needs these for the start after this one, if it makes one. */
         nd_progress *progress = &s->worker->progress;
         ND_TRY(nd_progress_set_run_folder(progress, s->place.path));
         atomic_store(&progress->job->first_step, s->trainer->position.step);
@@ -259,8 +259,8 @@ static nd_status open_saver(nd_run *s)
     return ND_OK;
 }
 
-/* What is wrong with the state does not pass, as a full disk may: the run ends while its newest
- * checkpoint is not much older. */
+/* After so many saves in a row that find the state wrong, the run ends while its newest checkpoint
+ * is not much older: such a fault does not go away, as that of a full disk may. */
 enum { WRONG_MAX = 3 };
 
 static nd_status report_failure(nd_run *s, const nd_save_report *report)

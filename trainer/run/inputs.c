@@ -95,7 +95,7 @@ out:
     return status;
 }
 
-/* What data.path and data.validation_path name. */
+/* The data that data.path and data.validation_path name. */
 
 /* A text that the tokenizer encodes, or JSON lines or a compressed text that are read as bytes: a
  * file, a folder or a pattern. */
@@ -385,9 +385,9 @@ void nd_inputs_close(nd_inputs *inputs)
 
 /* Steps and validations without a label that counts, as masks and the order of samples tell. */
 
-/* Of all data together: all ranks wait meanwhile, and a block of whole rows has as many places of
- * the file as rows, each of which may take milliseconds where the file is far away. What comes
- * behind is met when it comes: such a step makes no update, and says so. */
+/* The limit of all data together: all ranks wait meanwhile, and a block of whole rows has as many
+ * places of the file as rows, each of which may take milliseconds where the file is far away. A
+ * step without labels behind the limit makes no update when it comes, and says so. */
 enum { TOKENS_MAX = 4 << 20 };
 
 typedef struct search {
@@ -396,8 +396,8 @@ typedef struct search {
     int64_t sequence, tokens; /* tokens: of the blocks that were read */
 } search;
 
-/* Whether a label counts in `count` blocks, of the training's order from a sample on, or without
- * `seed` of the file from a block on. Past the limit one is taken to. */
+/* Finds whether a label counts in `count` blocks, of the training's order from a sample on, or
+ * without `seed` of the file from a block on. Past the limit one is taken to. */
 static nd_status look_for_label(search *s, const int64_t *seed, int64_t first, int64_t count,
                                 bool *counts)
 {

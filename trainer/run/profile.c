@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What every rank called in the steps log.profile_steps, as RUN/profile.json (docs/formats.md):
+ * The calls of every rank in the steps log.profile_steps, as RUN/profile.json (docs/formats.md):
  * ranks are processes, and all of them count from one moment, that behind a barrier before the
- * first of these steps. What lies between two steps, such as a validation, is left out.
+ * first of these steps. Calls between two steps, such as those of a validation, are left out.
  *
  * Each rank writes its part into RUN/profile/, and rank 0 puts the parts together, so the folder
  * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory
@@ -168,7 +168,7 @@ static nd_status open_profile(nd_run *s)
     if (!nd_config_steps(s->config->log.profile_steps, &s->profile_first, &s->profile_last)) {
         return ND_OK;
     }
-    /* What lies in its place ends a run before its first step, and not its profile at the end. */
+    /* A file or link in the folder's place ends a run before its first step, not at its end. */
     bool there = false;
     ND_TRY(s->dir ? nd_fs_has(s->dir, "profile", &there) : ND_OK);
     ND_TRY(there ? make_parts_folder(s) : ND_OK);

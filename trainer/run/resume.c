@@ -58,8 +58,8 @@ static nd_status check_link(const char *path)
                          path);
 }
 
-/* What becomes of a damaged one: a later search says that it passes it over; this one says so; it
- * is renamed. */
+/* How a damaged checkpoint is passed over: without a word, since a later search will say so; with a
+ * warning; or with a warning and a new name. */
 typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
 
 static nd_status pass_over(const char *run, int64_t step, passing how)
@@ -250,7 +250,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 
 /* Folders that the user names. */
 
-/* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
+/* Finds whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
 static nd_status is_continued(const nd_config *config, const char *run, int32_t *out)
 {
     char given[ND_RUN_PATH_MAX] = "";
@@ -390,7 +390,7 @@ out:
     return status;
 }
 
-/* Whether a checkpoint that was found fits the run. */
+/* Checks that a checkpoint that was found fits the run. */
 static nd_status check_fits(const nd_config *config, const nd_inputs *inputs, const char *folder,
                             bool logs)
 {
@@ -419,7 +419,7 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
                : ND_OK;
 }
 
-/* What a run goes on from, at its start and after a rewind. */
+/* The checkpoint that a run goes on from, at its start and after a rewind. */
 
 /* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
  * key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What must agree between a checkpoint and the run that goes on from it. */
+/* The comparison of a checkpoint with the run that goes on from it. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +54,8 @@ static identity_rule rule_of(const char *key)
     return (identity_rule){.key = key, .word = key};
 }
 
-/* Whether a setting changes what is learned by the steps that are left. One that follows from
- * another, or has no effect, is none. model.seed has none either, but means another run. */
+/* Returns whether a setting changes what the steps that are left learn. One that follows from
+ * another, or has no effect, does not. model.seed has no effect either, but means another run. */
 static bool teaches(const nd_config *config, const char *key)
 {
     if (strncmp(key, "fp8.", 4) == 0) {
@@ -69,7 +69,7 @@ static bool teaches(const nd_config *config, const char *key)
            strcmp(key, "train.precision") == 0;
 }
 
-/* Whether a comma list has the word. */
+/* Returns whether a comma-separated list has the word. */
 static bool holds(const char *list, const char *word)
 {
     const size_t length = strlen(word);

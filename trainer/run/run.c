@@ -34,8 +34,8 @@ const atomic_bool *nd_train_stop_flag(void)
 
 /* The stages. */
 
-/* What memory is planned for, and what has it. Linears in BF16 have other buffers than those in
- * FP8, so autotune comes first. */
+/* Makes the trainer: plans its memory and takes it. Linears in BF16 have other buffers than those
+ * in FP8, so autotune comes first. */
 static nd_status open_trainer(nd_run *s)
 {
     const nd_inputs *inputs = s->inputs;
@@ -356,8 +356,8 @@ static nd_status train(nd_run *s)
     return s->stopped ? fail_stopped(s) : ND_OK;
 }
 
-/* What a failure does to this process, and what it prints, comes after the records of the steps
- * before it, the last of which says why there are no more. */
+/* Completes the records of the steps before a failure prints anything or ends this process. The
+ * last record says why there are no more. */
 static nd_status flush_records(nd_run *s, nd_status status)
 {
     const nd_error error = *nd_error_last();

@@ -30,10 +30,10 @@ typedef struct nd_inputs {
 
 /* Shape and weights only, with the checks of shape against mesh. */
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
-/* The same, and the training and validation data, whose size settles train.epochs
+/* Like nd_inputs_open_model, with training and validation data, whose size settles train.epochs
  * (nd_config_take_epochs). Where the model's config.json has no eos_token_id and data.append_eod
- * ends documents, the shape has the tokenizer's end of text. data.documents becomes what they are,
- * with separate where some data are. */
+ * ends documents, the shape has the tokenizer's end of text. data.documents becomes join, or
+ * separate where some data are. */
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs);
 /* Samples of the open data, and of a step of this configuration. */
 nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs);
@@ -45,14 +45,14 @@ void nd_inputs_close(nd_inputs *inputs);
  * Owned by the caller. */
 nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
                               nd_dataset **out);
-/* The same by a text as data.path has it, which may name several sources. */
+/* Like nd_inputs_open_data, by a text as data.path has it, which may name several sources. */
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out);
 /* Warns of documents that are separate on a GPU where its plain attention kernels compute them.
  * device: NULL where it is not open, and as a Hopper one. */
 void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape, bool gpu,
                                  const nd_device *device);
-/* Whether such a path is a file of token ids, or has token files (.bin). */
+/* Finds whether such a path is a file of token ids, or has token files (.bin). */
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids);
 /*
  * The tokenizer.json that data.tokenizer names; NULL for bytes and file. `model_folder` and
@@ -73,7 +73,7 @@ nd_status nd_inputs_print_digests(const nd_inputs *inputs, const char *before, c
  * key and both values, the others only its number.
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
-/* The same of any text of lines, once in a job, whoever started it. */
+/* Like nd_settings_compare, for any text of lines, once in a job, whoever started it. */
 nd_status nd_settings_compare_text(const nd_worker *worker, const char *text);
 
 /* Warns of the steps from `begin` on (0: all) and of the validations that have no label which
@@ -124,7 +124,7 @@ nd_status nd_train(nd_worker *worker, nd_inputs *inputs, int argc, char *const *
 /* Asks the run to end at the next step boundary, alike on all ranks (ND_ERR_PREEMPTED).
  * Async-signal-safe. */
 void nd_train_request_stop(int signal_number);
-/* Whether that was called. */
+/* Returns the flag that nd_train_request_stop sets. */
 const atomic_bool *nd_train_stop_flag(void);
 
 #endif

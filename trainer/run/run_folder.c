@@ -323,8 +323,8 @@ static nd_status describe_place(nd_run *s)
     return nd_sha256_file(s->record, place->digest);
 }
 
-/* Whether this rank reads what rank 0 has written. Opens the folders on the way first, since an
- * open makes a network file system ask its server. */
+/* Returns whether this rank reads what rank 0 has written. Opens the folders on the way first,
+ * since an open makes a network file system ask its server. */
 static bool sees_record(const nd_run_place *place)
 {
     char path[ND_RUN_PATH_MAX + 64], digest[ND_HASH_HEX_MAX] = "", *parent = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a run says of itself at its start: run.json, and what it logs. */
+/* A run's description of itself at its start: run.json, and the lines that it logs. */
 #include <jansson.h>
 #include <openssl/crypto.h>
 #include <stdlib.h>
@@ -228,7 +228,7 @@ static json_t *model_json(const nd_trainer *trainer)
     return object;
 }
 
-/* What is logged. */
+/* The lines of the log. */
 
 /* Prints keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct settings_printer {
@@ -330,8 +330,8 @@ static void print_separate(const char *what, const nd_dataset_facts *facts, cons
     }
 }
 
-/* What a token sees, and how many tokens count in the loss: a mask that is lost, or one too strict,
- * shows here. */
+/* Logs what a token sees, and how many tokens count in the loss: a mask that is lost, or one too
+ * strict, shows here. */
 static nd_status print_facts(const char *what, const nd_dataset *data, const nd_config *config)
 {
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
@@ -470,7 +470,7 @@ static void print_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
-/* Whether ranks of cp exchange keys. */
+/* Returns whether ranks of cp exchange keys. */
 static bool exchanges_keys(const nd_config *config, const nd_shape *shape)
 {
     const int cp = config->resolved_mesh.size[ND_AXIS_CP];

@@ -2,7 +2,7 @@
 #ifndef ND_RUN_STATE_H
 #define ND_RUN_STATE_H
 /*
- * What a run holds from its start to its end. run.c opens the stages of a run in the order of a
+ * The state of a run from its start to its end. run.c opens the stages of a run in the order of a
  * table, and closes them in the reverse order. Every rank calls the functions of a run, in the same
  * order, except where their comment says that rank 0 does.
  *
@@ -49,7 +49,7 @@ typedef struct nd_run_best {
     bool pending_durable;
 } nd_run_best; /* all zero: nothing yet */
 
-/* What the ranks learn from rank 0 about the run folder. */
+/* Facts about the run folder, which the ranks learn from rank 0. */
 typedef struct nd_run_place {
     char path[ND_RUN_PATH_MAX]; /* absolute */
     char id[64];                /* of this start of the job */
@@ -176,7 +176,7 @@ typedef struct nd_resume_search {
 /* Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
  * checkpoint, it is latest and there is none, or all checkpoints of the run are damaged. */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
-/* Whether the checkpoint lies in the folder of the run that goes on, which may then rename it. */
+/* Returns whether the checkpoint lies in the folder of a run that goes on, which may rename it. */
 bool nd_resume_is_own(const nd_resume *resume);
 /* Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
  * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest).
@@ -185,9 +185,9 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume);
 
 /* ND_ERR_CONFIG: checkpoint.allow has a word that no compared key has, and would allow nothing. */
 nd_status nd_resume_check_allowed(const nd_config *config);
-/* What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
- * of the training data, sequence length, order of samples, samples of a step, optimizer. Owned by
- * the caller. */
+/* Gives all that must be the same in a run that goes on from a checkpoint: the content of the
+ * tokenizer and of the training data, sequence length, order of samples, samples of a step,
+ * optimizer. Owned by the caller. */
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs, json_t **out);
 /*
  * Compares a checkpoint with the run: its model and nd_resume_identity, and, where no step is left
@@ -235,12 +235,12 @@ void nd_run_best_saving(nd_run_best *best, int64_t step);
 bool nd_run_best_saved(nd_run_best *best, int64_t step);
 /* Early stopping is asked for, and its patience has come to an end. */
 bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config);
-/* What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and
- * the checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read. */
+/* Restores what the run knew of its best state after `step`, before it went on: from metrics.jsonl
+ * and the checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read. */
 nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
                              int64_t step);
-/* What this start knew before it went back to `step`, joined to what was replayed: the best
- * checkpoint up to that step stays, also where a full disk has lost the line of its validation. */
+/* Adds what this start knew before it went back to `step` to what was replayed: the best checkpoint
+ * up to that step stays, also where a full disk has lost the line of its validation. */
 void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step);
 
 /* validation.c */

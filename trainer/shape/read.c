@@ -12,8 +12,8 @@
 
 enum { CONFIG_LIMIT = 1 << 20 };
 
-/* What is read at the top of the map, and neighbours of such keys that change nothing; but for ids
- * of tokens, of which models have many with names of three letters. */
+/* Keys that are read at the top of the map, and keys with names near theirs that change nothing;
+ * without ids of tokens, of which models have many with names of three letters. */
 static const char known_keys[] =
     "_sliding_window_pattern architectures attention_bias attention_dropout attention_multiplier "
     "attention_out_bias attn_logit_softcapping dtype embd_pdrop embedding_multiplier "

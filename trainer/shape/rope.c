@@ -243,7 +243,7 @@ static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
     const nd_family_row *family = &nd_families[s->family];
     nd_rope_config *out = &s->rope;
     double theta = family->theta > 0 ? family->theta : 10000;
-    /* What transformers takes where the file has none. */
+    /* The values that transformers takes where the file has none. */
     static const nd_rope_config ministral3 = {.type = ND_ROPE_YARN,
                                               .theta = 1e6,
                                               .factor = 16,

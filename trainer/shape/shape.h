@@ -2,7 +2,7 @@
 #ifndef ND_SHAPE_SHAPE_H
 #define ND_SHAPE_SHAPE_H
 /*
- * What a model is: its family, which family.def lists, and its numbers, as a Hugging Face
+ * The shape of a model: its family, which family.def lists, and its numbers, as a Hugging Face
  * config.json says them. Pure data, without memory and without communication. Layer numbers are
  * global everywhere.
  */
@@ -132,7 +132,7 @@ typedef struct nd_shape {
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
  * spellings are read. */
 nd_status nd_shape_read(const char *path, nd_shape *out);
-/* The same from memory; `name` stands for the text in messages. */
+/* Like nd_shape_read, but from memory; `name` stands for the text in messages. */
 nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_shape *out);
 /* Writes a config.json that transformers opens (torch_dtype = dtype_name, and the old RoPE spelling
  * where it can say what holds). */
@@ -153,7 +153,7 @@ static inline int64_t nd_shape_rotated(const nd_shape *shape)
     return shape->rotated > 0 ? shape->rotated : shape->head_dim;
 }
 
-/* Whether RoPE turns the queries and keys of a layer. */
+/* Returns whether RoPE turns the queries and keys of a layer. */
 static inline bool nd_shape_turns(const nd_shape *shape, int64_t layer)
 {
     return !nd_layer_set_has(&shape->unturned, layer);
@@ -169,7 +169,7 @@ static inline double nd_shape_stream_eps(const nd_shape *shape)
     const double scale = shape->residual_scale > 0 ? shape->residual_scale : 1;
     return shape->rms_eps / (scale * scale);
 }
-/* What multiplies a row of the table on its way into the residual stream; 1: nothing. */
+/* Returns the factor of a row of the table on its way into the residual stream; 1: none. */
 static inline double nd_shape_lookup_scale(const nd_shape *shape)
 {
     const double root = nd_families[shape->family].root_scale ? sqrt((double)shape->hidden) : 1;

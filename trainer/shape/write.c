@@ -8,7 +8,7 @@
 #include "runtime/base/json.h"
 #include "trainer/shape/keys.h"
 
-/* What the family's config.json says of windows; NULL: no memory. */
+/* Sets the keys of the family's config.json for windows; *map becomes NULL without memory. */
 static void set_windows(const nd_shape *s, json_t **map)
 {
     const nd_window_rule rule = nd_families[s->family].window;
@@ -82,7 +82,7 @@ static json_t *rope_scaling_of(const nd_shape *s)
 static void set_rope(const nd_shape *s, json_t **map)
 {
     const nd_family_row *family = &nd_families[s->family];
-    /* Of the layers with windows, where the family has one for them; else 0. */
+    /* The theta of the layers with windows, where the family has one for them; else 0. */
     const double window_theta = s->window_theta > 0 ? s->window_theta : family->window_theta;
     if (family->window_theta > 0 && !family->window_theta_key &&
         (s->rope.theta != family->window_theta || window_theta != family->window_theta)) {

@@ -122,14 +122,14 @@ nd_status nd_trainer_check_memory(nd_rank *rank);
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
  * NULL without autotune. */
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);
-/* The same with another schedule than the sequential one. The trainer owns it, also on an error. */
+/* Like nd_trainer_create, with this schedule, not the sequential one; owned, also on an error. */
 nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
                                       nd_trainer **out);
 /* Says whether packed weights were left out of the plan because memory is short, and gives the line
  * that says so. */
 bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t capacity);
-/* The same for validations alone (nd_trainer_evaluate): the weights, without gradients, moments
- * and what is kept for a backward. No step may be done. */
+/* Like nd_trainer_create, for validations alone (nd_trainer_evaluate): the weights, without
+ * gradients, moments and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /*
  * Adds to the plan, as external bytes, which are not allocated, what is on the device beside it

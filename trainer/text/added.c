@@ -79,7 +79,7 @@ static const nd_added *longest_at(const nd_added_set *set, const uint8_t *p, siz
     return best;
 }
 
-/* Whether a character of a word stands beside a match. */
+/* Returns whether a character of a word stands beside a match. */
 static bool is_within_word(const nd_added_scan *scan, const nd_added_match *m)
 {
     return (m->begin > 0 && nd_char_is_word(nd_char_before(scan->text + m->begin).code)) ||

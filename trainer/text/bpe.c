@@ -334,7 +334,7 @@ static nd_bpe_pair heap_pop(nd_bpe_state *state)
     return top;
 }
 
-/* What the pair that begins at a place makes; nothing where no pair begins. */
+/* Returns the merge of the pair that begins at a place; its rank is ND_MERGE_NONE without one. */
 static nd_merged merged_at(const nd_bpe_state *state, int32_t place)
 {
     const nd_bpe_symbol *left = &state->symbols[place];

@@ -29,7 +29,7 @@ static inline nd_status nd_array_reserve(void *list, size_t *room, size_t count,
     return ND_OK;
 }
 
-/* The same of elements like **list. */
+/* Like nd_array_reserve, for elements like **list. */
 #define ND_ARRAY_RESERVE(list, room, count)                                                        \
     nd_array_reserve((list), (room), (count), sizeof(**(list)))
 

@@ -210,8 +210,8 @@ static nd_status add_regex(nd_tokenizer *t, const json_t *regex, bool removes)
     return nd_bytes_add(&t->regexes[t->splitter_count - 1], pattern, size);
 }
 
-/* Whether the last rewrite leaves no such string in any text: Gemma's tokenizer splits at blanks
- * that its normalizer has replaced by marks. */
+/* Returns whether the last rewrite leaves no such string in any text: Gemma's tokenizer splits at
+ * blanks that its normalizer has replaced by marks. */
 static bool is_rewritten(const nd_tokenizer *t, const json_t *string)
 {
     const nd_rewrite *last = t->rewrite_count > 0 ? &t->rewrites[t->rewrite_count - 1] : NULL;

@@ -225,7 +225,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of at most SAMPLE_MAX values, which lie evenly among all. */
+/* Returns the median of at most SAMPLE_MAX values, which lie evenly among all. */
 static double median_of(const nd_column *column)
 {
     const size_t from = column->count > WARM_UP ? WARM_UP : 0;

@@ -98,7 +98,7 @@ static void write_failure(char text[ND_VERDICT_MAX], const json_t *end, const ch
                  : "");
 }
 
-/* What a finished run has left out is said with its verdict. */
+/* Writes the verdict of a finished run, with what the run has left out. */
 static void write_finished(char text[ND_VERDICT_MAX], const nd_run_view *v)
 {
     int64_t failed = 0;

@@ -80,7 +80,7 @@ typedef struct nd_gguf_type {
 
 extern const nd_gguf_type nd_gguf_types[ND_GGUF_TYPES]; /* by ggml_type */
 
-/* What a file says of its model; only for gguf_*.c. */
+/* A file's description of its model; only for gguf_*.c. */
 
 typedef struct nd_gguf_head {
     const char *path;

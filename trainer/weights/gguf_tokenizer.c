@@ -335,7 +335,7 @@ static nd_status check_source(const source *from, const char *name, nd_shape *s)
         return nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
                        name, (int)nd_tokenizer_vocab_size(t), (long long)s->vocab);
     }
-    /* What the tokenizer adds to texts counts, whatever config.json says. */
+    /* The tokens that the tokenizer adds to texts count, whatever config.json says. */
     s->bos_id = t->before_count > 0 ? t->before[0] : s->bos_id;
     s->eos_id = t->behind_count > 0 ? t->behind[0]
                 : s->eos_id >= 0    ? s->eos_id

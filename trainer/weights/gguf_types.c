@@ -47,7 +47,7 @@ static void load_q4_0(const uint8_t *block, float *values)
     }
 }
 
-/* The same with an offset behind the scale. */
+/* A scale, an offset, and 32 integers of 4 bits in the order of load_q4_0. */
 static void load_q4_1(const uint8_t *block, float *values)
 {
     const float scale = half_at(block), offset = half_at(block + 2);

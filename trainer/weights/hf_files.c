@@ -63,7 +63,7 @@ static nd_status real_path(const char *path, char out[PATH_MAX])
     return ND_OK;
 }
 
-/* Whether the folder, or any below it, holds what the path leads to. */
+/* Finds whether the path leads to something in the folder or in any folder below it. */
 static nd_status leads_into(const char *path, const char *folder, bool *out)
 {
     char file[PATH_MAX], real[PATH_MAX];

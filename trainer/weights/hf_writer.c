@@ -157,7 +157,7 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
     return ND_OK;
 }
 
-/* Whether the path is free: nothing is there, or an empty folder that is no link and is taken. */
+/* Finds whether a path is free: nothing is there, or (takes_empty) an empty folder, not a link. */
 static nd_status is_free(const char *path, bool takes_empty, bool *out)
 {
     nd_fs_kind kind;

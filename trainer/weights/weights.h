@@ -23,15 +23,14 @@
 
 typedef struct nd_hf_reader nd_hf_reader;
 
-/* Of a model folder, or of a GGUF file (gguf.h), whose tensors are read as if they were
- * those of one. ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and
- * tensor. */
+/* Opens a model folder, or a GGUF file (gguf.h), whose tensors are read as if they were those of a
+ * folder. ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and tensor. */
 nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
 /* Where config.json and the side files are: the folder, or for a GGUF file one in the cache. */
 const char *nd_hf_reader_folder(const nd_hf_reader *reader);
 const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
-/* Whether the model is one of BF16 weights alone. */
+/* Returns whether all weights of the model are in BF16. */
 bool nd_hf_reader_is_bf16(const nd_hf_reader *reader);
 /* Checks that the folder holds every tensor of a model of this shape, with its shape, and no other
  * (rotary inv_freq buffers are ignored). A tied model may hold lm_head.weight if it equals
@@ -125,7 +124,7 @@ typedef struct nd_values {
     nd_status (*want)(void *context, const nd_span *span, float *to);
     nd_status (*run)(void *context); /* NULL: `want` has read them */
 } nd_values;
-/* The same from anywhere. `shared`: what several ranks hold is read by one of them. Collective. */
+/* Like nd_weights_load, from any values. `shared`: one rank reads what several hold. Collective. */
 nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared);
 /* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of
  * the job take part. `source` and `tokenizer` as in nd_hf_writer_options. */
@@ -138,14 +137,14 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
  * replica reads, and in it one tp rank the tensors that are not split; they go round with the
  * units. Once all ranks have read, and agree that they could, the others get it by broadcast.
  */
-/* Whether this rank reads its part of the parameter. */
+/* Returns whether this rank reads its part of the parameter. */
 bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
 /* Collective: passes on a flat state array, padding included, in device memory; with `kept` in its
  * place what that keeps, weights that were converted as they were read. */
 nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array, nd_fsdp *kept);
 
 /*
- * What ranks agree on, and bytes that one of them has.
+ * Agreement between ranks, and bytes that one of them gives the others.
  */
 /* Fails with `status`. A rank whose `own` status is not ND_OK gives its reason, which is surely its
  * own (nd_fail_local) where that status is ND_ERR_IO. The others have the error "another rank could
@@ -154,7 +153,7 @@ nd_status nd_shared_fail(nd_status own, nd_status status, const char *what, cons
 /* Collective: the worst status of all ranks, with the error of nd_shared_fail. `status` is of no
  * collective. */
 nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what);
-/* The same, and the greatest of all ranks for `count` values; the first becomes the status. */
+/* Like nd_shared_agree; `count` values become the greatest of all ranks, the first the status. */
 nd_status nd_shared_agree_on(nd_rank *rank, nd_status status, const char *what, int64_t *values,
                              int64_t count);
 /* Host memory of one rank of a group, which `own` says to be this one, reaches the others. */

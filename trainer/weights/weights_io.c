@@ -221,7 +221,7 @@ static nd_status save_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-/* What rank 0 needs to place the pieces of the other ranks: the layout of each tp coordinate. */
+/* A save. Rank 0 places the pieces of the other ranks by the layout of each tp coordinate. */
 typedef struct save_job {
     nd_fsdp *fsdp;
     nd_hf_writer *writer; /* rank 0 only */

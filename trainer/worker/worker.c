@@ -140,8 +140,8 @@ void nd_peers_fini(nd_peers *peers)
 
 /* CPU, or which GPU. */
 
-/* What launch.device asks for. ND_ERR_CONFIG with the reason when CUDA was asked for and there is
- * none. */
+/* Resolves launch.device: *out is true for a GPU. ND_ERR_CONFIG with the reason when CUDA was asked
+ * for and there is none. */
 static nd_status is_gpu_wanted(const nd_config *config, bool *out)
 {
     int count = 0;
@@ -524,7 +524,7 @@ void nd_worker_fail(nd_worker *worker, nd_status status)
     nd_transport_abandon(worker->transport);
 }
 
-/* Whether it is a failure. */
+/* Reports how the worker ended; returns whether it failed. */
 static bool report_end(nd_worker *worker, nd_status status)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;

@@ -46,7 +46,7 @@ nd_status nd_command_line_read(int pid, int *argc, char ***argv);
 nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
                            char **argv);
 
-/* What the ranks of a job exchange about where they run. */
+/* Facts about where they run, which the ranks of a job exchange. */
 
 typedef struct nd_peer_card {
     char host[128];
@@ -69,7 +69,7 @@ typedef struct nd_peers {
 
 void nd_peers_fini(nd_peers *peers);
 
-/* What ranks make of what they have exchanged. nd_peers_index fills the other fields from cards. */
+/* nd_peers_index fills the other fields from cards; nd_peers_check_devices compares devices. */
 nd_status nd_peers_index(nd_peers *peers, int count, int rank);
 nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device *devices,
                                  int count);
@@ -119,9 +119,9 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
  * process.
  */
 void nd_worker_report(nd_worker *worker, const nd_error *error);
-/* The same for another rank that was lost (nd_store_watch): runs in the store's thread on rank 0,
- * and on the others in the thread that watches rank 0. Then it ends this process with ND_ERR_IO.
- * Returns when another thread has reported. */
+/* Like nd_worker_report, for another rank that was lost (nd_store_watch): runs in the store's
+ * thread on rank 0, and on the others in the thread that watches rank 0. Then it ends this process
+ * with ND_ERR_IO. Returns when another thread has reported. */
 void nd_worker_report_loss(void *worker, const char *message);
 /*
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
@@ -135,8 +135,8 @@ void nd_worker_fail(nd_worker *worker, nd_status status);
  * nd_worker_fail, with the thread's error. Returns the exit code.
  */
 int nd_worker_close(nd_worker *worker, nd_status status);
-/* The same where nothing can be closed, because a thread that hangs in a system call uses it: ends
- * the process at once. */
+/* Like nd_worker_close, where nothing can be closed because a thread that hangs in a system call
+ * uses it: ends the process at once. */
 _Noreturn void nd_worker_end(nd_worker *worker, nd_status status);
 
 /* CPU, or which GPU. */
@@ -163,8 +163,8 @@ enum { ND_WORKER_LIBRARY_BYTES = 44 << 20 };
  */
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers);
-/* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and
- * its libraries. */
+/* Describes what the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's
+ * kind and its libraries. */
 const char *nd_device_machine(const nd_device *device);
 
 #endif
