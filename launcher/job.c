@@ -172,7 +172,7 @@ static void finish(void *context, int exit_code)
     uv_walk(&job->loop, close_handle, job);
 }
 
-/* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */
+/* Describes how far this start came, as rank 0 says on node 0's page, and its end with `code`. */
 static nd_restart_case restart_case(const nd_job *job, int code)
 {
     const nd_progress *page = &job->attempt->progress;
@@ -216,7 +216,7 @@ static void on_workers_failed(void *context, int code)
     job->nodes->role->failed(job->nodes, code);
 }
 
-/* What the workers of a start of this size are to do. */
+/* Finds the configuration for the workers of a start of this size, and its descriptor. */
 static nd_status config_of(nd_job *job, int world_size, const nd_config **config, int *fd)
 {
     *config = job->options.config;

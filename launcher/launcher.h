@@ -227,7 +227,7 @@ typedef struct nd_failure {
 
 /* As far as the code alone tells. */
 nd_failure_weight nd_failure_weight_of(int code);
-/* Of equal weights the earlier one explains the later one. */
+/* Returns whether `failure` explains `other`: it has less weight, or as much and was seen first. */
 bool nd_failure_explains(const nd_failure *failure, const nd_failure *other);
 
 /* How the workers of one start ended, on this node or on all. */

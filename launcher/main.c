@@ -64,7 +64,7 @@ static void print_start(const nd_config *config)
     }
 }
 
-/* What the workers run. */
+/* The command that the workers run. */
 typedef struct worker_command {
     nd_command_id command; /* ND_COMMAND_NONE: train */
     char **args;           /* args[0] is for the path of the worker program, as below */

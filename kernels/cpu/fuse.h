@@ -2,8 +2,8 @@
 #ifndef ND_CPU_FUSE_H
 #define ND_CPU_FUSE_H
 /*
- * What the CPU ops do with a result in addition to storing it (nd_fuse), piece by piece of a row
- * while it is in the first cache; and the largest |x| of a tensor among threads.
+ * Helpers with which the CPU ops do what nd_fuse asks for beside storing a result, piece by piece
+ * of a row while it is in the first cache; and the largest |x| of a tensor among threads.
  *
  * Sizes are the bits of |x|, which are ordered as the numbers are, with NaN above infinity. The
  * largest is the same in whatever order threads report theirs.

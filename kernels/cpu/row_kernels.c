@@ -71,7 +71,7 @@ INLINE nd_vf load(const void *row, int64_t i, int lanes, bool bf16)
 #endif
 }
 
-/* The same with -inf above: neutral for a maximum, and its exponential is 0. */
+/* Like load, but with -inf above: neutral for a maximum, and its exponential is 0. */
 INLINE nd_vf load_or_minus_infinity(const void *row, int64_t i, int lanes, bool bf16)
 {
     nd_vf x = load(row, i, lanes, bf16);

@@ -46,16 +46,16 @@ typedef enum nd_fs_kind {
     ND_FS_OTHER /* a device, pipe or socket */
 } nd_fs_kind;
 
-/* What lies under a name. A link is followed; one that leads nowhere is absent. *st is filled
+/* Finds out what has this name. A link is followed; one that leads nowhere is absent. *st is filled
  * unless it is NULL or nothing is there. ND_ERR_IO: it cannot be known. */
 nd_status nd_fs_look(const char *path, nd_fs_kind *kind, struct stat *st);
-/* The same of the name itself: a link is ND_FS_LINK. */
+/* Like nd_fs_look, but a link is not followed: its kind is ND_FS_LINK. */
 nd_status nd_fs_look_at_link(const char *path, nd_fs_kind *kind, struct stat *st);
-/* Whether something has this name, be it a link to nowhere. */
+/* Sets *out to whether something has this name, be it a link to nowhere. */
 nd_status nd_fs_exists(const char *path, bool *out);
-/* The same of FOLDER/NAME. */
+/* Like nd_fs_exists, for FOLDER/NAME. */
 nd_status nd_fs_has(const char *folder, const char *name, bool *out);
-/* Whether it is a folder, or a link to one. */
+/* Sets *out to whether the path is a folder, or a link to one. */
 nd_status nd_fs_is_folder(const char *path, bool *out);
 
 /* The names in a folder without "." and "..", in the order of strverscmp. */
@@ -72,11 +72,11 @@ nd_status nd_fs_list(const char *folder, nd_fs_names *out);
 nd_status nd_fs_glob(const char *pattern, nd_fs_names *out);
 void nd_fs_names_fini(nd_fs_names *names); /* all-zero ones are legal */
 
-/* What the errno of an open means: `blame` when the path itself is wrong (nothing is there, a link,
- * a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */
+/* Returns the status for the errno of an open: `blame` when the path itself is wrong (nothing is
+ * there, a link, a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */
 nd_status nd_fs_blame(int code, nd_status blame);
-/* What the errno of a file or folder that cannot be made or written means: ND_ERR_IO where a device
- * fails or descriptors are used up, and so nothing is known of the place; else
+/* Returns the status for the errno of a file or folder that cannot be made or written: ND_ERR_IO
+ * where a device fails or descriptors are used up, and so nothing is known of the place; else
  * ND_ERR_CANTCREATE. */
 nd_status nd_fs_blame_write(int code);
 
@@ -85,13 +85,13 @@ nd_status nd_fs_blame_write(int code);
 /* A regular file, to be read. A link is followed, and a pointer of Git LFS is refused. *st may be
  * NULL. */
 nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st);
-/* The same for a file that this program wrote: a link is refused. */
+/* Like nd_fs_open, but for a file that this program wrote: refuses links, accepts LFS pointers. */
 nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat *st);
 /* nd_fs_open_own as a stream. */
 nd_status nd_fs_stream_own(const char *path, nd_status blame, FILE **out);
 /* A new file, to be read and written; -1 and errno, EEXIST where the name is taken, by whatever. */
 int nd_fs_create(const char *path, mode_t mode);
-/* The same as a stream to be written, mode 0666; NULL and errno. */
+/* Like nd_fs_create with mode 0666, but opens a stream to be written; NULL and errno. */
 FILE *nd_fs_stream_new(const char *path);
 /* A file that this program may have made before, to be read and written, created where it is
  * missing. `flags` is 0, or any of O_APPEND and O_EXCL (EEXIST where the name is taken). -1 and
@@ -126,7 +126,7 @@ nd_status nd_fs_lock(int fd, const char *path, nd_fs_locked *out);
  * terminating NUL that is not counted in *size; refuses more than max_bytes. Owned by the
  * caller. */
 nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
-/* The same, and the file's mode, of the same open. */
+/* Like nd_fs_read, but also gets the file's mode, from the same open. */
 nd_status nd_fs_read_mode(const char *path, size_t max_bytes, nd_status blame, char **out,
                           size_t *size, mode_t *mode);
 
@@ -167,7 +167,7 @@ nd_status nd_fs_sync_folder(const char *folder);
  * fsync, rename, fsync of the folder. The temporary file is removed on failure.
  */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
-/* The same with permissions beside those of the umask that the new file does not get. */
+/* Like nd_fs_write_atomic, but the new file gets these permissions, less those of the umask. */
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size);
 
 /* A name beside `path` that no other process has, PATH.tmp-PID-CLOCK; owned by the caller. */
@@ -181,13 +181,13 @@ nd_status nd_fs_remove_left(const char *folder, bool (*is_left)(const char *name
 
 /* Renames to a name that nothing has yet: 0 or an errno, EEXIST when `to` exists. */
 int nd_fs_rename_new(const char *from, const char *to);
-/* The same within one folder, and durable: a rename that is not known to be durable is taken back.
- * ND_ERR_CANTCREATE, also when `to` exists. */
+/* Like nd_fs_rename_new, but within one folder, and durable: a rename that is not known to be
+ * durable is taken back. ND_ERR_CANTCREATE, also when `to` exists. */
 nd_status nd_fs_rename(const char *from, const char *to);
 /* nd_fs_rename to `path`.`suffix`, or, where that exists, to `path`.`suffix`-2, -3, ... The new
  * path is owned by the caller; out may be NULL. */
 nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
-/* The same for what lies at `from`, in the folder of `path`. */
+/* Like nd_fs_set_aside, but renames whatever lies at `from`, in the folder of `path`. */
 nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out);
 /* Two names change places at once: 0 or an errno; EINVAL, ENOSYS or EOPNOTSUPP where the file
  * system cannot do that. */
@@ -198,8 +198,8 @@ char *nd_file_bytes_format(char *text, size_t size, double bytes);
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
  * for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
-/* The same when the folder `begun`, which others may be filling, holds a part of the bytes already.
- * A folder that does not exist holds none. */
+/* Like nd_fs_check_space, but the folder `begun`, which others may be filling, holds a part of the
+ * bytes already. A folder that does not exist holds none. */
 nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
                                  const char *purpose);
 
@@ -211,9 +211,9 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
  * user may not. What was made outlives a power failure.
  */
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
-/* The same answer without making anything, as far as it can be known; nd_fs_make_folders begins
- * with it. *out, which may be NULL: the longest beginning of the path that is there, or "."; owned
- * by the caller. */
+/* Gives the answer of nd_fs_make_folders, which begins with it, without making anything, as far as
+ * the answer can be known. *out, which may be NULL: the longest beginning of the path that is
+ * there, or "."; owned by the caller. */
 nd_status nd_fs_check_folders(const char *path, const char *what, const char *advice, char **out);
 /* A folder that this program makes inside a folder of its own. One that exists is no error, but a
  * link is, to whatever it leads. ND_ERR_CANTCREATE. */
@@ -232,8 +232,8 @@ nd_status nd_fs_parent(const char *path, char **out);
 
 /* snprintf into fresh memory. Owned by the caller. */
 nd_status nd_fs_format(char **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same without an allocation. ND_ERR_DATA: no file can have so long a path; also where one is
- * to be written. */
+/* Like nd_fs_format, but without an allocation. ND_ERR_DATA: no file can have so long a path; also
+ * where a file is to be written. */
 nd_status nd_fs_path(char out[PATH_MAX], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -30,7 +30,7 @@ void nd_hash_destroy(nd_hash *hash); /* NULL is legal */
 /* The digest of these bytes, likewise. */
 nd_status nd_hash_text(nd_hash_kind kind, const void *data, size_t size, char hex[ND_HASH_HEX_MAX]);
 nd_status nd_sha256(const void *data, size_t size, char hex[ND_HASH_HEX_MAX]);
-/* The same of a whole file, read from end to end. */
+/* Like nd_sha256, but for a whole file, read from end to end. */
 nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX]);
 
 #endif

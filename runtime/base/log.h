@@ -25,7 +25,7 @@ void nd_log(nd_log_level level, const char *format, ...) __attribute__((format(p
 
 /* Bytes as they are, such as a progress bar. False: they are lost, since nobody reads. */
 bool nd_log_write(const char *bytes, size_t count);
-/* The same for a text of several lines. */
+/* Like nd_log_write, but for a text of several lines. */
 void nd_log_text(const char *text);
 
 #define nd_log_error(...)   nd_log(ND_LOG_ERROR, __VA_ARGS__)

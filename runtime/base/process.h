@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_PROCESS_H
 #define ND_BASE_PROCESS_H
-/* What a process gets from its parent and hands on to its children: limits, blocked signals,
- * standard streams. */
+/* The properties that a process gets from its parent and hands on to its children: limits, blocked
+ * signals, standard streams. */
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -67,7 +67,7 @@ typedef struct nd_progress_job {
     /* Steps that were done when this start's loop began, which is 0 or the step of the checkpoint
      * that was loaded; -1: not known yet. */
     _Atomic int64_t first_step;
-    /* Of the newest checkpoint that is durable, be it the one that was loaded; -1: none. */
+    /* The step of the newest durable checkpoint, be it the one that was loaded; -1: none. */
     _Atomic int64_t durable_step;
     _Atomic int64_t stepped_ns;         /* CLOCK_MONOTONIC; 0: no step of this start is done */
     _Atomic int32_t has_folder;         /* the path is complete */

@@ -87,7 +87,7 @@ const char *nd_status_name(nd_status status);
         }                                                                                          \
     } while (0)
 
-/* The same for functions with one cleanup label: needs `nd_status status` in scope. */
+/* Like ND_TRY, but for functions with one cleanup label: needs `nd_status status` in scope. */
 #define ND_TRY_OUT(expr)                                                                           \
     do {                                                                                           \
         status = (expr);                                                                           \

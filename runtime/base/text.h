@@ -12,7 +12,7 @@ static inline bool nd_ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-/* Whether a file of this name has JSON lines, compressed or not; in letters of either case. */
+/* Returns whether a file of this name has JSON lines, compressed or not; case does not matter. */
 static inline bool nd_is_name_of_rows(const char *name)
 {
     static const char *const endings[] = {".jsonl",  ".jsonl.gz",  ".jsonl.zst",

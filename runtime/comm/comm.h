@@ -59,7 +59,7 @@ typedef struct nd_comm_stats { /* since creation, for metrics and tests */
     int64_t bytes_sent[ND_COMM_OP_COUNT]; /* payload this rank put on the wire (0 for self) */
 } nd_comm_stats;
 
-/* What an operation moves; a field that it does not use is 0. */
+/* The arguments of an operation; a field that it does not use is 0. */
 typedef struct nd_comm_args {
     const void *send;
     void *recv;
@@ -73,8 +73,8 @@ typedef struct nd_comm_args {
     const int64_t *sends, *receives;
 } nd_comm_args;
 
-/* Of a list of counts, or `count` each where it is NULL: the elements of the members before
- * `member`, and of all `size` where that is the size. */
+/* Returns how many elements the members before `member` have in total, or all members where it is
+ * the group's size. Each has `count` elements where `counts` is NULL. */
 static inline int64_t nd_comm_elements_before(const int64_t *counts, int64_t count, int member)
 {
     int64_t sum = counts ? 0 : count * member;

@@ -88,7 +88,7 @@ enum { ND_LANE_RECV = 0, ND_LANE_RECV_RESULT, ND_LANE_SEND, ND_LANE_SEND_RESULT,
 
 typedef struct nd_p2p_op nd_p2p_op;
 
-/* What a plan says about one message. */
+/* A plan's description of one message. */
 typedef struct nd_message {
     int member; /* index within the group */
     void *buffer;

@@ -81,7 +81,7 @@ typedef enum nd_fp8_recipe {
 } nd_fp8_recipe;
 /* Its name among the choices of fp8.recipe. */
 const char *nd_fp8_recipe_name(nd_fp8_recipe recipe);
-/* Whether each operand has one scale; otherwise scales lie along rows or columns. */
+/* Returns whether each operand has one scale; otherwise scales lie along rows or columns. */
 bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe);
 typedef enum nd_fp8_format { ND_FP8_HYBRID, ND_FP8_E4M3 } nd_fp8_format;
 typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT, ND_FP8_AMAX_MAX } nd_fp8_amax;
@@ -154,7 +154,7 @@ typedef struct nd_config {
 nd_status nd_config_init(nd_config *config);
 void nd_config_fini(nd_config *config);
 
-/* What the command line asks for besides settings; filled by nd_config_parse. */
+/* Requests of the command line besides settings; filled by nd_config_parse. */
 typedef struct nd_cli {
     bool help, version;
     const char *help_topic; /* borrowed from argv: what follows --help, "" for nothing */
@@ -202,10 +202,10 @@ nd_status nd_config_check_end(const nd_config *config, const nd_epochs *epochs, 
                               int64_t seen);
 
 /*
- * What a job goes on with when only so many of its nodes are left: workers, the mesh, whose axis
- * that was -1 shrinks, and more micro-batches, so that the samples of a step stay the same. The
- * config is resolved; *out borrows its strings and must not be finished. ND_ERR_CONFIG says what
- * does not divide.
+ * Makes the configuration with which a job goes on when only so many of its nodes are left:
+ * workers, the mesh, whose axis that was -1 shrinks, and more micro-batches, so that the samples of
+ * a step stay the same. The config is resolved; *out borrows its strings and must not be finished.
+ * ND_ERR_CONFIG says what does not divide.
  */
 nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out);
 
@@ -221,7 +221,7 @@ nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MA
  */
 double nd_config_data_seconds(const nd_config *config);
 
-/* Whether the records go to this tracker, by its name or by `all`. */
+/* Returns whether the records go to this tracker, by its name or by `all`. */
 static inline bool nd_config_tracks(const nd_config *config, nd_tracker tracker)
 {
     const unsigned all = tracker == ND_TRACKER_TENSORBOARD ? 1U << ND_TRACKER_ALL : 0;

@@ -2,10 +2,10 @@
 #ifndef ND_CONFIG_READER_H
 #define ND_CONFIG_READER_H
 /*
- * What the files of runtime/config share, lowest first: owned texts, the field table, the layers
- * that set fields (file, then command line), commands, accelerate's keys, flags, checks of the
- * whole. A file calls only those before it.
- * Nothing outside runtime/config includes this but its tests.
+ * Declarations that the files of runtime/config share, lowest first: owned texts, the field table,
+ * the layers that set fields (file, then command line), commands, accelerate's keys, flags, checks
+ * of the whole. A file calls only those before it. Nothing outside runtime/config includes this but
+ * its tests.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -180,7 +180,7 @@ typedef struct nd_reader {
 extern const nd_field_id nd_path_fields[ND_PATH_COUNT];
 
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
-/* The same with a value chosen by the program; messages name the key. */
+/* Like nd_reader_set, but with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
 
 /* ---- help.c: the tables of commands and of their flags ---- */

@@ -208,7 +208,7 @@ static nd_status read_node(const char *file, const char *where, const char *key,
     return check_alike(place_of(file, where, node, line), key, out);
 }
 
-/* Whether the words of the text are numbers and other words in turn. */
+/* Returns whether the words of the text are numbers and other words in turn. */
 static bool is_weighted_words(const char *text)
 {
     int words = 0;

@@ -35,7 +35,7 @@ nd_status nd_cuda_absent(void);
 /* Visible GPUs. ND_ERR_CONFIG with the reason (no CUDA in this program, no driver, an older driver,
  * no GPU) when none. */
 nd_status nd_cuda_count(int *out);
-/* Whether a driver is installed, of whatever version and state. */
+/* Returns whether a driver is installed, of whatever version and state. */
 bool nd_cuda_has_driver(void);
 nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out);
 nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out);

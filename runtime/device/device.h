@@ -55,7 +55,7 @@ typedef struct nd_device_table {
     nd_status (*stream_wait)(nd_stream *stream, nd_event *event);
     nd_status (*stream_sync)(nd_stream *stream); /* host waits for all work of the stream */
     nd_status (*event_sync)(nd_device *device, nd_event *event); /* host waits for the event */
-    /* Whether the event is complete; from any thread. */
+    /* Sets *done to whether the event is complete; from any thread. */
     nd_status (*event_query)(nd_device *device, nd_event *event, bool *done);
     void (*range_push)(const char *name); /* names what follows in a profiler; may be NULL */
     void (*range_pop)(void);

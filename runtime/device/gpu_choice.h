@@ -22,9 +22,9 @@ typedef struct nd_gpu_request {
 nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
 
 /*
- * Whether several workers of this host see one GPU each, as under srun --gpus-per-task=1. They
- * train, but NCCL may not reach the GPUs of the others directly: a worker should see all GPUs of
- * its node.
+ * Returns whether several workers of this host see one GPU each, as under srun --gpus-per-task=1.
+ * They train, but NCCL may not reach the GPUs of the others directly: a worker should see all GPUs
+ * of its node.
  */
 static inline bool nd_gpu_is_seen_alone(const nd_gpu_request *r)
 {

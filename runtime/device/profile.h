@@ -2,9 +2,9 @@
 #ifndef ND_DEVICE_PROFILE_H
 #define ND_DEVICE_PROFILE_H
 /*
- * What one rank called in some steps, and when: ops, collectives, waits. While a trace (trace.h)
- * has a profile, each call that it times is also kept here, with the collective that it entered.
- * On a GPU these are times of the host, which only enqueues.
+ * A record of the calls of one rank in some steps, with their times: ops, collectives, waits. While
+ * a trace (trace.h) has a profile, each call that it times is also kept here, with the collective
+ * that it entered. On a GPU these are times of the host, which only enqueues.
  *
  * One thread writes it. All memory is taken at init; calls that do not fit are counted.
  */

@@ -42,7 +42,7 @@ typedef enum nd_group_kind {
     ND_GROUP_COUNT
 } nd_group_kind;
 
-/* What the bytes that a rank sends are for. */
+/* The purposes of the bytes that a rank sends. */
 typedef enum nd_traffic_kind {
     ND_TRAFFIC_WEIGHTS = 0, /* gathered: 1 byte an FP8 element, 2 a BF16 element */
     ND_TRAFFIC_GRADIENTS,   /* reduced: F32 */
@@ -83,7 +83,7 @@ int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank);
 /* World rank of member `index` of the group of `rank`. */
 int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int index);
 
-/* Whether two groups of every rank have the same members in the same order. */
+/* Returns whether two groups of every rank have the same members in the same order. */
 bool nd_mesh_groups_are_equal(const nd_mesh *mesh, nd_group_kind one, nd_group_kind other);
 
 /*

@@ -71,7 +71,7 @@ nd_status nd_server_connect(nd_server *server, void *transport, const char *name
  */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
                        int64_t now);
-/* What was sent to the peer has left: the next part of a long answer may follow. */
+/* All bytes for the peer have left: sends the next part of a long answer, if there is one. */
 void nd_server_drained(nd_server *server, nd_peer *peer);
 /* The connection is closed; frees the peer. */
 void nd_server_gone(nd_server *server, nd_peer *peer);

@@ -21,7 +21,7 @@ enum {
     ND_SERVER_PLACE_LOST,
 };
 
-/* What a key was set to; it stays so until the next start of the job. */
+/* A key and its value, which stays as it was set until the next start of the job. */
 typedef struct nd_value {
     struct nd_value *next;
     char key[ND_WIRE_TEXT_MAX];
@@ -127,7 +127,7 @@ bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
 /* The one that makes room; NULL: none has been here for long enough. */
 nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now);
 
-/* What a peer is sent, and its end. */
+/* Sending to a peer, and dropping it. */
 
 static inline void nd_server_drop(nd_server *server, nd_peer *peer)
 {

@@ -49,8 +49,8 @@ nd_status nd_store_set(nd_store *store, const char *key, const void *value, size
 /* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
 /*
- * Whether this process still belongs to the current start of the job: the store answers, which it
- * does on no connection of an earlier start. Any thread may ask. Waits at most so long, for the
+ * Checks that this process still belongs to the current start of the job: the store answers, which
+ * it does on no connection of an earlier start. Any thread may ask. Waits at most so long, for the
  * store and for a call of another thread together: ND_ERR_IO or ND_ERR_HANG then.
  */
 nd_status nd_store_check(nd_store *store, double seconds);

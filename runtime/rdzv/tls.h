@@ -27,7 +27,7 @@ typedef struct nd_tls nd_tls;
 nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd_tls_context **out);
 void nd_tls_context_destroy(nd_tls_context *context);
 
-/* What connections of a context are for. */
+/* The purpose of a context's connections: their protocol, and how long a key and buffers last. */
 typedef struct nd_tls_use {
     const char *identity; /* the key's name in this protocol, on both sides; static */
     uint64_t records;     /* of at most 16 KiB, before a new key */

@@ -285,7 +285,7 @@ static double distance(const float *a, const float *b, int64_t count)
     return sqrt(sum);
 }
 
-/* The same of all gradients. */
+/* Like distance, but over the gradients of all tensors. */
 static double distance_of_all(const mesh_result *a, const mesh_result *b)
 {
     double all = 0;

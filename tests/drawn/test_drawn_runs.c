@@ -76,7 +76,7 @@ static child start(const drawn_case *c, uint64_t seed)
     return started;
 }
 
-/* Whether it passed; else `why`. */
+/* Returns whether the child passed; otherwise `why` holds the reason. */
 static bool read_end(const child *c, int status, char why[MESSAGE])
 {
     ssize_t got = read(c->pipe, why, MESSAGE - 1);

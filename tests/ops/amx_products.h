@@ -30,7 +30,7 @@ void nd_multiply_tiles_in_hardware(float c[16][16], const uint32_t a[16][16],
 /* For this thread, without any extents of tiles. */
 void nd_configure_tiles_in_hardware(void);
 
-/* Whether tiles of this thread are configured and not released, as XGETBV says. */
+/* Returns whether tiles of this thread are configured and not released, as XGETBV says. */
 bool nd_tiles_are_in_use(void);
 
 #endif

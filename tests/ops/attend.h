@@ -20,7 +20,7 @@ typedef int nd_computation(const nd_side *side, const void *arg, nd_tensor *resu
 
 /* Fails the test where results with 2, 3, 5 and 7 threads have other bits than those with one. */
 void nd_with_all_threads(const char *what, nd_computation *compute, const void *arg);
-/* The same for attention with drawn operands, and frees all tensors. */
+/* Like nd_with_all_threads, but for attention with drawn operands; frees all tensors. */
 void nd_attend_with_all_threads(const nd_attention *a, nd_dtype dtype, nd_tensor first_key);
 
 #endif

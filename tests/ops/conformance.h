@@ -39,7 +39,7 @@ typedef struct nd_backend {
  * product shares the level of oneDNN with it.
  */
 void nd_each_backend(void (*check)(const nd_backend *backend));
-/* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
+/* Like nd_each_backend, but at the best level alone, or at the one that ND_CPU_ISA names. */
 void nd_best_backend(void (*check)(const nd_backend *backend));
 
 /*
@@ -61,7 +61,7 @@ void nd_each_draw(nd_drawn_check *check);
         call(check_##suite##_##name);                                                              \
     }                                                                                              \
     static void check_##suite##_##name(const nd_backend *backend)
-/* The same with `d`, for nd_each_draw. */
+/* Like TEST_EACH_BACKEND, but with `d`, for nd_each_draw. */
 #define TEST_EACH_DRAW(suite, name)                                                                \
     static nd_drawn_check check_##suite##_##name;                                                  \
     Test(suite, name)                                                                              \
@@ -85,7 +85,7 @@ void nd_side_close(nd_side *side);
 nd_tensor nd_random(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap, float deviation);
 nd_tensor nd_random_1d(nd_dtype dtype, int64_t n0, float deviation);
 nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, float deviation);
-/* The same layouts of any dtype, the contents being anything. */
+/* Makes a tensor with the layout of nd_random_2d, of any dtype; its contents are anything. */
 nd_tensor nd_blank_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap);
 nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high); /* I32 in [low, high) */
 nd_tensor nd_clone(nd_tensor t); /* same layout, same contents, gaps too */
@@ -93,7 +93,7 @@ void nd_case_free(void);         /* frees all tensors and memory made so far */
 /* Memory of an op, all NaN and aligned to 256 bytes. nd_case_free fails where something was written
  * behind it. */
 void *nd_case_memory(size_t bytes);
-/* The same for attention, forward or backward. */
+/* Like nd_case_memory, but for attention, forward or backward. */
 void *nd_attention_memory(const nd_side *side, const nd_attention *a, nd_dtype dtype,
                           bool backward);
 void nd_case_poison(

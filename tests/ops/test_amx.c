@@ -154,7 +154,7 @@ Test(amx, emulation_leaves_the_bits_of_the_hardware)
     }
 }
 
-/* What ends a process on the CPU ends it here. */
+/* Faults that end a process on the CPU end it here. */
 
 Test(amx, refuses_a_tile_that_is_not_configured, .signal = SIGABRT)
 {

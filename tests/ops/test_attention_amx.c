@@ -32,7 +32,7 @@ static nd_word two_numbers(uint64_t seed, int64_t at)
     return small_number(seed, 2 * at) | (nd_word)small_number(seed, 2 * at + 1) << 16;
 }
 
-/* What is beyond the extents is NaN. */
+/* Draws the operands and c; everything beyond the extents is NaN. */
 static void draw(product *p, uint64_t seed, int m, int n, int words)
 {
     const nd_word nan = 0x7fc07fc0;

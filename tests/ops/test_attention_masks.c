@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What first_key and window do to attention on the CPU: which products there are, and bits. That
- * the numbers are right test_attention.c shows. */
+/* The effect of first_key and window on attention on the CPU: which products there are, and bits.
+ * test_attention.c shows that the numbers are right. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 

@@ -7,7 +7,7 @@
 #include "runtime/device/device.h"
 #include "tests/ops/conformance.h"
 
-/* What the ops say when the environment sets `name`; NULL: nothing. */
+/* Returns the message of the ops when the environment sets `name`; NULL: there is none. */
 static const char *said_of(const char *name, const char *value)
 {
     nd_device *device = NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ops do with a result while they store it (nd_fuse): the amax and the codes of a result of a
- * backend are, bit for bit, those that the reference computes from the result that the same backend
- * stores. Whether it is stored makes no difference. */
+/* Amax and codes that ops make of a result while they store it (nd_fuse): those of a backend are,
+ * bit for bit, those that the reference computes from the result that the same backend stores.
+ * Whether it is stored makes no difference. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -17,7 +17,7 @@ static const struct {
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-/* What is requested in addition to a stored result, or instead of it. */
+/* Flags of a request: the amax and the codes of a result, with or without the stored result. */
 typedef enum asked { AMAX = 1, CODES = 2, STORED = 4 } asked;
 
 static const int choices[] = {AMAX | STORED, CODES | STORED, CODES, AMAX | CODES | STORED,

@@ -240,13 +240,13 @@ static float defined(const problem *q, const table *t, int64_t i, int64_t j)
 
 /* the comparison */
 
-/* What of a product varies beside its extents; bits of `flags`. */
+/* Properties of a product that vary beside its extents; bits of `flags`. */
 enum { A_TRANSPOSED = 1, B_TRANSPOSED = 2, ACCUMULATE = 4, OUT_BF16 = 8, FLAGS = 16 };
 
-/* What the sums are multiplied by: nothing, one number, or that and others for rows, columns. */
+/* The factors of the sums: none, one number, that and one per column, or also one per row. */
 enum { NO_FACTORS, ALL, ALL_COLUMNS, ALL_ROWS_COLUMNS, FACTORS };
 
-/* What a and b are: stored as this type, or BF16 that is cast to it while it is packed. */
+/* The types of a and b: stored as this type, or BF16 that is cast to it while it is packed. */
 static const struct {
     nd_dtype a, b;
     bool cast_a, cast_b;
@@ -304,8 +304,8 @@ static void make(problem *q, shape s)
                              .c_bf16 = out};
 }
 
-/* What multiplies, by its number of threads, kept from product to product: each holds megabytes,
- * which a new one would touch first. */
+/* The objects that multiply, by their number of threads, kept from product to product: each holds
+ * megabytes, which a new one would touch first. */
 enum { MOST_THREADS = 7 };
 static struct {
     const nd_gemm_kernels *kernels;
@@ -400,7 +400,7 @@ static bool can_run(const table *t)
     return nd_cpu_isa_detect() >= t->needs;
 }
 
-/* What all tests of this file leave out. */
+/* Names the kernels that all tests of this file leave out. */
 Test(gemm, kernels_that_this_cpu_lacks)
 {
     char names[128] = "";
@@ -616,7 +616,7 @@ Test(gemm, vectors_and_plain_c_pack_the_same)
     }
 }
 
-/* What a device says of itself with these variables, or the error. */
+/* A device's texts about itself with ND_CPU_ISA and ND_CPU_PRODUCTS set, or the error. */
 typedef struct said {
     nd_status status;
     char machine[32], products[128];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happens inside of oneDNN, of which other backends' programs have nothing. */
+/* Tests of the inside of oneDNN, which programs of other backends do not contain. */
 #include <criterion/criterion.h>
 #include <string.h>
 

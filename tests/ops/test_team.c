@@ -383,7 +383,7 @@ Test(team, of_which_only_some_can_start_ends_those)
     nd_team_destroy(team);
 }
 
-/* What a team without threads writes to the log in two regions. */
+/* Fills `text` with the lines that a team without threads writes to the log in two regions. */
 static void log_of_a_team_that_cannot_start(char *text, size_t room)
 {
     pthread_attr_t usual, huge;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TEST_FORMS_H
 #define ND_TEST_FORMS_H
-/* What a backend says of the forms of operands (nd_ops.form), as tests ask it. */
+/* Questions of tests to a backend about its forms of operands (nd_ops.form). */
 #include "kernels/ops.h"
 
 /* Bytes in which the backend keeps op(b) (k, n), stored in this dtype and multiplied in it, for
@@ -20,7 +20,7 @@ static inline size_t kept_bytes(const nd_ops *ops, const nd_device *device, int6
     return rule.maker == ND_FORM_BY_PRODUCT ? rule.bytes : 0;
 }
 
-/* Whether products cast BF16 to FP8 while they read it. */
+/* Returns whether products cast BF16 to FP8 while they read it. */
 static inline bool products_cast(const nd_ops *ops, const nd_device *device)
 {
     const nd_form_need need = {.role = ND_X_OF_Y,
@@ -33,8 +33,8 @@ static inline bool products_cast(const nd_ops *ops, const nd_device *device)
     return ops->form(device, &need).maker == ND_FORM_BY_PRODUCT;
 }
 
-/* Whether products read codes transposed where those that are stored do not lie along the summed
- * axis. Where they do not, no op makes such codes. */
+/* Returns whether products read codes transposed where the stored ones do not lie along the summed
+ * axis. Where products do not, no op makes such codes. */
 static inline bool reads_transposed(const nd_ops *ops, const nd_device *device)
 {
     const nd_form_need need = {.role = ND_W_OF_DX,

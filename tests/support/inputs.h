@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_SUPPORT_INPUTS_H
 #define ND_TESTS_SUPPORT_INPUTS_H
-/* What a small run reads, in a test's folder: text.txt and model.json. */
+/* The inputs of a small run, in a test's folder: text.txt and model.json. */
 #include <string.h>
 
 #include "tests/support/tempdir.h"

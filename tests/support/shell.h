@@ -8,7 +8,7 @@
 #include "tests/support/printed.h"
 #include "tests/support/tempdir.h"
 
-/* What the last command printed, on both streams. */
+/* The output of the last command, on both streams. */
 static char shell_output[32768];
 
 /* The exit code of the command, run in the folder; 128 + the signal that ended it. */

@@ -62,7 +62,7 @@ static inline void tempdir_leave_empty(void)
     }                                                                                              \
     TestSuite(suite, .init = suite##_begin, .fini = suite##_end, ##__VA_ARGS__)
 
-/* Whether something has this name. */
+/* Returns whether something has this name, be it a link to nowhere. */
 static inline bool tempdir_has_path(const char *path)
 {
     struct stat st;

@@ -547,7 +547,7 @@ static nd_status open_library(nccl_library *out)
     return ND_OK;
 }
 
-/* What each rank sends to all others before NCCL is initialised. */
+/* The facts about a rank that it sends to all others before NCCL is initialised. */
 typedef struct card {
     ncclUniqueId id; /* rank 0's counts */
     uint64_t host;

@@ -50,7 +50,7 @@ static void drop_ended(nccl_state *state, nccl_ring *ring)
     }
 }
 
-/* What this rank waits for, as a look finds it. */
+/* The operation for which this rank waits, as a look at the rings finds it. */
 typedef struct waiting {
     const nd_comm *comm; /* NULL: all ranks */
     nccl_entry entry;

@@ -283,7 +283,7 @@ static nd_status read_answer(net_peer *peer)
     return ND_OK;
 }
 
-/* What a peer does ends its connection; errors are those of this rank. */
+/* Queues a frame. A fault of the peer ends its connection; only faults of this rank are errors. */
 static nd_status queue_frame(nd_net *net, net_kind kind, nd_p2p_request *request)
 {
     net_peer *peer = &net->peers[request->peer];
@@ -460,7 +460,7 @@ static void accept_all(nd_net *net)
     }
 }
 
-/* What an event belongs to may have ended with an event before it. */
+/* Serves a link that has an event; an event before it may have ended the link's owner. */
 static void serve(nd_net *net, const nd_link *link)
 {
     nd_status status = ND_OK;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_COMM_NET_NET_STATE_H
 #define ND_COMM_NET_NET_STATE_H
-/* What a net consists of: its frames, connections and messages. See net.h. */
+/* The parts of a net: its frames, connections and messages. See net.h. */
 #include "runtime/comm/net/net.h"
 
 enum { ND_LINK_CHUNK = 32 << 10 }; /* most plaintext that is encrypted at once */
@@ -21,7 +21,7 @@ enum {
     ND_NET_TOKEN_BYTES = 16,
 };
 
-/* What a rank publishes: where it listens, and what a hello to it must hold. */
+/* The data that a rank publishes: where it listens, and the token that a hello to it must hold. */
 typedef struct nd_net_card {
     nd_address address;
     uint8_t token[ND_NET_TOKEN_BYTES];
@@ -41,7 +41,7 @@ typedef struct net_hello {
     uint8_t unused[sizeof(net_head) - ND_NET_TOKEN_BYTES - sizeof(int32_t)];
 } net_hello;
 
-/* What is to be written to a peer: a head, and the bytes of `request` for EAGER and DATA. */
+/* A frame to be written to a peer: a head, and the bytes of `request` for EAGER and DATA. */
 typedef struct net_frame {
     struct net_frame *next;
     net_head head;

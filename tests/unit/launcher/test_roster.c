@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What node 0 makes of the ends of several nodes. */
+/* Node 0's list of nodes: who is missing, who gets a place, whose failure explains the others. */
 #include <criterion/criterion.h>
 #include <string.h>
 

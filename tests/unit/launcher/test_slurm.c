@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ndlaunch takes from Slurm's environment, with variables as Slurm 22.05 and newer set
- * them. */
+/* Settings that ndlaunch takes from Slurm's environment, with variables as Slurm 22.05 and newer
+ * set them. */
 #include <string.h>
 
 #include "launcher/launcher.h"

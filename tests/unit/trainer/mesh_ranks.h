@@ -53,7 +53,7 @@ void mesh_put(nd_tensor t, int64_t row, int64_t column, float value);
 float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element);
 /* Writes them to all elements of parameters in this rank's part of a flat state array. */
 nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state);
-/* The same for the weights of a model, which may have no master weights. Collective. */
+/* Like mesh_fill, but for the weights of a model, which may have no master weights. Collective. */
 nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed);
 /* Visits all spans of this rank's shards. */
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
@@ -74,8 +74,8 @@ nd_status mesh_shards_open(nd_rank *rank, bool shares, mesh_shards **out);
  * options NULL: to train. */
 nd_status mesh_model_open(nd_rank *rank, const nd_model_options *options, uint64_t seed,
                           nd_model **out);
-/* The same with packed weights of the blocks, of the head, of both or of none; that above has
- * both. */
+/* The packed weights that a model keeps. mesh_model_open keeps both kinds, and
+ * mesh_model_open_packed those of the blocks, of the head, of both or of none. */
 typedef struct mesh_packed {
     bool blocks, head;
 } mesh_packed;

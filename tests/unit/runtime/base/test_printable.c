@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What becomes text where people read: of a whole text, and of bytes that a terminal gets in
- * whatever pieces they arrive. */
+/* Characters that become text where people read: in a whole text, and in bytes that a terminal gets
+ * in whatever pieces they arrive. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ static const struct {
      "\\x9b"
      "1m",
      NULL},
-    /* What the progress bar sends passes, and no beginning of it. */
+    /* The sequences that the progress bar sends pass, but incomplete ones do not. */
     {"step 1 [###]\033[K\r", "step 1 [###]\\x1b[K\\x0d", "step 1 [###]\033[K\r"},
     {"\033[K\033[K", "\\x1b[K\\x1b[K", "\033[K\033[K"},
     {"\xe2\033[K", "\\xe2\\x1b[K", "\\xe2\033[K"},
@@ -110,7 +110,7 @@ Test(shown, characters_pass_and_what_moves_a_cursor_becomes_text)
     }
 }
 
-/* What a model writes moves no cursor, not even to the beginning of the line. */
+/* A text of a model moves no cursor, not even to the beginning of the line. */
 Test(shown, of_text_only_line_ends_and_tabs_pass)
 {
     shown_as((nd_shown){.text_only = true}, "a\tb\r\033[Kc\033[31m\n\xc3", 99,

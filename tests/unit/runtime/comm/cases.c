@@ -358,7 +358,7 @@ nd_status case_check_fault(const case_expected *e, nd_status (*run)(nd_ranks *))
     for (int r = 0; r < SIZE; r++) {
         const nd_rank_result *result = &ranks.results[r];
         bool ended = strstr(result->message, "has ended") != NULL;
-        /* Of a mismatch the faulty rank may be the first to know. */
+        /* The faulty rank may be the first to notice a mismatch. */
         if ((r == FAULTY && result->status != e->status) || (ended && e->status != ND_ERR_IO)) {
             continue;
         }

@@ -58,9 +58,9 @@ typedef struct case_faulty {
 nd_status case_fault_body(nd_transport *transport, void *context);
 
 /*
- * What four ranks say of a fault of rank 2. The rank that notices first must fail with `status` and
- * a sentence that holds each of `words`; another one may instead notice that one's end, as in a
- * real job. What is no hang must be seen before the deadline.
+ * The reports that four ranks must give of a fault of rank 2. The rank that notices first must fail
+ * with `status` and a sentence that holds each of `words`; another one may instead notice that
+ * one's end, as in a real job. A fault that is no hang must be seen before the deadline.
  */
 typedef struct case_expected {
     case_fault fault;

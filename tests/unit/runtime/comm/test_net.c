@@ -75,8 +75,8 @@ static void leave(visitor *v)
     close(v->epoll);
 }
 
-/* Whether the net answers a connection with this key, protocol (NULL: the store's) and hello (NULL:
- * none); else it closes the connection. */
+/* Returns whether the net answers a connection with this key, protocol (NULL: the store's) and
+ * hello (NULL: none); otherwise the net closes it. */
 static bool greet(const uint8_t key[ND_KEY_BYTES], const nd_tls_use *use,
                   const net_hello *said_hello, visitor *v)
 {

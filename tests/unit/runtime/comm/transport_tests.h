@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What every transport does: tests of the suite SUITE, whose ranks RUN runs. The files that include
- * this define both. */
+/* Tests that every transport must pass: the suite SUITE, whose ranks RUN runs. The files that
+ * include this define both. */
 #include <criterion/criterion.h>
 
 #include <string.h>

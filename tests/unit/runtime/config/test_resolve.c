@@ -255,7 +255,7 @@ Test(resolve, time_to_index_the_data)
     tempdir_remove(&dir);
 }
 
-/* What is said about idle keys among these flags. */
+/* Checks the text about idle keys among these flags. */
 static void expect_idle(const char *flags, const char *wanted)
 {
     char said[ND_IDLE_KEYS_MAX];

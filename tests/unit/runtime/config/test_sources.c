@@ -79,7 +79,7 @@ Test(sources, a_text_reads_as_sources)
     tempdir_remove(&dir);
 }
 
-/* Of a name as much is kept as leaves room for a number. */
+/* A long name is cut so that there is room for a number behind it. */
 Test(sources, long_texts)
 {
     nd_config config;

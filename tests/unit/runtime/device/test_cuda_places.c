@@ -21,7 +21,7 @@ static const char *at(const char *name)
     return printed("%s/%s", dir.path, name);
 }
 
-/* What is found are these files, in this order, and no more. */
+/* Checks that exactly these files are found, in this order. */
 static void expect_found(const nd_cuda_places *places, const char *const *names)
 {
     char found[PATH_MAX];
@@ -107,7 +107,7 @@ Test(cuda_places, a_library_is_opened_from_cuda_home)
                  "nd_probe_of_later");
 }
 
-/* What another library asks for by its bare name. */
+/* Another library asks for the preloaded one by its bare name. */
 Test(cuda_places, a_preloaded_library_is_found_by_its_name)
 {
     static const char *const names[] = {"libnd_probe.so.7", NULL};

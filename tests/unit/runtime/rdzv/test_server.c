@@ -371,7 +371,7 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
     }
 }
 
-/* What cannot be packed. */
+/* Fills `out` with bytes that cannot be compressed. */
 static void fill_randomly(uint64_t seed, char *out, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

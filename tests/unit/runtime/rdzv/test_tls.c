@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a member does with a server that is not the job's: it speaks TLS 1.3 and has a certificate,
- * as any web server has, but not the key. */
+/* A member refuses a server that is not the job's: it speaks TLS 1.3 and has a certificate, as any
+ * web server has, but not the key. */
 #include <criterion/criterion.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>

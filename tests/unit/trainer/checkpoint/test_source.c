@@ -128,7 +128,7 @@ static void check_reads(chunks *c, const fake_saved *s, const nd_mesh *to)
         for (int w = 0; w < c->writers; w++) {
             asked += memchr(c->needed[w], true, sizeof c->needed[w]) != NULL;
         }
-        /* Of replicas, the files of none and of all say which of them has something. */
+        /* Only the files of all replicas together say which replica has something for this rank. */
         cr_assert(m->mesh.size[ND_AXIS_DP_REPLICATE] > 1 || stats.kept == asked,
                   "rank %d asks %lld writers of %lld", rank, (long long)stats.kept,
                   (long long)asked);

@@ -52,8 +52,8 @@ static double check_deal(const nd_deal_of *of, const int32_t *keys)
     return (double)most * ranks / (double)all;
 }
 
-/* Whether two tokens of the ranks with the most and the fewest pairs could change their places so
- * that these come closer. */
+/* Returns whether two tokens of the ranks with the most and the fewest pairs could change places so
+ * that these numbers come closer. */
 static bool could_be_closer(const nd_deal_of *of)
 {
     const int ranks = of->cp / of->ulysses;
@@ -102,7 +102,7 @@ static nd_deal_windows draw_windows(nd_draw *d)
     return (nd_deal_windows){windowed > 0 ? draw_range(d, 1, 300) : 0, windowed, layers};
 }
 
-/* Of at least four tiles of 128 tokens for each rank. */
+/* Each rank has at least four tiles of 128 tokens. */
 Test(deal, a_thousand_packings_are_within_the_balance)
 {
     nd_draw d = {.seed = 38};

@@ -884,7 +884,7 @@ Test(corpus, control_tokens_may_take_the_white_space_behind_them)
                 "<|user|>a<|end|><|assistant|>\1b <|end|>\2</s>");
 }
 
-/* Of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
+/* The template of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
 #define SMOLLM2                                                                                    \
     "{%% for message in messages %%}{%% if loop.first and messages[0]['role'] != 'system' %%}"     \
     "{{ '<|im_start|>system%sYou are a helpful AI assistant named SmolLM, trained by Hugging "     \

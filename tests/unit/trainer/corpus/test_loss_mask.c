@@ -94,7 +94,7 @@ Test(loss_mask, that_of_another_number_of_tokens_is_refused)
     free(data);
 }
 
-/* What a program writes that does not know the rules: the digest is right, the numbers are not. */
+/* A program that does not know the rules writes this: the digest is right, the numbers are not. */
 Test(loss_mask, spans_that_cannot_be_are_refused)
 {
     static const struct {
@@ -122,7 +122,7 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
 
 TEMPDIR_SUITE(masked_files, setup);
 
-/* What the mask of these tokens says of them. */
+/* Gets the digest of the tokens from a mask that is made for them. */
 static void hash_bin(char hex[DIGEST])
 {
     const nd_u64s none = {0};

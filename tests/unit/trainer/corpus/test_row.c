@@ -111,7 +111,7 @@ Test(row, depth_is_limited)
     }
 }
 
-/* What stands at any place of a word is found, not only at its first byte. */
+/* The end of a string is found at any byte of a word, not only at its first. */
 Test(row, ends_of_strings_at_every_offset)
 {
     for (int n = 0; n < 40; n++) {

@@ -77,7 +77,7 @@ int flock(int fd, int operation)
 /* Looks at a lock that fail as on a broken disk, counted down. */
 static int failing_looks;
 
-/* What is added to the numbers of a text. */
+/* A number that is added to the device and inode numbers of a text. */
 static ino_t shown_number;
 
 /* The time of day, and of the last change of each text; 0 s: as they are. */
@@ -692,7 +692,7 @@ Test(token_cache, a_lock_that_cannot_be_examined_is_an_error)
     nd_token_cache_close(open_cache());
 }
 
-/* What the name depends on. */
+/* Facts that the name of a cache depends on. */
 
 /* A byte of the text is another one; size and time of change are as before. */
 static void change_a_byte(const char *path, off_t at)
@@ -746,7 +746,7 @@ Test(token_cache, other_numbers_of_a_file_are_no_other_text)
     nd_token_cache_close(first);
 }
 
-/* Of one name in two folders, of one size and time. */
+/* The two texts have one name in two folders, and the same size and time. */
 Test(token_cache, a_relative_path_is_that_of_its_folder)
 {
     nd_token_cache *first = NULL;

@@ -170,7 +170,7 @@ Test(blend, a_validation_reads_its_sets_one_by_one)
     }
 }
 
-/* What the model tells losses of sources apart by. */
+/* The model tells the losses of sources apart by these fields of a batch. */
 Test(blend, a_step_says_where_its_samples_come_from)
 {
     use_blend(2, 1, 1, NULL);

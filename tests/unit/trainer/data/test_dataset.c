@@ -377,7 +377,7 @@ static void expect_content(bool same, const char *before)
     cr_assert_eq(strcmp(before, now) == 0, same, "%s and %s", before, now);
 }
 
-/* What nd_dataset_digest does not see: a byte between its samples. */
+/* nd_dataset_digest does not see a byte between its samples; nd_dataset_content does. */
 Test(dataset, content_sees_each_byte_of_a_file_of_64_mib)
 {
     enum { SMALL = 1 << 20, LARGE = (64 << 20) + 12345 };

@@ -472,7 +472,7 @@ Test(documents, a_blend_has_those_of_its_parts)
     cr_assert_eq(nd_dataset_blocks(dataset), at);
 }
 
-/* What is counted of a step. */
+/* The numbers that a test counts of a step. */
 typedef struct seen {
     int64_t pairs, most, padding, inputs;
 } seen;
@@ -501,8 +501,8 @@ static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
     count->most += most * groups;
 }
 
-/* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
- * fill blocks. */
+/* Checks one cp rank's part of a row: the tokens that it is dealt. Returns the row's number of
+ * inputs that only fill the block. */
 static int64_t check_row(const nd_loader_options *o, int64_t row, seen *count)
 {
     const int64_t local = S / o->deal.cp, at = row % 4 * local;
@@ -586,7 +586,7 @@ Test(documents, what_nothing_separates_is_refused)
                "give the id that ends them as data.end_of_text");
     rules.model_end = 'A';
     rules_fail(as_llmc(&text), &rules, ND_ERR_DATA, "id 65, which should end");
-    /* Of rows it may end none, where there are several. */
+    /* Where there are several rows, the id need not occur in any. */
     rules = separate;
     rules.end_of_text = 'A';
     rules_fail(as_rows(&text, true), &rules, ND_ERR_DATA, "id 65, which should end");

@@ -212,7 +212,7 @@ Test(dry_run, work_is_that_of_the_formula)
     cr_expect_eq(fp8.flops_fp8 + fp8.flops_bf16, work.flops_bf16);
 }
 
-/* Of two KV heads, two ranks of tp 4 each have a copy, which is work too. */
+/* With two KV heads and tp 4, two ranks have a copy of each head, which is work too. */
 Test(dry_run, work_of_copies_of_kv_heads)
 {
     nd_step_work work[2];
@@ -244,7 +244,7 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
     const double freed = counted().wire_bytes;
     cr_expect_gt(freed, kept * 1.05);
     cr_expect_leq(freed, once * (2 + 2 + 4) * 1.05);
-    /* Of three micro-batches, each reduces its gradients. */
+    /* Each of three micro-batches reduces its gradients. */
     config.train.gradient_accumulation_steps = 3;
     cr_expect_geq(counted().wire_bytes, once * (2 + 3 * 4));
 }
@@ -278,7 +278,7 @@ Test(dry_run, bytes_of_groups_of_one_host_do_not_leave_it)
     cr_expect_eq(on[2].host_bytes, counted().wire_bytes, "those of tp alone");
 }
 
-/* What exchanges of attention expose beside each other, and that auto takes the least. */
+/* Exposed bytes of attention's exchanges differ as the formula says, and auto takes the least. */
 Test(dry_run, exposed_bytes_of_context_parallelism_are_those_of_the_formula)
 {
     for (int mode = 0; mode < 8; mode++) {

@@ -29,7 +29,7 @@ typedef struct texts {
     int64_t finish[SEQUENCES]; /* nd_finish; no padding, so that texts can be compared by memcmp */
 } texts;
 
-/* What a test asks of the generator, and what each rank gives. */
+/* A test's request to the generator, and the texts of each rank. */
 typedef struct task {
     nd_generate_options options;
     nd_generate_rules rules;

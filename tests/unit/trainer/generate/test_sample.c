@@ -42,7 +42,7 @@ static void shares_of(const nd_sampling *s, double share[V])
     }
 }
 
-/* What the filters leave, by their definition: in the order of likelihood, one after the other. */
+/* Computes the shares that the filters leave by definition: one after another, likeliest first. */
 static void expect(const nd_sampling *s, double share[V])
 {
     int order[V];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the ids that were generated become, after a prompt and up to a stop text. */
+/* The text that generated ids become, after a prompt and up to a stop text. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

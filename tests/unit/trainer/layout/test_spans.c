@@ -85,7 +85,7 @@ static nd_layout *layout_at(const random_case *c, const nd_mesh *mesh, nd_coord 
     return layout;
 }
 
-/* What the ranks of one replica hold. */
+/* The elements that the ranks of one replica hold and own. */
 typedef struct holdings {
     const random_case *of;
     nd_layout *whole;        /* of a mesh of one: names and sizes */

@@ -23,7 +23,7 @@ typedef struct linear_case {
     nd_recompute recompute;
 } linear_case;
 
-/* What a linear multiplies, as its products see it. */
+/* The operands of a linear, as its products see them. */
 typedef struct linear_values {
     bool fp8;
     int64_t out, in;
@@ -283,7 +283,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
     return ND_OK;
 }
 
-/* What forward did not keep is overwritten, as later blocks do. */
+/* Overwrites the inputs that forward did not keep, as later blocks do. */
 static void forget_input(const linear_test *test, nd_block_call c, nd_input input)
 {
     const nd_input_acts x = nd_set_input(c, input);

@@ -12,7 +12,7 @@
 
 enum { LAYERS = 3, T = 32, STEPS = 2 };
 
-/* Of all ranks of a job. */
+/* The reference's ops, and the counts of all ranks of a job. */
 static struct {
     const nd_ops *ref;
     atomic_int made, read;
@@ -61,8 +61,8 @@ typedef struct packed_case {
     bool all_gather, tied, zero3;
     enum { KEEP_ALL = 0, KEEP_HEAD, KEEP_NONE } keep; /* which forms there is memory for */
     int64_t vocab;                                    /* 0: one tile of the head holds it */
-    /* Of one rank and step: forms that are made, products that read one in the micro-batches, and
-     * in the validation behind them. */
+    /* Expected of one rank and step: forms that are made, products that read one in the
+     * micro-batches, and in the validation behind them. */
     int made, read, validated;
 } packed_case;
 

@@ -6,7 +6,7 @@
 
 enum { LAYERS = 5, T = 32 };
 
-/* What the spying ops of one rank see; each rank is a thread. */
+/* The observations of the spying ops of one rank; each rank is a thread. */
 typedef struct spy {
     const nd_model *model;
     const nd_ops *ops;

@@ -205,7 +205,7 @@ static void close_planned(planned *p)
     nd_layout_destroy(p->layout);
 }
 
-/* What a stage plans for gradients outside of blocks is the size of its ends, not of its first
+/* The gradients that a stage plans outside of blocks have the size of its ends, not of its first
  * unit. */
 Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is summed after the reduce-scatters, and the norm: every element once on every mesh. */
+/* The sums after the reduce-scatters, and the norm: every element once on every mesh. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>

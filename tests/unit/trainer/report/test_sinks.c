@@ -89,7 +89,7 @@ static void expect_whole(const char *name, const char *wanted)
 #define wrote_only(text) expect_whole("metrics.jsonl", text)
 #define said_only(text)  expect_whole("stderr", text)
 
-/* What two equal runs share comes before the times, which differ. */
+/* The values that two equal runs share come before the times, which differ. */
 Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 {
     nd_sinks sinks = open_sinks(false);
@@ -129,7 +129,7 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
             json_t *bytes = json_object_get(wire, nd_traffic_name((nd_traffic_kind)k));
             cr_assert_eq(json_integer_value(bytes), record_of(step).wire_bytes[k]);
         }
-        /* The same four roundings in another order: 4 epsilon. */
+        /* Four roundings as before, in another order: 4 epsilon. */
         double expected = 512 * nd_flops_per_token_causal(&shape, 128) * 1e-12;
         cr_assert_float_eq(json_real_value(json_object_get(object, "tflops_per_worker_causal")),
                            expected, 1e-15 * expected);

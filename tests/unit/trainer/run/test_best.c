@@ -59,7 +59,7 @@ Test(best, a_validation_says_how_long_separate_documents_are)
               "%s", said);
 }
 
-/* What is validated after step `step`, and, with `ends_well`, then saved. */
+/* Validates and saves the state after `step`; returns whether that `ends_well` and is the best. */
 static bool save_after(nd_run_best *best, int64_t step, double loss, bool ends_well)
 {
     nd_run_best_validated(best, &config, step, loss);

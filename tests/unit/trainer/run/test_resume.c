@@ -467,8 +467,8 @@ Test(resume, says_what_has_changed)
     }
 }
 
-/* What the training data are counts, whatever those of a validation are. In a mix that is neither
- * of the two. */
+/* The rule for documents of the training data counts, whatever that of a validation is. A mix of
+ * data with both rules has neither. */
 Test(resume, documents_are_those_of_the_training_data)
 {
     static const nd_document_rules separate = {
@@ -590,7 +590,7 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
     }
 }
 
-/* Of 31,775 blocks, of which 48 were seen in 6 steps. */
+/* The data have 31,775 blocks, of which 48 were seen in 6 steps. */
 Test(resume, another_batch_keeps_the_end_of_the_epochs)
 {
     config.train.micro_batch_size = 4;

@@ -44,7 +44,7 @@ static struct {
     char event;    /* of this forward; 0: none */
 } here = {.worker.gate = ND_GATE_INIT};
 
-/* What happens at number `at` of a kind. */
+/* Returns the event at number `at` of a kind, the n of T12n; 0: there is none. */
 static char event_at(char kind, int at)
 {
     for (const char *p = here.events; p; p = strchr(p, ',')) {

@@ -170,7 +170,7 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
     nd_run_lock_release(&run.lock);
 }
 
-/* Of two starts that make the same folder one makes run.json; the other one leaves its files, while
+/* When two starts make the same folder, one makes run.json; the other one leaves its files, while
  * the first one trains and when it has ended and given its lock back. */
 Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it)
 {
@@ -199,7 +199,7 @@ static int names_here(void)
     return count;
 }
 
-/* What a check answers, the start of a run answers too; refused, it leaves nothing. */
+/* A check and the start of a run give the same answer; a refused start leaves nothing. */
 Test(run_folder, a_check_makes_nothing)
 {
     nd_config config = {.source = "", .output.dir = ""};

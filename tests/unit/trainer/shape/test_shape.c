@@ -244,7 +244,7 @@ static void expect_written(const nd_shape *shape, const char *line)
     tempdir_remove(&dir);
 }
 
-/* What a reader that does not know layer_types finds. */
+/* Lines for a reader that does not know layer_types. */
 static const char first_window_1[] = "\"max_window_layers\": 1,",
                   first_window_2[] = "\"max_window_layers\": 2,";
 

@@ -3,7 +3,7 @@
 
 #include "trainer/step/parts.h"
 
-/* What is kept only to save time, beside a host's memory and a limit of one worker. Units are
+/* Memory that only saves time, beside a host's memory and a limit of one worker. Units are
  * gigabytes here. */
 Test(budget, what_only_saves_time_fits_in_three_quarters_and_in_what_is_free)
 {

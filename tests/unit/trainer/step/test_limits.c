@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What readers accept and no backend can compute. */
+/* Sizes that readers accept and no backend can compute. */
 #include "tests/unit/runtime/config/support.h"
 
 #include "kernels/cuda/cuda_ops.h"

@@ -137,7 +137,7 @@ static nd_status fill_state(mesh_shards *s)
     return ND_OK;
 }
 
-/* What is gathered next are the new weights, whether the update wrote their BF16 copies or not. */
+/* Checks that the new weights are gathered next, whether the update wrote BF16 copies or not. */
 static nd_status check_gathered(mesh_shards *s, const optimizer_case *c)
 {
     const nd_config *config = s->rank->config;

@@ -5,8 +5,8 @@
 #include "runtime/base/math.h"
 #include "trainer/step/parts.h"
 
-/* What a reduction over ranks makes of their works: of equal ranks the lowest is named, and times
- * out of range stay in it. */
+/* The result of a reduction over the works of ranks: of equal ranks the lowest is named, and times
+ * out of range are limited to it. */
 Test(work, is_of_the_slowest_and_the_fastest_rank)
 {
     static const struct {

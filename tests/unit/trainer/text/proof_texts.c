@@ -281,7 +281,7 @@ static void add_run(nd_bytes *records, const char *part)
 
 int proof_chunks(int alphabet)
 {
-    /* What is composed is in the first chunk. */
+    /* The first chunk holds all composed texts. */
     return alphabet == RUNS ? RUN_COUNT : alphabet == COMPOSED ? 1 : PROOF_CHUNKS;
 }
 

@@ -26,11 +26,11 @@ enum { PROOF_CHUNKS = 8, PROOF_CHUNK_BYTES = 125000 };
 extern const char *const proof_alphabets[];
 /* How many chunks it has: at most PROOF_CHUNKS. */
 int proof_chunks(int alphabet);
-/* Whether special tokens are written in it. */
+/* Returns whether special tokens are written in the alphabet's texts. */
 bool proof_has_special(int alphabet);
 
-/* Whether only some of the packages know this character, or know it in the same way. It is in no
- * text. */
+/* Returns whether not all packages know this character, or not all in the same way. Such a
+ * character is in no text. */
 bool proof_is_newer(uint32_t p);
 
 /* Adds the texts of a chunk to `records`: for each, 32 bits with its number of bytes, and these. */

@@ -7,7 +7,7 @@
 
 enum { IDS_MAX = 4096 };
 
-/* What a test has opened last; the next one closes it. */
+/* The tokenizer and the decoder that `use` opened last; its next call closes them. */
 static nd_tokenizer *tokenizer;
 static nd_decoder *decoder;
 
@@ -79,8 +79,8 @@ static void assert_end(const char *expected)
     cr_assert_arr_eq(text, expected, size);
 }
 
-/* The same as tokenizers' ByteFallback: a run of bytes that is not UTF-8 as a whole becomes one
- * replacement character for each byte, and an emoji of four bytes, a byte a token, is one. */
+/* The text is that of tokenizers' ByteFallback: a run of bytes that is not UTF-8 as a whole becomes
+ * one replacement character for each byte, and an emoji of four bytes, a byte a token, is one. */
 Test(decode, bytes_are_held_back_until_their_run_ends)
 {
     use("llama2", false);

@@ -13,7 +13,7 @@ static nd_bytes normal_form(const char *text, size_t size)
     return out;
 }
 
-/* What the package tokenizers 0.23.3 makes of them. */
+/* Texts, and the forms that the package tokenizers 0.23.3 gives them. */
 static const struct {
     const char *text, *expected;
 } cases[] = {

@@ -174,7 +174,7 @@ static void join_merges(json_t *merges)
     }
 }
 
-/* What the same meaning may look like. */
+/* These spellings have one meaning. */
 Test(read, other_spellings_mean_the_same)
 {
     static const bad_file same[] = {

@@ -64,7 +64,7 @@ static void assert_words(const char *pattern, const char *text, const char *expe
     nd_regex_destroy(regex);
 }
 
-/* What the package tokenizers gives. U+212A is the sign for kelvin, U+017F a long s. */
+/* The words are those of the package tokenizers. U+212A is the sign for kelvin, U+017F a long s. */
 Test(regex, words_are_those_of_tokenizers)
 {
     static const char *const cases[][3] = {

@@ -88,7 +88,7 @@ Test(curve, the_end_is_the_last_tenth)
     cr_assert_eq(number_of(values, 512, "end"), 486.5, "at most 50 values");
 }
 
-/* Of 8,192 values behind the first two; of one more it is that of every second. */
+/* The first two values do not count; if 8,193 follow them, only every second of these does. */
 Test(curve, the_median_is_that_of_all_values_up_to_8192)
 {
     static double values[8195];

@@ -33,7 +33,7 @@ static void step_line(FILE *out, int step, double loss)
             step, loss, 100.5 + step);
 }
 
-/* Of the first value at this step. */
+/* Returns the value of a column at this step; NaN: it has none. */
 static double value_at(const char *name, double step)
 {
     return nd_column_at(nd_metrics_column(&m, name), step);

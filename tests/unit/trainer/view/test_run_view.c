@@ -202,7 +202,7 @@ Test(run_view, skipped_steps_and_long_numbers_are_exact)
 
 #define SIGNALLED(step) "{\"event\":\"checkpoint\",\"step\":" step ",\"reason\":\"signal\"}\n"
 
-/* Of a run with these lines, some seconds after the last one was written; returns its verdict. */
+/* Checks a run with these lines, read `later` s after the last was written; returns its verdict. */
 static const char *expect_end(int steps, const char *further, int64_t later, nd_run_end end)
 {
     static char verdict[ND_VERDICT_MAX];
@@ -322,8 +322,8 @@ Test(run_view, a_later_start_takes_the_reason_back)
     }
 }
 
-/* Of each kind the last events are there, the newest first, and all are counted. The more runs, the
- * fewer has each. */
+/* The last events of each kind are there, the newest first, and all are counted. The more runs, the
+ * fewer events of a kind each run has. */
 Test(run_view, many_events_of_one_kind_leave_room_for_others)
 {
     static char text[64 * 1001] =

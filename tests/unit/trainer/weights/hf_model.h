@@ -29,7 +29,7 @@ void hf_expect_closed(void);
 nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype);
 void hf_list_tensors(const nd_shape *shape);
 int64_t hf_count_of(const hf_tensor *t);
-/* What the model holds. */
+/* Returns the value of an element of one of the model's tensors. */
 float hf_value_of(int tensor, int64_t element);
 /* Elements [begin, end) of tensor i, at most 65,536. */
 nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end);

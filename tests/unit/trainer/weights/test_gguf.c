@@ -15,7 +15,7 @@ static void begin(void)
 
 TestSuite(gguf, .init = begin, .fini = hf_teardown);
 
-/* What the Python package gguf makes of a block of these bytes. */
+/* The digests are those of the values that the Python package gguf makes of these bytes. */
 Test(gguf, blocks_stand_for_the_values_of_the_package)
 {
     static const struct {

@@ -148,7 +148,7 @@ Test(safetensors, refuses_files_shorter_than_they_say)
     }
 }
 
-/* What layout writes, the reader accepts, aligned and in the documented order. */
+/* The reader accepts the header that layout writes, aligned and in the documented order. */
 Test(safetensors, layout_is_sorted_aligned_and_readable)
 {
     nd_safetensors_tensor tensors[] = {

@@ -127,7 +127,7 @@ typedef struct reader_check {
     bool kept; /* the BF16 weights that a rank keeps, not the F32 master weights */
 } reader_check;
 
-/* Of hsdp 2 x tp 2 without shards: the rank that reads a parameter. */
+/* Returns the rank that reads a parameter, of dp_replicate 2 x tp 2 without shards. */
 static int reader_of(const nd_rank *rank, const nd_param *p)
 {
     nd_coord reader = rank->coord;

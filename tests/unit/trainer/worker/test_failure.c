@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ranks that fail together print, as PMIx ends their job and without it. Ranks are processes;
+/* Messages of ranks that fail together, as PMIx ends their job and without it. Ranks are processes;
  * PMIx_Abort is a function of this program (--wrap) that kills them, as a server does. */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -187,7 +187,7 @@ Test(failure, without_pmix_each_rank_prints_its_own)
     expect_ended((const nd_error[]){lost_peer, named, own, lost_peer});
 }
 
-/* What a child prints that ends in nd_worker_report_loss; its exit code. */
+/* Runs a child that ends in nd_worker_report_loss. Reads its output; returns its exit code. */
 static int end_lost(nd_worker *worker)
 {
     int ends[2], status = -1;

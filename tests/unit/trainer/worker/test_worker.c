@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a rank that fails does before it closes anything. */
+/* A rank that fails says why before it closes anything. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
