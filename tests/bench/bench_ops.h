@@ -27,11 +27,11 @@ typedef struct nd_bench_options {
 } nd_bench_options;
 
 /*
- * What this CPU can do at most, on all threads at once: products of registers with registers for
- * each kind of product that the CPU has, up to what ND_CPU_ISA allows, and bytes a second from
- * memory and from the second cache. With `threads` 0 it uses all CPUs that the process may use.
- * Rates of products and of the second cache are per CPU time of the threads, so that other programs
- * do not count; those of memory are per time that passed.
+ * Measures the most that this CPU can do, on all threads at once: products of registers with
+ * registers for each kind of product that the CPU has, up to what ND_CPU_ISA allows, and bytes a
+ * second from memory and from the second cache. With `threads` 0 it uses all CPUs that the process
+ * may use. Rates of products and of the second cache are per CPU time of the threads, so that other
+ * programs do not count; those of memory are per time that passed.
  * ND_ERR_INTERNAL: a loop's result is wrong.
  */
 nd_status nd_bench_peak(const nd_bench_options *options);
@@ -49,7 +49,7 @@ nd_status nd_bench_use_stand_in(nd_device *device);
 
 /* nd_ops_machine, or "amx_stand_in" after nd_bench_use_stand_in. */
 const char *nd_bench_machine(const nd_device *device);
-/* The same of nd_ops_products. */
+/* nd_ops_products, or after nd_bench_use_stand_in a text that says that nothing is computed. */
 const char *nd_bench_products(const nd_device *device);
 
 #endif

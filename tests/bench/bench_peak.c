@@ -14,7 +14,7 @@
 #include "runtime/base/clock.h"
 #include "tests/bench/peak_loops.h"
 
-/* What each thread does `count` times; false: the result is wrong. */
+/* Does a thread's work `count` times; false: the result is wrong. */
 typedef bool (*body)(void *arg, int thread, int64_t count);
 
 typedef struct work {
@@ -341,7 +341,7 @@ static void choose_sizes(arrays *m, int threads, int64_t mebibytes)
 
 /* report */
 
-/* Of what the instruction tables allow; 0 where they say nothing. */
+/* Returns the share of the rate that instruction tables allow; 0 where they say nothing. */
 static double share_of(const products *p)
 {
     return p->allowed > 0.0 ? p->flops.best / p->allowed : 0.0;

@@ -353,7 +353,7 @@ static void next_phase(crowd *c, client *one)
     }
 }
 
-/* What the first client received are the cards of all. */
+/* Fails unless the first client received the cards of all clients. */
 static void check_result(crowd *c, size_t packed)
 {
     const size_t total = CARD_BYTES * (size_t)c->world;

@@ -20,9 +20,9 @@ enum { ND_PEAK_STEPS_MOST = 1 << 19 };
 typedef struct nd_peak_products {
     const char *instruction;
     double step_flops;
-    /* What instruction tables allow a core (uops.info): FMA, and multiplication with addition, on
-     * two ports; VDPBF16PS once a cycle; TDPBF16PS every 16 cycles. 0: nothing, as the loop
-     * has no such instruction. Zen 4 makes FMA of 512 bits once a cycle. */
+    /* Operations a cycle that instruction tables (uops.info) allow a core: FMA, and multiplication
+     * with addition, on two ports; VDPBF16PS once a cycle; TDPBF16PS every 16 cycles. 0: unknown,
+     * as the loop has no such instruction. Zen 4 makes FMA of 512 bits once a cycle. */
     double cycle_flops, cycle_flops_zen4;
     /* `steps` steps, at most ND_PEAK_STEPS_MOST, from sums of zero. False: a sum is wrong. */
     bool (*run)(int64_t steps);

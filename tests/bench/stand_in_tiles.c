@@ -2,7 +2,7 @@
 /* nd_tiles_bf16_stand_in: attention on tiles, timed without tiles. */
 #include "tests/bench/stand_in_loops.h"
 
-/* What tile_kernels.c calls by these names is what tile_amx.c defines for this instruction set. */
+/* With these names tile_kernels.c defines a table of its own and calls stand_in_tile_products.c. */
 #define nd_tiles_bf16_amx nd_tiles_bf16_stand_in
 #define nd_tile_begin_amx nd_tile_begin_amx_stand_in
 #define nd_tile_end_amx   nd_tile_end_amx_stand_in

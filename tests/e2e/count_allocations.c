@@ -64,7 +64,7 @@ static bool lies_in(const range *r, const void *address)
     return (uintptr_t)address >= r->begin && (uintptr_t)address < r->end;
 }
 
-/* Whether the program called the functions of the C library that are on the stack now. */
+/* Returns true when the program called the C library's functions that are on the stack now. */
 static bool is_for_program(void)
 {
     void *stack[16];

@@ -21,7 +21,7 @@ __attribute__((constructor)) static void begin(void)
     kill_at = number("ND_DISK_KILL");
 }
 
-/* Whether the call fails. */
+/* Counts and logs the call, and may kill the process; returns true when the call must fail. */
 static bool enter(const char *name, int fd, const char *at, bool needs_room)
 {
     char path[PATH_BYTES];

@@ -78,7 +78,7 @@ static const struct {
     {"train.gradient_accumulation_steps", 257},
 };
 
-/* What makes a run use the fields whose names begin so. */
+/* The arguments that make a run use the fields whose names begin with `begin`. */
 static const struct {
     const char *begin, *arguments;
 } uses[] = {

@@ -9,7 +9,7 @@
 
 #include "runtime/base/fs.h"
 
-/* What libFuzzer calls with each input; it returns 0. */
+/* libFuzzer calls this function with each input; it returns 0. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* A file in memory with the input, for readers of files: its path; *fd stays the same. */

@@ -12,7 +12,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/row.h"
 
-/* The same bytes as a list: as many elements, each within the bytes. */
+/* Reads the input as a list: as many elements as jansson finds, each within the bytes. */
 static void check_list(const uint8_t *data, size_t size, const json_t *root)
 {
     nd_row_field element;

@@ -35,8 +35,8 @@ typedef struct plain_lt_operands {
 nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
                         const plain_lt_operands *on, int repeats, double *seconds);
 
-/* What the library says of a form and of one product of it, each a cublasStatus_t, and what CUDA
- * says when the GPU has made it. -1: not asked, as what came before was refused. */
+/* The library's answers for a form and for one product of it, each a cublasStatus_t, and CUDA's
+ * answer when the GPU has made the product. -1: not asked, as the step before was refused. */
 typedef struct plain_lt_answer {
     int heuristic, product, gpu;
     double seconds; /* of a second product */

@@ -328,8 +328,8 @@ static void compare_blocks(nd_side *g, int64_t D, int64_t S)
     }
 }
 
-/* Of two lengths, by calls for each tier of lengths and the plain kernels for the shortest: on one
- * rank, and on one of cp with the keys of all and with those that visit it. */
+/* Compares documents in texts of two lengths, by calls for each tier of lengths and plain kernels
+ * for the shortest: on one rank, and on a rank of cp that gathers keys or gets them in a ring. */
 static void compare_documents(int64_t D)
 {
     for (int i = 0; i < 2 * DRAWS; i++) {
@@ -403,7 +403,7 @@ Test(attention_8b, documents)
                                   0.08838835f, 0, true});
 }
 
-/* The same layer on a rank of cp 2, gathered. */
+/* The layer with documents on a rank of cp 2 that has gathered all keys. */
 Test(attention_8b, documents_of_cp)
 {
     const int64_t S = LAYER / (2 * TILES) * (2 * TILES);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_NCCL_EXPECT_H
 #define ND_TESTS_HOSTCUDA_NCCL_EXPECT_H
-/* What a rank of nccl_job.h should have ended with. */
+/* Checks of the status and the message that a rank of nccl_job.h ended with. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -137,7 +137,7 @@ Test(attention_cuts, tiles_cover_what_a_call_has_no_room_for)
     }
 }
 
-/* Whether some piece has so many KV heads. */
+/* Returns true when some piece has `kvs` KV heads. */
 static bool has_kvs(const seen_forms *s, int64_t kvs)
 {
     for (int i = 0; i < s->count; i++) {

@@ -83,7 +83,7 @@ static void load(fixture *f, int micro)
     memset(arrays, 0xff, sizeof arrays); /* not read any more */
 }
 
-/* What an op would do: reads the current micro-batch when the GPU comes to it. */
+/* Reads the current micro-batch as an op would: when the GPU comes to it. */
 static void compute(fixture *f, int micro)
 {
     nd_stream *stream = &f->rank.stream;

@@ -143,7 +143,7 @@ Test(cudnn_plans, deterministic_backward, .init = open_library, .timeout = 300)
                   (long long)nd_cudnn_plan_count(cudnn));
 }
 
-/* What has a window, as one whole band: a causal block, and queries after a prefix. */
+/* Blocks that cuDNN takes with a window, as one whole band: causal, and queries after a prefix. */
 Test(cudnn_plans, windows, .init = open_library, .timeout = 300)
 {
     window = 1000;
@@ -197,8 +197,8 @@ Test(cudnn_plans, lengths_deterministic_backward, .init = open_library, .timeout
     expect_plans_of_lengths(true, true);
 }
 
-/* What a layer on Hopper prepares for separate documents: a plan for each tier, and no more bytes
- * than the formula says. */
+/* Checks what a layer on Hopper prepares for separate documents: a plan for each tier, forward and
+ * backward, and no more bytes than the formula says. */
 static void expect_segments(nd_attention a, int tiers)
 {
     const int64_t batch = a.batch, S = a.sq, D = a.head_dim, H = a.heads, K = a.kv_heads;
@@ -260,7 +260,7 @@ Test(cudnn_plans, documents_of_cp, .init = open_library, .timeout = 300)
                     3);
 }
 
-/* Of what cuDNN has no plan for nothing is tried again, and the plain kernels compute it. */
+/* On older GPUs cuDNN is asked for no plan of documents, and the plain kernels compute them. */
 Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
 {
     const nd_attention a = {1, 512, 512, 4, 4, 64, 0, 0.1f, 0, true};

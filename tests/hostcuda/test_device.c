@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a user reads when the GPU, its driver or its memory is not what the run needs. */
+/* Errors that a user reads when the GPU, its driver or its memory is not what the run needs. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -165,7 +165,7 @@ Test(device, ND_CUDA_SYNC_names_the_op_alone)
     expect_not_said("rmsnorm_fwd");
 }
 
-/* What is not an op's fault says whose it is instead of naming ops. */
+/* The error of a fault that no op has made says whose fault it is instead of naming ops. */
 Test(device, a_fault_of_the_machine_says_what_to_do)
 {
     nd_device *device = open_device();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the steps of a recipe ask of cuBLASLt: one product per converted linear and micro-batch for
+ * The products that a recipe's steps ask of cuBLASLt: one per converted linear and micro-batch for
  * its output, with fast accumulation, and one each for its input's and its weight's gradient,
  * without. This is torchao's (GEMM configs of its recipes) and Transformer Engine's (split
  * accumulators in dgrad and wgrad) choice.

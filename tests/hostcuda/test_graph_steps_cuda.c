@@ -18,7 +18,7 @@ static tempdir dir;
 
 TEMPDIR_SUITE(graph_steps, tempdir_leave_empty, .timeout = 600);
 
-/* What a run does beside its steps. */
+/* The events of a run beside its steps. */
 typedef struct scenario {
     int recorded_in;   /* the step */
     nd_dataset *data;  /* validated on before every step but the first; NULL: no validation */
@@ -27,7 +27,7 @@ typedef struct scenario {
     float kept;
 } scenario;
 
-/* What rank 0 counted. */
+/* Rank 0's counts. */
 static struct {
     nd_double_counts before;
     long calls[STEPS], waits[STEPS], allocations[STEPS];
@@ -320,7 +320,7 @@ static void expect_as_planned(mesh_job *job, const mesh_case *mesh)
     cr_expect_gt(seen.graphs.ops, 0, "%s", mesh->name);
 }
 
-/* What the dry run counts is what a run records (check_recorded): per recipe and mode, */
+/* A run records what the dry run counted (check_recorded), in every recipe and mode. */
 Test(graph_steps, graphs_are_as_planned_in_every_precision)
 {
     mesh_job job = job_of(ND_PRECISION_FP8, ND_DOUBLE_LAZY, false);
@@ -337,7 +337,7 @@ Test(graph_steps, graphs_are_as_planned_in_every_precision)
     }
 }
 
-/* and where each of many cp ranks adds ops of its own. */
+/* A run records what the dry run counted, also where each of many cp ranks adds ops of its own. */
 Test(graph_steps, graphs_are_as_planned_on_many_cp_ranks)
 {
     mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);

@@ -292,7 +292,7 @@ Test(graphs_cuda, what_is_used_first_inside_a_capture_ends_it_unless_all_is_load
     }
 }
 
-/* The same for a wait for a stream that is not captured. */
+/* A strict double also refuses a wait for a stream that is not captured. */
 Test(graphs_cuda, a_wait_for_another_stream_inside_a_capture_is_refused, .signal = SIGABRT)
 {
     nd_stream other;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the op suites do not reach: more ranges than a launch of an optimizer takes, and the kernel
- * that is not an op, scales of products. */
+/* Cases that the op suites do not reach: more ranges than a launch of an optimizer takes, and the
+ * kernel that is not an op, which scales products. */
 #include <criterion/criterion.h>
 #include <math.h>
 

@@ -108,7 +108,7 @@ Test(mesh_cuda, f32_with_drawn_streams)
     }
 }
 
-/* What a model does whose weights in the compute dtype do not fit beside its state. */
+/* Units are cast one at a time where weights in the compute dtype do not fit beside the state. */
 Test(mesh_cuda, units_cast_one_at_a_time)
 {
     compare(ND_PRECISION_BF16, meshes, 2, ND_DOUBLE_OTHERS, true);

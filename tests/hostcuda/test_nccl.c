@@ -381,8 +381,8 @@ static int blocks_of(const nd_comm *comm)
     return nd_double_nccl_blocks(((const nccl_comm *)comm->native)->native);
 }
 
-/* What gathers weights and reduces gradients beside products has few blocks, and so have groups
- * that share its communicator; what compute waits for has as many as NCCL takes. */
+/* Groups that gather weights and reduce gradients beside products have few blocks, and so have
+ * groups that share their communicator; those that compute waits for have as many as NCCL takes. */
 static nd_status blocks_are_bounded(job *j)
 {
     for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the NCCL transport takes for a fault, and whom it names, over the double of NCCL. Times: a
+ * Tests when the NCCL transport finds a fault, and whom it names, over the double of NCCL. Times: a
  * healthy run has a second or more to spare, and a fault is waited for as long as it takes.
  */
 #include <criterion/criterion.h>
@@ -145,7 +145,7 @@ static nd_double_state run_until_released(void *closure)
     return atomic_load(&released) ? ND_DOUBLE_DONE : ND_DOUBLE_BLOCKED;
 }
 
-/* What waits for a kernel is not shown, but for the time in which NCCL is polled to take it. */
+/* An operation that waits for a kernel is shown only while NCCL is polled to take it. */
 static nd_status looks(job *j)
 {
     char nothing = 0;
@@ -185,7 +185,7 @@ Test(nccl_faults, the_progress_page_shows_what_runs, .timeout = 100)
     expect_good_end(is_shown, 20);
 }
 
-/* What callers add to a fault's sentence stays there when the rank then abandons. */
+/* Text that callers add to a fault's sentence stays there when the rank abandons its transport. */
 static nd_status adds_context(job *j)
 {
     if (j->transport->rank == 1) {

@@ -14,7 +14,7 @@
 
 enum { RANKS = 2, LAYERS = 5, BATCH = 4, LOG = 4096, AT_STEP = 1 };
 
-/* What one rank did, as its thread writes it: 'g' a unit's gathers begin, 'r' its reduce-scatters,
+/* A rank's log, as its thread writes it: 'g' a unit's gathers begin, 'r' its reduce-scatters,
  * 'F' and 'B' attention of a block, 'X' a collective on the other's communicator, 'x' and 'd'
  * products of input and weight gradients, 'w' a wait of its stream. Over tp 'a' all-gathers, 't'
  * reduce-scatters; over cp 'c' reduce-scatters, 'e' exchanges; over replicas 's' sums: as capitals
@@ -114,7 +114,7 @@ static nd_status note_backward(nd_stream *stream, const nd_attention_bwd_args *a
     return logs[rank].ops->attention_bwd(stream, args);
 }
 
-/* Of the groups of several ranks. */
+/* Returns the backend of the groups of several ranks. */
 static const nd_comm_backend *backend_of(const nd_rank *r)
 {
     return r->groups.by_kind[ND_GROUP_WORLD]->backend;

@@ -80,7 +80,7 @@ Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
                "of 0.05 GiB are free", "kernels, NCCL and CUDA graphs still need about");
 }
 
-/* What CUDA and NCCL read once is set before their first call, unless the user has set it. */
+/* A variable that CUDA or NCCL reads once is set before its first call, unless the user set it. */
 Test(processes_cuda, queues_loading_and_interface_are_set_before_the_first_call)
 {
     static const struct {
@@ -105,8 +105,8 @@ Test(processes_cuda, queues_loading_and_interface_are_set_before_the_first_call)
     }
 }
 
-/* Of the double's 132 multiprocessors, those that kernels.comm_blocks leaves, where weights are
- * gathered; or as many as kernels.product_processors says. */
+/* Products use those of the double's 132 multiprocessors that kernels.comm_blocks leaves, where
+ * weights are gathered; or as many as kernels.product_processors says. */
 Test(processes_cuda, products_leave_processors_to_collectives)
 {
     static const struct {
@@ -361,8 +361,8 @@ Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
                  "cublaslt 130100", "with 130200");
 }
 
-/* What does not fit is said before a minute of timing, and what fits in FP8 or BF16 alone is
- * timed. */
+/* A run that does not fit is refused before a minute of timing, and one that fits in FP8 or BF16
+ * alone is timed. */
 Test(processes_cuda, autotune_looks_at_memory_first)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a step of device cuda asks of the host: one wait, no allocation, no pageable copy. */
+/* A step of device cuda costs the host one wait, no allocation and no copy of pageable memory. */
 #include <criterion/criterion.h>
 #include <signal.h>
 

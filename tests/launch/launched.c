@@ -140,7 +140,7 @@ static bool has_ended(const launched *l)
            info.si_pid != 0;
 }
 
-/* What it wrote may come a little after its end, where another process passes it on. */
+/* A program's output may come a little after its end, where another process passes it on. */
 void launched_until(launched *l, const char *words, int count)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)LAUNCHED_SECONDS * 1000000000;

@@ -59,7 +59,7 @@ int launched_count(launched *l, const char *words);
 void launched_until(launched *l, const char *words, int count);
 /* The pid in the line "ready <rank> pid <pid>" of the test worker. */
 pid_t launched_worker(launched *l, int rank);
-/* Whether the environment of the process has the entry, "RANK=1". */
+/* Returns true when the environment of the process has the entry, such as "RANK=1". */
 bool launched_has_entry(int pid, const char *entry);
 /* The pid of the worker with this rank, any program, among the children of ndlaunch, for which it
  * waits. The check before the start has rank 0 too. */

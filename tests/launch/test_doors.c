@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What strangers can reach while a job of one host runs: its ports, the sockets that wake sleeping
- * ranks, and the files of a folder that somebody else filled.
+ * The parts of a running job of one host that strangers can reach: its ports, the sockets that wake
+ * sleeping ranks, and the files of a folder that somebody else filled.
  */
 #include <dirent.h>
 #include <signal.h>
@@ -173,7 +173,7 @@ static bool is_hostile(const char *name)
     return strstr(hostile, printed(" %s ", name)) != NULL;
 }
 
-/* What makes UCX empty `victim` when it reads the file. */
+/* Settings that make UCX empty `victim` when it reads the file. */
 static const char settings[] = "#!/bin/sh\n"
                                "UCX_LOG_LEVEL=info\nUCX_LOG_FILE=victim\nUCX_TLS=tcp,self\n";
 

@@ -181,7 +181,7 @@ static void use_another_key(void)
                  "refuses this member");
 }
 
-/* What a good member once sent, again. */
+/* Sends again the bytes that a member with the key once sent. */
 static void replay(void)
 {
     record sent;
@@ -299,7 +299,7 @@ static void ends_well(attacked *a, const char *what, long number)
                  what, number, code, l->text);
 }
 
-/* What node 1, which has the key, sends after it has joined. */
+/* The frames that node 1, which has the key, sends after it has joined. */
 typedef struct misdeed {
     const char *name, *frames;
     size_t count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a job's workers get, and what stops a job before its workers start. */
+/* Tests of a job's start: what its workers get, and what stops the job before they start. */
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>

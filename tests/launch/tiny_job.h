@@ -28,7 +28,7 @@ const char *const *tiny_flags(const tempdir *dir, const char *name);
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
                    const char *const *further);
 
-/* The same without an end (--num-steps), once its second step is done. */
+/* Like tiny_ndlaunch, but without an end (--num-steps); returns once its second step is done. */
 void tiny_train(launched *l, const tempdir *dir, const char *name, int workers,
                 const char *const *further);
 

@@ -25,7 +25,7 @@ static void on_signal(int number)
     asked = number;
 }
 
-/* What others can see of this process: its arguments and its environment. */
+/* Prints the worker's identity; rank 1 also prints its environment and the job's key. */
 static int print_self(const nd_identity *id)
 {
     char bytes[32];

@@ -72,8 +72,8 @@ static bool same_rows(const spied_cast *c, nd_tensor x)
     return same;
 }
 
-/* Whether this operand was kept already, since several products read it. Another one may have had
- * its scales at the same place before. */
+/* Returns true when this operand was kept already, since several products read it. Another one may
+ * have had its scales at the same place before. */
 static bool is_latest(const cast_spy *spy, const nd_matrix *x)
 {
     for (int i = spy->count - 1; i >= 0 && i < CAST_SPY_MAX; i--) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_PARITY_GOLDEN_DATA_H
 #define TESTS_PARITY_GOLDEN_DATA_H
-/* What a golden of a whole model does not store, computed as scripts/goldens/draw.py does, to the
- * same bits: its weights, and sketches of its gradients. */
+/* Data that a golden of a whole model does not store, computed as scripts/goldens/draw.py does, to
+ * the same bits: its weights, and sketches of its gradients. */
 #include "tests/support/tempdir.h"
 #include "trainer/layout/layout.h"
 

@@ -31,7 +31,7 @@ bool mesh_own_products(void);
 mesh_result mesh_trained(const mesh_job *job, const mesh_case *mesh);
 void mesh_expect_failure(const mesh_job *job, const mesh_case *mesh, nd_status expected);
 
-/* What of two runs has the same bits. */
+/* The results of two runs that have the same bits, as flags. */
 enum {
     MESH_LOSSES = 1,
     MESH_NORMS = 2,

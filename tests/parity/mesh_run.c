@@ -431,7 +431,7 @@ static nd_status open_data(shared_run *run)
     return nd_dataset_blend(parts, 2, &run->data);
 }
 
-/* What results point to stays until the process of the test ends. */
+/* Keeps a result's memory within reach until the process of the test ends. */
 static void keep_memory(const mesh_result *result)
 {
     static struct kept {

@@ -37,7 +37,7 @@ static void teardown(void)
 
 TestSuite(checkpoint, .init = setup, .fini = teardown);
 
-/* What the ranks of one run share; `saver` and `report` are by rank. */
+/* The plan of one run, which its ranks share; arrays of MAX_RANKS are by rank. */
 typedef struct plan {
     const char *folder; /* NULL: runs */
     int64_t save_at;    /* steps done; 0: never */

@@ -24,7 +24,7 @@ static tempdir dir;
 
 TEMPDIR_SUITE(fp8_codes, tempdir_leave_empty, .timeout = 600);
 
-/* What a rank has before the first update. */
+/* A rank's scales, codes and input before the first update. */
 typedef struct observed {
     float scale[WEIGHTS], input_scale;
     uint8_t *codes

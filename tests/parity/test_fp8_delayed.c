@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What delayed scaling follows from step to step, on one worker: which amaxes enter the history and
- * which do not, the scales that come of them, and what a run must carry to go on.
+ * Delayed scaling from step to step, on one worker: which amaxes enter the history and which do
+ * not, the scales that come of them, and the state that a run must carry to go on.
  */
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 run says of itself: the health of each linear, and steps that are not finite. */
+/* The reports of an FP8 run: the health of each linear, and steps that are not finite. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -115,8 +115,8 @@ static nd_status note_all(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-/* What is said of step 2 does not depend on whether step 1 was counted, nor how many elements that
- * is of on the number of micro-batches, or of ranks that share them out. */
+/* The report of step 2 does not depend on whether step 1 was counted. Its number of elements does
+ * not depend on the number of micro-batches, nor on that of the ranks that share them out. */
 Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches)
 {
     static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
@@ -145,7 +145,7 @@ Test(fp8_health, counts_are_of_one_step_and_of_all_micro_batches)
     }
 }
 
-/* What the log says after step 1 of the input of the first block's q k v, and of a gradient. */
+/* Notes the health after step 1 of the input of the first block's q k v, and of a gradient. */
 static nd_status note_two(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;

@@ -61,7 +61,7 @@ static operand operand_of(const spied_cast *c, bool row_parallel, bool weights_t
     return c->at == vectors[INPUT] ? INPUT : c->at == vectors[GRADIENT] ? GRADIENT : WEIGHT;
 }
 
-/* Whether each scale covers more than a rank has, of rows or columns. */
+/* Returns true when each scale covers a row or a column of which a rank has only a part. */
 static bool is_shared(nd_granularity granularity, part p)
 {
     return (granularity == ND_PER_ROW && p == COLUMNS) ||

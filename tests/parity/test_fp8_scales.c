@@ -136,7 +136,7 @@ Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed)
 
 /* scales of weights */
 
-/* What one rank sees: the largest |w| that it holds before each step, and the scale after it. */
+/* A rank's weights: the largest |w| that it holds before each step, and the scale after it. */
 typedef struct weights_seen {
     float amax[STEPS][WEIGHTS], scale[STEPS][WEIGHTS];
 } weights_seen;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 step makes and keeps: counters and memory. */
+/* Tests how many casts an FP8 step makes, by counters, and how much memory it plans. */
 #include <criterion/criterion.h>
 
 #include "tests/parity/fp8_job.h"

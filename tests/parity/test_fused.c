@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What is fused changes no bit. While the health log counts, operands are made first, then measured
- * and cast, each by an op of its own; without it norms and SwiGLU do so on the way out.
+ * Fused ops change no bit. While the health log counts, operands are made first, then measured and
+ * cast, each by an op of its own; without it norms and SwiGLU do so on the way out.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -66,7 +66,7 @@ Test(fused, delayed_with_gate_in_bf16)
     fused_and_apart(ND_FP8_DELAYED, "q_proj,k_proj,v_proj,up_proj,down_proj");
 }
 
-/* What the optimizer left of each weight's amax is that of this rank's part, of this version. */
+/* Checks each weight's amax from the optimizer: it is of this rank's part, and of this version. */
 static nd_status check_amaxes(void *context, nd_trainer *t, int64_t step)
 {
     const nd_model *m = t->model;

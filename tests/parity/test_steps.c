@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a step tells all ranks, what it counts, and that recompute makes the same inputs again
+/* Tests what a step tells all ranks, what it counts, and that recompute makes the same inputs again
  * whatever a filter leaves in BF16. */
 #include <criterion/criterion.h>
 #include <math.h>

@@ -16,7 +16,7 @@ const char *slurm_source(const char *path)
 void slurm_setup(tempdir *dir)
 {
     cr_assert_not_null(getenv("ND_SLURM_FOLDER"), "run below tests/slurm/private_slurm");
-    /* What a failed test left behind would keep this one waiting. */
+    /* Jobs that a failed test left behind would keep this one waiting. */
     cr_assert_eq(
         launched_shell("scancel --user=root; for i in $(seq 300); do "
                        "[ -z \"$(squeue -h)\" ] && exit 0; sleep 0.1; done; squeue; exit 1"),

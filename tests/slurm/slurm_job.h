@@ -19,7 +19,7 @@ void slurm_setup(tempdir *dir);
  * scripts. Valid until the next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
-/* The same job, "one", as ndlaunch starts it on one host with a file of configs. */
+/* Runs the job of slurm_flags, named "one", by ndlaunch on one host with a file of configs. */
 void slurm_train_on_one_host(const tempdir *dir, const char *config, const char *const *further);
 
 /*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_CUBLASLT_PARTS_H
 #define ND_TESTS_HOSTCUDA_CUBLASLT_PARTS_H
-/* What the files of cuBLASLt's double share: its objects, and the rules of a product. */
+/* The objects of cuBLASLt's double and its rules of a product, which its files share. */
 #include <cublasLt.h>
 #include <stdbool.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct lt_preference {
     uint32_t reductions, align[4]; /* A, B, C, D */
 } lt_preference;
 
-/* What an algorithm was chosen for; a product must be the same. */
+/* The form that an algorithm was chosen for; a product with it must have the same form. */
 typedef struct lt_use {
     uint32_t m, n, k, ld_a, ld_b, ld_d;
     uint8_t type_a, type_b, type_d;
@@ -68,7 +68,7 @@ static inline size_t width(cudaDataType type)
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1;
 }
 
-/* Whether the library would make this product at all. */
+/* Returns success when the library would make this product at all, else why it refuses. */
 cublasStatus_t nd_lt_double_check(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                                   const lt_layout *c, const lt_layout *d);
 /* ND_DOUBLE_LT_VECTORS: "heuristic" refuses vectors of scales there, "product" only when a product

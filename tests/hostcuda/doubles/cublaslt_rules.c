@@ -103,9 +103,9 @@ lt_use nd_lt_double_use(const lt_desc *desc, const lt_layout *a, const lt_layout
     };
 }
 
-/* Whether a variable names this one of the three algorithms, or all. ND_DOUBLE_LT_UNFIT: the
- * heuristic names it without being sure of it (state). ND_DOUBLE_LT_REFUSES: it cannot be taken
- * from a record. */
+/* Returns true when a variable names this one of the three algorithms, or all.
+ * ND_DOUBLE_LT_UNFIT: the heuristic lists it as one that does not fit (state).
+ * ND_DOUBLE_LT_REFUSES: it cannot be taken from a record. */
 static bool is_named(const char *variable, int index)
 {
     const char *text = getenv(variable);

@@ -129,7 +129,7 @@ static float dot(const nd_bf16 *a, const nd_bf16 *b, int64_t n)
     return sum;
 }
 
-/* Of a document, or of a batch. */
+/* Returns the index of row i's statistic: in a document (rows, heads), in a batch (B, H, Sq). */
 static int64_t statistic(const nd_sdpa_form *f, int64_t b, int64_t h, int64_t i)
 {
     return f->tokens > 0 ? i * f->heads + h : (b * f->heads + h) * f->sq + i;
@@ -285,7 +285,7 @@ static void check_slot(const attention_call *c, int64_t n, int kind)
     }
 }
 
-/* What cuDNN writes between segments is anything. */
+/* Fills a result with NaN, since cuDNN may write anything between segments. */
 static void spoil(void *to, const nd_sdpa_strides *s, int64_t tokens, int64_t heads, int64_t D)
 {
     for (int64_t i = 0; i < tokens * heads; i++) {
@@ -363,7 +363,7 @@ static void run_attention(void *closure)
     }
 }
 
-/* What cuDNN assumes of every pointer, and does not check. */
+/* Checks what cuDNN only assumes of every pointer: memory of the device, and alignment. */
 static void need_bytes(const char *what, const void *p, size_t bytes)
 {
     nd_double_need_device(what, p, bytes);

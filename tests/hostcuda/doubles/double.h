@@ -69,7 +69,7 @@ void nd_double_spend(double seconds);
 /* Runs everything that can run on the current device. */
 void nd_double_drain(void);
 
-/* What tests set; before any other call. */
+/* The machine that tests set up, before the calls that it should change. */
 typedef struct nd_double_machine {
     int devices; /* 0: none, -1: no driver, -2: a driver that does not start */
     int driver;  /* 13000: CUDA 13.0 */

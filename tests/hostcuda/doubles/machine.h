@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_MACHINE_H
 #define ND_TESTS_HOSTCUDA_MACHINE_H
-/* What the files of the runtime's double share. */
+/* Types and functions that the files of the CUDA runtime's double share. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -78,11 +78,11 @@ task *queue_task(nd_double_task *run, const void *closure, size_t bytes);
 /* Aborts when a stream of the current device is captured: calls that may wait for the device are
  * forbidden to the capturing thread, whatever stream they are about. */
 void machine_outside_capture(const char *call);
-/* What an illegal call on a captured stream returns; the capture is lost. */
+/* Makes a stream's capture invalid for an illegal call on it; returns the error of that call. */
 cudaError_t machine_end_capture(cudaStream_t stream);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
-/* What a query runs: all that goes now; in the random order a few tasks. */
+/* Runs tasks at a query: all that can run now; in the random order only a few. */
 void queue_look(double_device *device, cudaStream_t stream);
 uint64_t machine_draw(double_device *device);
 void queue_wait(double_device *device, cudaStream_t stream);

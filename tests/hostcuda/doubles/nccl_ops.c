@@ -13,7 +13,7 @@ static member *member_of(const call *c, int index)
     return &c->comm->shared->members[c->comm->split][c->comm->ranks[index]];
 }
 
-/* What a member of the call's communicator published for it. */
+/* Returns where a member of the call's communicator publishes its data for this call. */
 static char *buffer_of(const call *c, int index)
 {
     size_t at = ((size_t)c->comm->split * RANKS + (size_t)c->comm->ranks[index]) * 2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_NCCL_PARTS_H
 #define ND_TESTS_HOSTCUDA_NCCL_PARTS_H
-/* What the files of NCCL's double share: communicators (nccl.c) and operations (nccl_ops.c). */
+/* Types and functions of NCCL's double: communicators (nccl.c) and operations (nccl_ops.c). */
 #include <nccl.h>
 #include <pthread.h>
 #include <stdatomic.h>
