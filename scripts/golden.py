@@ -87,7 +87,7 @@ def compare_tensors(made, committed):
             if not torch.equal(a[name], b[name]):
                 yield f"{name}: differs"
         else:
-            # The same infinities and NaNs, then the distance of the finite rest.
+            # Infinities and NaNs must be in the same places; then the distance of the finite rest counts.
             finite = torch.isfinite(b[name])
             if not torch.equal(finite, torch.isfinite(a[name])):
                 yield f"{name}: not finite in other places"

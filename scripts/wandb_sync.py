@@ -192,7 +192,7 @@ def read_state(path, record):
         state = json.loads(path.read_text())
         return {"id": str(state["id"]), "offset": int(state["offset"]), "unfinished": bool(state.get("unfinished"))}
     except FileNotFoundError:
-        # The same at every call for one run, another for each run.
+        # The id is the same at every call for one run, and another one for each run.
         seed = f"{record.get('start_time')} {record.get('job')} {path.parent.resolve().name}"
         return {"id": hashlib.sha256(seed.encode()).hexdigest()[:12], "offset": 0, "unfinished": False}
     except (ValueError, KeyError, TypeError):

@@ -33,7 +33,7 @@ def e5m2(code):
     return fp8(code, 2, 15, True)
 
 
-# Of each type: bytes of an element, and what its bytes stand for.
+# The size of an element of each type in bytes, and a function that reads its value from them.
 TYPES = {"F64": (8, lambda b: struct.unpack("<d", b)[0]), "F32": (4, lambda b: struct.unpack("<f", b)[0]),
          "BF16": (2, lambda b: struct.unpack("<f", b"\0\0" + b)[0]), "I64": (8, lambda b: struct.unpack("<q", b)[0]),
          "I32": (4, lambda b: struct.unpack("<i", b)[0]), "F8_E4M3": (1, lambda b: e4m3(b[0])), "F8_E5M2": (1, lambda b: e5m2(b[0])),

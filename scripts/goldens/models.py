@@ -121,7 +121,7 @@ MODELS = {
     "olmo2": dict(model_type="olmo2", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                   num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5,
                   tie_word_embeddings=True, pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
-    # The same with windows in all but each third layer, which alone has yarn, with another theta.
+    # Like olmo2, with windows in all but each third layer, which alone has yarn, with another theta.
     "olmo3": dict(model_type="olmo3", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
                   num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, sliding_window=11,
                   layer_types=["sliding_attention", "sliding_attention", "full_attention"],
@@ -150,7 +150,7 @@ MODELS = {
                                         sliding_attention=dict(rope_type="default", rope_theta=500.0))),
 }
 
-# Of weights and data: a model keeps its own when another one is added.
+# The seeds of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
              ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
              ministral3=13, olmo2=14, olmo3=15, exaone4=17, glm4=18, gemma3=20)

@@ -12,7 +12,7 @@ import subprocess
 import build
 from place import Failure, say
 
-# What cudnn-frontend's DeviceProperties asks for, and the number of each CUdevice_attribute.
+# The properties that cudnn-frontend's DeviceProperties asks for, by the number of their CUdevice_attribute.
 ATTRIBUTES = {
     "regsPerBlock": 12, "multiProcessorCount": 16, "warpSize": 10, "maxSharedMemoryPerBlock": 8, "maxSharedMemoryPerBlockOptin": 97,
     "reservedSharedMemoryPerBlock": 111, "maxRegistersPerSM": 82, "maxCtasPerSM": 106, "maxThreadsPerBlock": 1, "maxThreadsPerSM": 39,

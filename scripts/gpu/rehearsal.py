@@ -18,7 +18,7 @@ CARRIED, DOUBLES = pathlib.Path("/visit/carried"), pathlib.Path("/visit/doubles"
 MOST_BYTES, FILE_MOST, FILES_MOST, COMMAND_MOST = 48 << 20, 16 << 20, 8, 2000
 DRY_SECONDS = 570  # the doubles take long where others use the processors
 NAME = re.compile(r"[A-Za-z0-9._-]+")
-# What one types on a visited machine.
+# The commands that one types on a visited machine.
 COMMANDS = ("build-visit/visit smoke 120", "build-visit/visit full 570")
 NEEDS_A_GPU = {"nd_bench_gpu": [], "nd_bench_kernels": [], "test_gpu_ops": ["--filter=matmul/*"], "ndlaunch": [
     "--device", "cuda", "--workers", "1", "--set", "model.config=configs/model-small.json", "--set", "data.path=COMMIT", "--set",

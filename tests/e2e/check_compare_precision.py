@@ -102,7 +102,7 @@ def the_figures_are_those_of_the_runs(t):
     check_figures(out)
     check_table(out, t.out)
     check_page(out)
-    # What has ended is not repeated, what has not is.
+    # A run that has ended is not repeated; one that has not is.
     kept, whole = (out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns, validation_of(out / "delayed-seed4")
     t.write("both/delayed-seed4/metrics.jsonl", t.read("both/delayed-seed4/metrics.jsonl").splitlines()[0] + "\n")
     compare(t, f"{both} --resume")

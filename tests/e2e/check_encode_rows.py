@@ -384,7 +384,7 @@ def check_chats(here, tokenizer):
                 counts += [counted] * len(part)
     expect(here("c"), ids, counts)
     assert contents(here("c")) == native(here, rows, "--chat-format", "chatml")
-    # The same turns, found by the template's own marks.
+    # The template's own marks find the same turns.
     run("--tokenizer", here("generation"), "--output", here("g"), rows)
     assert contents(here("g")) == contents(here("c"))
     run("--tokenizer", here("forgetful"), "--output", here("x"), rows,

@@ -144,7 +144,7 @@ def ranks_with_other_models_are_refused(t):
         t.wait(t.ranks(f"{GENERATE} --model m --prompt a --num-processes 2 --threads-per-worker 1", folders="01"), 2)
         t.log = t.read("log1")
         t.says(("the nodes have different configurations: ", "rank 1 ("))
-    # The same models, and long prompts that differ in their last letter.
+    # The nodes have the same model, and long prompts that differ in their last letter.
     t.wait(t.ranks(["sh", "-c", f'exec {t.build}/{GENERATE} --model 0/m --prompt {1200 * "a"}$RANK --num-processes 2']), 2)
     t.log = t.read("log1")
     t.says(("the nodes have different configurations: argument ", "rank 1 ("))

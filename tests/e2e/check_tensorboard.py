@@ -239,7 +239,7 @@ def curves_of_a_run_that_went_on(t):
     files = sorted((t.folder / "run/tensorboard").iterdir())
     check(len(files) == 1, f"{files}")
     expect_whole_records_of_cut_files(files[0], t.folder)
-    # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
+    # A run that died after step 10 left this: it goes on from step 5, with other values of what is timed.
     t.remove("run/checkpoint-10")
     run(t, "--report-to all --resume-from-checkpoint latest")
     check(len(list((t.folder / "run/tensorboard").iterdir())) == 2, "the second start has no file of its own")

@@ -28,7 +28,7 @@ PEER = """case "$*" in
 *--fit*) echo '{"fit_layers": 2, "tried": []}';;
 *) echo '{"tokens_per_second": 10.0, "layers": 2, "compile": true, "checkpoint": true, "torch": "2.0"}';;
 esac"""
-# The same beside the real programs, which train what layer.py makes: a model without torch.
+# Beside the real programs, which train what layer.py makes, the peer makes a model without torch.
 MAKER = """import os, pathlib, subprocess, sys
 a = sys.argv[1:]
 if "make" not in a:
@@ -61,7 +61,7 @@ if [ "$answers" != no ]; then
 fi
 echo '========= ERROR SUMMARY: 0 errors'
 exec "$@\""""
-# What libnd_activity.so writes: two products and an update in each of three steps.
+# The output of libnd_activity.so: two products and an update in each of three steps.
 ACTIVITY = "nd_activity 1 130000 7\nn 0 gemm\nn 1 adamw\n" + "".join(
     f"k {t + 10} {t + 50} 0 7 0 1 1 1 32 1 1 16 0\nk {t + 60} {t + 90} 0 7 0 1 1 1 32 1 1 16 0\nk {t + 90} {t + 99} 0 7 1 1 1 1 32 1 1 16 0\n"
     for t in (100, 200, 300))

@@ -80,7 +80,7 @@ struct shared_memory {
     size_t offset, bytes;
 };
 
-/* What one host thread needs to run a grid. */
+/* The memory and contexts that one host thread needs to run a grid. */
 struct machine {
     fiber fibers[MAX_THREADS];
     uint64_t words[MAX_WARPS][2][WARP];

@@ -75,7 +75,7 @@ const linesOf = spec => {
   const names = Object.keys(spec.prefix ? first : wanted).filter(name => first[name] && name.startsWith(spec.prefix ?? ""));
   return names.map((name, i) => lineOf(spec, 0, name, spec.prefix ? name.slice(spec.prefix.length) : wanted[name] || spec.title, i));
 };
-/* What an event says beside its kind and step. */
+/* The words of an event, beside its kind and step. */
 const said = event => Object.entries(event).filter(([key]) => key !== "event" && key !== "step")
   .map(([key, value]) => (key === "bytes" ? "" : key.replaceAll("_", " ") + " ") + words(key, value)).join("; ");
 const marksOf = run => {

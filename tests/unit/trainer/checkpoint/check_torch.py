@@ -119,7 +119,7 @@ def check_written(top, mesh, tied, step):
     assert found.keys() == shapes(tied).keys(), mesh
     for name, tensor in found.items():
         assert torch.equal(tensor, want[name]), (mesh, name)
-    # The same model as our own export.
+    # It is the model that ndtrain export writes.
     exported = os.path.join(folder, "exported")
     subprocess.run([NDTRAIN, "export", folder, exported, "--dtype", "fp32"], check=True, stdout=subprocess.DEVNULL)
     with safe_open(exported + "/model.safetensors", "pt") as f:
