@@ -201,7 +201,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
 }
 
 /* The entry of a product, which it moves to the front of the list. */
-static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
+static nd_status find_entry(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
 {
     const key k = key_of(p);
     entry **at = &dnnl->entries, *e;
@@ -304,7 +304,7 @@ static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c
                           const void *b)
 {
     entry *e = NULL;
-    ND_TRY(find(dnnl, product, &e));
+    ND_TRY(find_entry(dnnl, product, &e));
     ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
     ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
     ND_DNNL(dnnl_memory_set_data_handle(e->c, c));

@@ -35,7 +35,7 @@ enum {
     B_BYTES = COLUMNS * (int)sizeof(nd_gemm_word)
 };
 
-static void begin(void)
+static void configure_tiles(void)
 {
     const nd_amx_config config = {.palette = 1,
                                   .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
@@ -43,7 +43,7 @@ static void begin(void)
     nd_amx_configure(&config);
 }
 
-static void end(void)
+static void release_tiles(void)
 {
     nd_amx_release();
 }
@@ -218,8 +218,8 @@ const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {
     .b_time = 150,           /* 0.5 */
     .b_read_time = 20,
     .cast_time = 100, /* 0.33 */
-    .begin = begin,
-    .end = end,
+    .begin = configure_tiles,
+    .end = release_tiles,
     .multiply = multiply,
     .pack_b_rows = pack_b_rows,
     .pack_b_columns = pack_b_columns,

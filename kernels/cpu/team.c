@@ -124,7 +124,7 @@ void nd_team_set(nd_team_count *count, uint32_t value)
 /* pieces */
 
 /* Takes a piece of range r; false: none is left. The region cannot change before it is finished. */
-static bool take(nd_team *team, int r, int64_t *piece)
+static bool take_piece(nd_team *team, int r, int64_t *piece)
 {
     _Atomic int64_t *left = &team->ranges[r].left;
     if (atomic_load_explicit(left, memory_order_relaxed) <= 0) {
@@ -139,12 +139,12 @@ static bool take(nd_team *team, int r, int64_t *piece)
 }
 
 /* Does the pieces of its own range first, then those that are left in other ranges. */
-static void work(nd_team *team, int index)
+static void do_pieces(nd_team *team, int index)
 {
     const int width = atomic_load(&team->width);
     for (int i = 0; i < width; i++) {
         const int r = (index + i) % width;
-        for (int64_t piece; take(team, r, &piece);) {
+        for (int64_t piece; take_piece(team, r, &piece);) {
             team->body(team->arg, piece);
             const uint32_t pieces = (uint32_t)team->pieces;
             if (atomic_fetch_add(&team->finished.value, 1) + 1 == pieces) {
@@ -166,7 +166,7 @@ static void *serve(void *arg)
         if (atomic_load(&team->ends)) {
             return NULL;
         }
-        work(team, self->index);
+        do_pieces(team, self->index);
     }
 }
 
@@ -190,7 +190,7 @@ static void share(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
                               memory_order_release);
     }
     call_up(team, (int)width - 1);
-    work(team, 0);
+    do_pieces(team, 0);
     nd_team_wait(team, &team->finished, (uint32_t)pieces);
 }
 

@@ -322,7 +322,7 @@ static nd_status build(nd_cudnn *cudnn, const nd_sdpa_form &form, plan &p)
     return ND_OK;
 }
 
-static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form, plan **out)
+static nd_status find_plan(nd_cudnn *cudnn, const nd_sdpa_form *form, plan **out)
 {
     auto known = cudnn->plans.find(*form);
     if (known != cudnn->plans.end()) {
@@ -358,7 +358,7 @@ extern "C" nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *for
 {
     return guarded([&]() -> nd_status {
         plan *p = nullptr;
-        ND_TRY(find(cudnn, form, &p));
+        ND_TRY(find_plan(cudnn, form, &p));
         *out = (size_t)p->workspace;
         return ND_OK;
     });
@@ -374,7 +374,7 @@ extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_s
 {
     return guarded([&]() -> nd_status {
         plan *p = nullptr;
-        ND_TRY(find(cudnn, form, &p));
+        ND_TRY(find_plan(cudnn, form, &p));
         auto &at = p->pointers;
         at[Q] = const_cast<void *>(t->q);
         at[K] = const_cast<void *>(t->k);

@@ -211,7 +211,7 @@ bool nd_sdpa_next(const nd_sdpa_cut *c, nd_sdpa_walk *at, nd_sdpa_piece *out)
     return true;
 }
 
-static size_t take(size_t *at, int64_t elements, size_t width)
+static size_t take_scratch(size_t *at, int64_t elements, size_t width)
 {
     size_t begin = *at;
     *at += nd_round_up_bytes((size_t)elements * width, 256);
@@ -227,13 +227,13 @@ nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, si
     int64_t all = backward && c->adds_keys ? a->batch * a->sk * a->kv_heads * a->head_dim : 0;
     size_t at = nd_round_up_bytes(workspace, 256);
     nd_sdpa_layout l = {0};
-    l.stats = take(&at, rows, 4);
-    l.dq = take(&at, queries, 2);
-    l.dk = take(&at, keys, 2);
-    l.dv = take(&at, keys, 2);
-    l.sum_q = take(&at, c->adds_queries ? queries : 0, 4);
-    l.sum_k = take(&at, all, 4);
-    l.sum_v = take(&at, all, 4);
+    l.stats = take_scratch(&at, rows, 4);
+    l.dq = take_scratch(&at, queries, 2);
+    l.dk = take_scratch(&at, keys, 2);
+    l.dv = take_scratch(&at, keys, 2);
+    l.sum_q = take_scratch(&at, c->adds_queries ? queries : 0, 4);
+    l.sum_k = take_scratch(&at, all, 4);
+    l.sum_v = take_scratch(&at, all, 4);
     l.end = at;
     return l;
 }
@@ -286,14 +286,14 @@ nd_documents nd_documents_of(const nd_attention *a, size_t workspace, bool backw
         t->keys = nd_min(a->documents == ND_SEGMENTS_WHOLE ? most / 2 : most, a->sk);
         t->least = most / RATIO + 1;
         t->slots = a->batch * nd_ceil_div(all, t->least);
-        t->lengths = take(&at, 2 * t->slots, sizeof(int32_t));
-        t->starts = take(&at, ND_RAGGED_KINDS * (t->slots + 1), sizeof(int64_t));
+        t->lengths = take_scratch(&at, 2 * t->slots, sizeof(int32_t));
+        t->starts = take_scratch(&at, ND_RAGGED_KINDS * (t->slots + 1), sizeof(int64_t));
     }
-    d.owners = take(&at, 2 * tokens, sizeof(int32_t));
-    d.stats = take(&at, tokens * heads, sizeof(float));
-    d.results = take(&at, tokens * heads * a->head_dim, sizeof(nd_bf16));
-    d.dk = take(&at, keys, sizeof(nd_bf16));
-    d.dv = take(&at, keys, sizeof(nd_bf16));
+    d.owners = take_scratch(&at, 2 * tokens, sizeof(int32_t));
+    d.stats = take_scratch(&at, tokens * heads, sizeof(float));
+    d.results = take_scratch(&at, tokens * heads * a->head_dim, sizeof(nd_bf16));
+    d.dk = take_scratch(&at, keys, sizeof(nd_bf16));
+    d.dv = take_scratch(&at, keys, sizeof(nd_bf16));
     d.end = at;
     return d;
 }

@@ -261,7 +261,7 @@ typedef struct check {
     nd_tensor results[2][RESULTS]; /* of cuDNN, of the plain kernels */
 } check;
 
-static nd_tensor take(check *c, nd_tensor t)
+static nd_tensor take_tensor(check *c, nd_tensor t)
 {
     t.data = c->memory + c->used;
     c->used += nd_round_up_bytes(nd_tensor_bytes(t), 256);
@@ -271,7 +271,7 @@ static nd_tensor take(check *c, nd_tensor t)
 
 static nd_tensor of_heads(check *c, nd_dtype dtype, int64_t rows, int64_t heads)
 {
-    return take(c, nd_tensor_4d(NULL, dtype, 1, rows, heads, c->a.head_dim));
+    return take_tensor(c, nd_tensor_4d(NULL, dtype, 1, rows, heads, c->a.head_dim));
 }
 
 /* Returns how many keys are before a token. */
@@ -311,19 +311,19 @@ static nd_status make_operands(check *c)
     c->dout = nd_sdpa_part(drawn, 0, a->sq, a->heads, a->heads);
     c->k = nd_sdpa_part(drawn, 0, a->sk, 2 * a->heads, 1);
     c->v = nd_sdpa_part(drawn, 0, a->sk, 2 * a->heads + 1, 1);
-    c->delta = take(c, lse);
+    c->delta = take_tensor(c, lse);
     for (int side = 0; side < 2; side++) {
         nd_tensor *r = c->results[side];
         r[0] = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
-        r[1] = take(c, lse);
+        r[1] = take_tensor(c, lse);
         r[2] = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
         for (int i = 3; i < RESULTS; i++) {
             r[i] = of_heads(c, ND_DTYPE_F32, a->sk, 1);
             ND_TRY(nd_zero(&c->stream, r[i].data, nd_tensor_bytes(r[i])));
         }
     }
-    c->first_key = take(c, bounds);
-    c->end_key = take(c, bounds);
+    c->first_key = take_tensor(c, bounds);
+    c->end_key = take_tensor(c, bounds);
     ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, nd_tensor_bytes(bounds)));
     ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, nd_tensor_bytes(bounds)));
     nd_cuda_queue queue = nd_cuda_stream(&c->stream);
@@ -419,7 +419,7 @@ out:
     return status;
 }
 
-static nd_status run(check *c, size_t bytes, bool *right)
+static nd_status run_check(check *c, size_t bytes, bool *right)
 {
     nd_device *device = c->context->device;
     void *memory = NULL;
@@ -458,7 +458,7 @@ static bool documents_are_right(nd_cuda_context *context, const nd_attention *of
     const size_t scratch =
         nd_cuda_sdpa_scratch_by_formula(&c.a, ND_DTYPE_BF16, true, 0) + (1 << 20);
     context->attention_scratch = scratch; /* of these calls */
-    if (run(&c, c.bytes + scratch, &right) != ND_OK) {
+    if (run_check(&c, c.bytes + scratch, &right) != ND_OK) {
         nd_log_warning("cuDNN's attention of separate documents could not be checked (%s), so the "
                        "plain kernels compute it",
                        nd_error_last()->message);

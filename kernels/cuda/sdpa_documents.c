@@ -97,7 +97,8 @@ static const int64_t *starts_of(const nd_sdpa_call *c, const nd_document_tier *t
 }
 
 /* Finds the segments of a round on the GPU. */
-static nd_status find(nd_stream *stream, const nd_sdpa_call *c, int64_t round, int64_t rounds)
+static nd_status find_segments(nd_stream *stream, const nd_sdpa_call *c, int64_t round,
+                               int64_t rounds)
 {
     const nd_attention_bwd_args *x = &c->x;
     const nd_documents_find_args find = {
@@ -120,10 +121,9 @@ static nd_status find(nd_stream *stream, const nd_sdpa_call *c, int64_t round, i
                            (cudaError_t)nd_cuda_documents_find(nd_cuda_stream(stream), &find));
 }
 
-/* Takes heads of a result, from `head` on, out of the scratch, or adds them; with lse also the
- * statistics. */
-static nd_status take(nd_stream *stream, const nd_sdpa_call *c, const nd_document_tier *tier,
-                      nd_tensor from, nd_tensor to, int64_t head, nd_tensor lse)
+/* Takes a result's heads, from `head` on, out of the scratch, or adds them; lse: statistics too. */
+static nd_status take_heads(nd_stream *stream, const nd_sdpa_call *c, const nd_document_tier *tier,
+                            nd_tensor from, nd_tensor to, int64_t head, nd_tensor lse)
 {
     const bool keys = from.data != c->to_q.data;
     const nd_documents_take_args args = {
@@ -188,11 +188,11 @@ static nd_status run_tier(nd_stream *stream, const nd_sdpa_call *c, const nd_doc
     ND_TRY(nd_cudnn_run(c->context->cudnn, stream, &form, &t));
     ND_TRY(nd_cuda_op_done(stream, c->backward ? "attention_bwd" : "attention_fwd", cudaSuccess));
     if (!c->backward) {
-        return take(stream, c, tier, c->to_q, x->out, head, lse_of(c, head));
+        return take_heads(stream, c, tier, c->to_q, x->out, head, lse_of(c, head));
     }
-    ND_TRY(take(stream, c, tier, c->to_q, x->dq, head, none));
-    ND_TRY(take(stream, c, tier, c->to_k, x->dk, kv, none));
-    return take(stream, c, tier, c->to_v, x->dv, kv, none);
+    ND_TRY(take_heads(stream, c, tier, c->to_q, x->dq, head, none));
+    ND_TRY(take_heads(stream, c, tier, c->to_k, x->dk, kv, none));
+    return take_heads(stream, c, tier, c->to_v, x->dv, kv, none);
 }
 
 nd_status nd_documents_run(nd_stream *stream, nd_sdpa_call *c, void *scratch,
@@ -208,7 +208,7 @@ nd_status nd_documents_run(nd_stream *stream, nd_sdpa_call *c, void *scratch,
     c->to_v.data = at(c, d->dv);
     *owners = at(c, d->owners);
     for (int64_t round = 0; round < rounds; round++) {
-        ND_TRY(find(stream, c, round, rounds));
+        ND_TRY(find_segments(stream, c, round, rounds));
         for (int64_t kv = 0; kv < a->kv_heads; kv += d->kvs) {
             ND_TRY(c->backward ? pack_stats(stream, c, lse_of(c, kv * group)) : ND_OK);
             for (int t = 0; t < d->count; t++) {
