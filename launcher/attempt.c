@@ -33,7 +33,7 @@ static const int64_t ready_ns = 10000000000; /* after it any worker is taken to 
  */
 
 /* False: bytes are lost. */
-static bool give(const nd_output *output, const char *bytes, size_t count)
+static bool write_bytes(const nd_output *output, const char *bytes, size_t count)
 {
     nd_attempt *attempt = output->child->attempt;
     if (output == &output->child->err) {
@@ -48,7 +48,7 @@ static bool give(const nd_output *output, const char *bytes, size_t count)
 
 /* Rank 0's bytes without control characters, but for those of the progress bar. A line whose
  * beginning was lost is lost. */
-static void show(nd_output *output, const char *bytes, size_t count)
+static void show_bytes(nd_output *output, const char *bytes, size_t count)
 {
     enum { PART = 1024 };
     char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
@@ -58,9 +58,10 @@ static void show(nd_output *output, const char *bytes, size_t count)
             const char *newline = memchr(bytes, '\n', count);
             part = newline ? (size_t)(newline + 1 - bytes) : count;
             output->torn = !newline;
-        } else if (!(output->as_it_is ? give(output, bytes, part)
-                                      : give(output, text,
-                                             nd_shown_filter(&output->shown, bytes, part, text)))) {
+        } else if (!(output->as_it_is
+                         ? write_bytes(output, bytes, part)
+                         : write_bytes(output, text,
+                                       nd_shown_filter(&output->shown, bytes, part, text)))) {
             output->torn = bytes[part - 1] != '\n';
         }
         bytes += part;
@@ -87,8 +88,7 @@ static bool is_for_the_screen(const nd_output *output, const char *line, size_t 
            record->message[length - begin] == '\0';
 }
 
-/* Rank 0's bytes as they arrive. A line is left to the failure screen only where all of it is in
- * these bytes. */
+/* Rank 0's bytes as they arrive. A line that is whole in them may be left to the failure screen. */
 static void pass_on(nd_output *output, const char *bytes, size_t count)
 {
     const char *end = bytes + count, *unwritten = bytes, *newline;
@@ -96,12 +96,12 @@ static void pass_on(nd_output *output, const char *bytes, size_t count)
     for (const char *line = bytes; (newline = memchr(line, '\n', (size_t)(end - line))) != NULL;
          line = newline + 1) {
         if (begins && is_for_the_screen(output, line, (size_t)(newline - line))) {
-            show(output, unwritten, (size_t)(line - unwritten));
+            show_bytes(output, unwritten, (size_t)(line - unwritten));
             unwritten = newline + 1;
         }
         begins = true;
     }
-    show(output, unwritten, (size_t)(end - unwritten));
+    show_bytes(output, unwritten, (size_t)(end - unwritten));
 }
 
 static void emit_line(nd_output *output)
@@ -124,7 +124,7 @@ static void emit_line(nd_output *output)
         nd_escape(shown, sizeof shown, output->line, "\t");
         int n = snprintf(text, sizeof text, "%.400s:%d: %s\n", attempt->options.host_name,
                          child->rank, shown);
-        (void)give(output, text, (size_t)n);
+        (void)write_bytes(output, text, (size_t)n);
     }
     output->used = 0;
 }
@@ -153,7 +153,7 @@ static void close_output(nd_output *output)
         return;
     }
     char rest[ND_SHOWN_HELD];
-    (void)give(output, rest, nd_shown_filter(&output->shown, NULL, 0, rest));
+    (void)write_bytes(output, rest, nd_shown_filter(&output->shown, NULL, 0, rest));
     if (output->used > 0) {
         emit_line(output);
     }

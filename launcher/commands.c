@@ -21,7 +21,7 @@
 enum { LINE_BYTES = 4096, NAME_WIDTH = 18 };
 
 /* One line: a name, and a text whose control characters are written as escapes. */
-static void put(FILE *out, const char *name, const char *text)
+static void put_line(FILE *out, const char *name, const char *text)
 {
     char shown[LINE_BYTES];
     nd_escape(shown, sizeof shown, text, "");
@@ -50,7 +50,7 @@ static void put_file_line(FILE *out, const char *name, const char *path, const c
 {
     char text[LINE_BYTES];
     line_of_file(path, key, text);
-    put(out, name, text[0] ? text : "unknown");
+    put_line(out, name, text[0] ? text : "unknown");
 }
 
 /* Those of the CPU's flags that decide which kernels run, and which of them it lacks. */
@@ -73,11 +73,11 @@ static void put_cpu(FILE *out)
     snprintf(text, sizeof text, "%s%s%s", list[FOUND], used[MISSING] > 0 ? "; not there: " : "",
              list[MISSING]);
     put_file_line(out, "CPU", "/proc/cpuinfo", "model name");
-    put(out, "instruction sets", text);
+    put_line(out, "instruction sets", text);
     int usable = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : -1;
     snprintf(count, sizeof count, "%ld, of which this process may use %d",
              sysconf(_SC_NPROCESSORS_ONLN), usable);
-    put(out, "CPUs", count);
+    put_line(out, "CPUs", count);
 }
 
 static void put_memory(FILE *out)
@@ -91,7 +91,7 @@ static void put_memory(FILE *out)
                  (unsigned long long)(shm.f_blocks * shm.f_frsize >> 20),
                  (unsigned long long)(shm.f_bavail * shm.f_frsize >> 20));
     }
-    put(out, "/dev/shm", text);
+    put_line(out, "/dev/shm", text);
 }
 
 static void put_limit(FILE *out, const char *name, int which)
@@ -103,7 +103,7 @@ static void put_limit(FILE *out, const char *name, int which)
     } else if (getrlimit(which, &limit) == 0) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)limit.rlim_cur);
     }
-    put(out, name, text);
+    put_line(out, name, text);
 }
 
 /* The NVIDIA GPUs of this host, by their device files. */
@@ -138,12 +138,12 @@ void nd_host_put_gpu_models(FILE *out, const char *driver)
         line_of_file(path, "Device Minor", minor);
         snprintf(name, sizeof name, "GPU %.8s", minor[0] ? minor : "?");
         snprintf(text, sizeof text, "%s, bus %s", model[0] ? model : "unknown", names.list[i]);
-        put(out, name, text);
+        put_line(out, name, text);
         put_count++;
     }
     nd_fs_names_fini(&names);
     if (put_count == 0) {
-        put(out, "GPU models", "none: the NVIDIA driver shows no GPU on this host");
+        put_line(out, "GPU models", "none: the NVIDIA driver shows no GPU on this host");
     }
 }
 
@@ -181,7 +181,7 @@ static void put_environment(FILE *out)
         }
         snprintf(name, sizeof name, "%.*s", (int)(length < 120 ? length : 120), *variable);
         const char *value = *variable + length + ((*variable)[length] == '=');
-        put(out, name, is_secret(*variable, length, value) ? "(set; not shown)" : value);
+        put_line(out, name, is_secret(*variable, length, value) ? "(set; not shown)" : value);
     }
 }
 
@@ -194,8 +194,8 @@ void nd_host_report(FILE *out)
     }
     fprintf(out, "host:\n");
     put_file_line(out, "system", "/etc/os-release", "PRETTY_NAME");
-    put(out, "kernel", text);
-    put(out, "C library", gnu_get_libc_version());
+    put_line(out, "kernel", text);
+    put_line(out, "C library", gnu_get_libc_version());
     put_cpu(out);
     put_memory(out);
     put_limit(out, "open files", RLIMIT_NOFILE);
@@ -203,10 +203,10 @@ void nd_host_report(FILE *out)
     put_limit(out, "address space", RLIMIT_AS);
     put_limit(out, "processes", RLIMIT_NPROC);
     snprintf(text, sizeof text, "%d", count_gpus());
-    put(out, "NVIDIA GPUs", text);
+    put_line(out, "NVIDIA GPUs", text);
     nd_host_put_gpu_models(out, "/proc/driver/nvidia");
     line_of_file("/proc/driver/nvidia/version", "NVRM version", version);
-    put(out, "NVIDIA driver", version[0] ? version : "none");
+    put_line(out, "NVIDIA driver", version[0] ? version : "none");
     put_environment(out);
 }
 

@@ -427,7 +427,7 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-static nd_status run(nd_job *job, int *exit_code)
+static nd_status run_loop(nd_job *job, int *exit_code)
 {
     uint8_t key[ND_KEY_BYTES];
     nd_status status = prepare(job, key);
@@ -459,7 +459,7 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);
-    nd_status status = run(job, exit_code);
+    nd_status status = run_loop(job, exit_code);
     nd_shm_folders_clean(); /* of this job's workers that could not remove theirs */
     if (job->loop.data) {
         uv_loop_close(&job->loop);

@@ -73,8 +73,8 @@ typedef struct worker_command {
 
 /* Everything that can be checked before a worker starts. *exit_code is that of a check that has
  * printed its own error. */
-static nd_status check(const nd_config *config, const worker_command *command, char *program,
-                       nd_preflight *preflight, int *exit_code)
+static nd_status check_before_start(const nd_config *config, const worker_command *command,
+                                    char *program, nd_preflight *preflight, int *exit_code)
 {
     ND_TRY(check_min_nodes(config));
     if (!command->command) { /* a command with flags of its own names its files there */
@@ -106,7 +106,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
                           .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     job.local_workers = job.world_size / (int)config->launch.nnodes;
     command->args[0] = command->check[0] = program;
-    nd_status status = check(config, command, program, &preflight, exit_code);
+    nd_status status = check_before_start(config, command, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
         if (config->launch.nnodes > 1) {
             /* The others would wait for this one until their deadline. */
@@ -178,7 +178,7 @@ static nd_status read_command(worker_command *out, int *count, char ***words)
     return ND_OK;
 }
 
-static nd_status run(int argc, char **argv, const worker_command *command, int *exit_code)
+static nd_status run_launcher(int argc, char **argv, const worker_command *command, int *exit_code)
 {
     nd_config config = {0};
     nd_cli cli = {.help_topic = ""};
@@ -288,7 +288,7 @@ int main(int argc, char **argv)
     } else {
         worker_command command = {0};
         status = read_command(&command, &argc, &argv);
-        status = status == ND_OK ? run(argc, argv, &command, &exit_code) : status;
+        status = status == ND_OK ? run_launcher(argc, argv, &command, &exit_code) : status;
         free(command.args);
         free(command.check);
     }

@@ -102,7 +102,7 @@ static void leave(member *m)
 }
 
 /* Ends this node with the code, its workers too. */
-static void end(member *m, int code)
+static void end_node(member *m, int code)
 {
     m->over = true;
     m->code = code;
@@ -117,7 +117,7 @@ static void end(member *m, int code)
 static void end_unstarted(member *m)
 {
     nd_log_error("%s", nd_error_last()->message);
-    end(m, (int)nd_error_last()->status);
+    end_node(m, (int)nd_error_last()->status);
 }
 
 static void lose_node_0(member *m, const char *why)
@@ -137,7 +137,7 @@ static void lose_node_0(member *m, const char *why)
     snprintf(text, sizeof text, "\nndlaunch: node 0 (%s port %d) was lost: %.1000s\n",
              m->nodes.master_addr, m->nodes.master_port, why);
     nd_log_text(text);
-    end(m, ND_ERR_IO);
+    end_node(m, ND_ERR_IO);
 }
 
 static void on_stop(member *m, const nd_wire_frame *frame)
@@ -195,7 +195,7 @@ static void on_release(member *m, const nd_wire_frame *frame)
         nd_log_warning("ndlaunch: the job ended with code %d%s: %s", code,
                        m->epoch < 0 ? " before this node took part" : "", reason);
     }
-    end(m, code);
+    end_node(m, code);
 }
 
 static void on_readable(uv_poll_t *poll, int uv_status, int events)
@@ -305,7 +305,7 @@ static void asked(nd_nodes *nodes, int number)
 {
     member *m = (member *)nodes;
     if (m->rests && !m->over) { /* the job does not need this node */
-        end(m, ND_ERR_PREEMPTED);
+        end_node(m, ND_ERR_PREEMPTED);
     } else {
         failed(nodes, ND_ERR_PREEMPTED);
     }
