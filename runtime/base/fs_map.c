@@ -66,7 +66,7 @@ static void install(void)
 }
 
 /* Helper threads block all signals; a fault while SIGBUS is blocked would end the process. */
-static nd_status run(nd_status (*read)(void *context), void *context, bool *faulted)
+static nd_status read_guarded(nd_status (*read)(void *context), void *context, bool *faulted)
 {
     sigjmp_buf here, *volatile outer = landing;
     sigset_t fault, before;
@@ -93,7 +93,7 @@ nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*re
     pthread_once(&once, install);
     struct stat st;
     bool faulted = false;
-    nd_status status = run(read, context, &faulted);
+    nd_status status = read_guarded(read, context, &faulted);
     if (map->descriptor > 0 && fstat(map->descriptor - 1, &st) == 0 &&
         (uint64_t)st.st_size < map->size) {
         return nd_fail_local(

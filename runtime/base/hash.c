@@ -53,30 +53,31 @@ void nd_hash_destroy(nd_hash *h)
     }
 }
 
-static nd_status check(bool good)
+static nd_status check_result(bool good)
 {
     return good ? ND_OK : nd_fail(ND_ERR_INTERNAL, "the checksum of some bytes cannot be computed");
 }
 
 nd_status nd_hash_begin(nd_hash *h)
 {
-    return check(h->kind == ND_HASH_XXH3_64 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
-                 : h->kind == ND_HASH_XXH3_128
-                     ? XXH3_128bits_reset(h->xxh3) == XXH_OK
-                     : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1);
+    return check_result(h->kind == ND_HASH_XXH3_64 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
+                        : h->kind == ND_HASH_XXH3_128
+                            ? XXH3_128bits_reset(h->xxh3) == XXH_OK
+                            : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1);
 }
 
 nd_status nd_hash_add(nd_hash *h, const void *data, size_t size)
 {
-    return check(h->kind == ND_HASH_XXH3_64    ? XXH3_64bits_update(h->xxh3, data, size) == XXH_OK
-                 : h->kind == ND_HASH_XXH3_128 ? XXH3_128bits_update(h->xxh3, data, size) == XXH_OK
-                                               : EVP_DigestUpdate(h->sha256, data, size) == 1);
+    return check_result(
+        h->kind == ND_HASH_XXH3_64    ? XXH3_64bits_update(h->xxh3, data, size) == XXH_OK
+        : h->kind == ND_HASH_XXH3_128 ? XXH3_128bits_update(h->xxh3, data, size) == XXH_OK
+                                      : EVP_DigestUpdate(h->sha256, data, size) == 1);
 }
 
 nd_status nd_hash_end(nd_hash *h, uint8_t out[ND_HASH_MAX])
 {
     if (h->kind == ND_HASH_SHA256) {
-        return check(EVP_DigestFinal_ex(h->sha256, out, NULL) == 1);
+        return check_result(EVP_DigestFinal_ex(h->sha256, out, NULL) == 1);
     }
     if (h->kind == ND_HASH_XXH3_64) {
         const uint64_t digest = XXH3_64bits_digest(h->xxh3);

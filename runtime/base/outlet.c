@@ -65,7 +65,7 @@ static bool wait_room(int fd, int64_t end_ns)
 }
 
 /* Returns how many bytes are written, or lie where nothing can be done about them. */
-static size_t put(nd_outlet *o, const char *bytes, size_t count)
+static size_t write_patiently(nd_outlet *o, const char *bytes, size_t count)
 {
     const int64_t patience_ns = atomic_load(&o->unread) ? 0 : ND_OUTLET_PATIENCE_MS * 1000000LL;
     const int64_t end_ns = nd_clock_ns() + patience_ns;
@@ -96,7 +96,7 @@ static bool tell_lost(nd_outlet *o)
     int n = snprintf(text, sizeof text,
                      "%swarning: %ld lines are missing here, which nobody read for %d s\n",
                      atomic_load(&o->torn) ? "\n" : "", lines, ND_OUTLET_PATIENCE_MS / 1000);
-    if (put(o, text, (size_t)n) < (size_t)n) {
+    if (write_patiently(o, text, (size_t)n) < (size_t)n) {
         atomic_fetch_add(&o->lost, lines);
         return false;
     }
@@ -108,7 +108,7 @@ bool nd_outlet_write(nd_outlet *outlet, const char *bytes, size_t count)
 {
     size_t done = 0;
     if (atomic_load(&outlet->lost) == 0 || tell_lost(outlet)) {
-        done = put(outlet, bytes, count);
+        done = write_patiently(outlet, bytes, count);
     }
     if (done < count) {
         long lines = bytes[count - 1] != '\n'; /* a line whose end alone is lost counts, too */

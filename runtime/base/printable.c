@@ -170,7 +170,7 @@ static ssize_t write_shown(void *cookie, const char *bytes, size_t count)
     return (ssize_t)count;
 }
 
-static void end(void)
+static void flush_rest(void)
 {
     char rest[ND_SHOWN_HELD];
     fflush(stdout);
@@ -181,7 +181,7 @@ void nd_shown_guard_terminal(void)
 {
     const cookie_io_functions_t functions = {.write = write_shown};
     FILE *guarded = isatty(STDOUT_FILENO) ? fopencookie(&standard_output, "w", functions) : NULL;
-    if (guarded && atexit(end) == 0) {
+    if (guarded && atexit(flush_rest) == 0) {
         setvbuf(guarded, NULL, _IOLBF, BUFSIZ);
         stdout = guarded;
     }

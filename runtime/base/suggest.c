@@ -46,8 +46,7 @@ int nd_suggest_distance(const char *a, const char *b)
 
 void nd_suggest_init(nd_suggest *search, const char *word)
 {
-    /* A third of the word may be wrong: "stepz" -> "steps", but "foo" suggests nothing
-     * far-fetched. */
+    /* A third of the word may be wrong: "stepz" -> "steps"; "foo" suggests nothing far-fetched. */
     *search = (nd_suggest){.word = word, .distance = (int)(strnlen(word, LONGEST) / 3) + 1};
 }
 

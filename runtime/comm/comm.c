@@ -102,7 +102,7 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
 }
 
 /* The request is one that every backend can do. */
-static nd_status check(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
+static nd_status check_request(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
 {
     ND_TRY(check_buffers(comm, op, args));
     const size_t element = nd_dtype_size(args->dtype), part = (size_t)args->count * element;
@@ -162,10 +162,10 @@ static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
 }
 
 /* Checks and enters an operation, and hands it to the backend where there is something to do. */
-static nd_status run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
-                     nd_event *done)
+static nd_status run_op(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                        nd_event *done)
 {
-    ND_TRY(check(comm, op, args));
+    ND_TRY(check_request(comm, op, args));
     ND_TRY(enter(comm, stream, op, args->count * (int64_t)nd_dtype_size(args->dtype)));
     if (args->count > 0 || op == ND_COMM_BARRIER) {
         return comm->backend->run(comm, stream, op, args, done);
@@ -181,19 +181,19 @@ nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int
 {
     const nd_comm_args args = {
         .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .redop = op};
-    return run(comm, stream, ND_COMM_ALL_REDUCE, &args, done);
+    return run_op(comm, stream, ND_COMM_ALL_REDUCE, &args, done);
 }
 
 nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                              nd_event *done)
 {
-    return run(comm, stream, ND_COMM_ALL_GATHER, args, done);
+    return run_op(comm, stream, ND_COMM_ALL_GATHER, args, done);
 }
 
 nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                                  nd_event *done)
 {
-    return run(comm, stream, ND_COMM_REDUCE_SCATTER, args, done);
+    return run_op(comm, stream, ND_COMM_REDUCE_SCATTER, args, done);
 }
 
 nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
@@ -201,25 +201,25 @@ nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int6
 {
     const nd_comm_args args = {
         .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .root = root};
-    return run(comm, stream, ND_COMM_BROADCAST, &args, done);
+    return run_op(comm, stream, ND_COMM_BROADCAST, &args, done);
 }
 
 nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                            nd_event *done)
 {
-    return run(comm, stream, ND_COMM_EXCHANGE, args, done);
+    return run_op(comm, stream, ND_COMM_EXCHANGE, args, done);
 }
 
 nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                              nd_event *done)
 {
-    return run(comm, stream, ND_COMM_ALL_TO_ALL, args, done);
+    return run_op(comm, stream, ND_COMM_ALL_TO_ALL, args, done);
 }
 
 nd_status nd_comm_barrier(nd_comm *comm)
 {
     const nd_comm_args nothing = {.dtype = ND_DTYPE_U8};
-    return run(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
+    return run_op(comm, NULL, ND_COMM_BARRIER, &nothing, NULL);
 }
 
 nd_status nd_comm_group_begin(nd_comm *comm)

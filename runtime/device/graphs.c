@@ -138,7 +138,7 @@ static nd_status reserve(nd_graphs *g, const nd_graph_key *key, void **array, in
 
 /* Works mostly repeat in the order in which they were recorded, so the search begins after the last
  * one. */
-static work *find(nd_graphs *g, const nd_graph_key *key)
+static work *find_work(nd_graphs *g, const nd_graph_key *key)
 {
     for (int64_t i = 1; i <= g->used.works; i++) {
         int64_t at = (g->recent + i) % g->used.works;
@@ -159,7 +159,7 @@ nd_status nd_graphs_begin(nd_graphs *g, const nd_graph_key *key)
         return ND_OK;
     }
     ND_ASSERT(!g->current);
-    g->current = find(g, key);
+    g->current = find_work(g, key);
     g->records = !g->current;
     if (g->records) {
         ND_TRY(

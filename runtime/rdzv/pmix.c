@@ -116,8 +116,8 @@ static const char value_name[] = "nd.store"; /* of rank 0 */
 
 /* A value of this job (rank PMIX_RANK_WILDCARD) or of one process. The caller frees it with
  * free_value. */
-static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
-                         pmix_value_t **value)
+static pmix_status_t get_value(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
+                               pmix_value_t **value)
 {
     pmix_proc_t proc = pmix->self;
     char key[PMIX_MAX_KEYLEN + 1];
@@ -148,7 +148,7 @@ static nd_status get_number(const nd_pmix *pmix, pmix_rank_t rank, const char *k
                             int *out)
 {
     pmix_value_t *value = NULL;
-    pmix_status_t code = get(pmix, rank, key, &value);
+    pmix_status_t code = get_value(pmix, rank, key, &value);
     if (code != PMIX_SUCCESS) {
         char what[PMIX_MAX_KEYLEN + 16];
         snprintf(what, sizeof what, "reading %s", key);
@@ -241,7 +241,7 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code)
 }
 
 /* Rank 0: publishes its value, which is there for the others when all have come. */
-static nd_status put(nd_pmix *pmix, const void *bytes, size_t count)
+static nd_status publish_value(nd_pmix *pmix, const void *bytes, size_t count)
 {
     char key[PMIX_MAX_KEYLEN + 1];
     pmix_value_t value = {.type = PMIX_BYTE_OBJECT};
@@ -282,10 +282,10 @@ static nd_status fence(nd_pmix *pmix, const char *name, double timeout_seconds, 
     return code == PMIX_SUCCESS ? ND_OK : failed(pmix, code, "meeting all ranks (PMIx_Fence)");
 }
 
-static nd_status take(nd_pmix *pmix, void *out, size_t bytes)
+static nd_status read_published(nd_pmix *pmix, void *out, size_t bytes)
 {
     pmix_value_t *value = NULL;
-    pmix_status_t code = get(pmix, 0, value_name, &value);
+    pmix_status_t code = get_value(pmix, 0, value_name, &value);
     if (code != PMIX_SUCCESS) {
         return failed(pmix, code, "reading the value of rank 0");
     }
@@ -321,7 +321,7 @@ void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
 nd_status nd_pmix_share(nd_pmix *pmix, const char *name, bool gives, void *bytes, size_t count,
                         double timeout_seconds)
 {
-    ND_TRY(gives ? put(pmix, bytes, count) : ND_OK);
+    ND_TRY(gives ? publish_value(pmix, bytes, count) : ND_OK);
     ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
-    return gives ? ND_OK : take(pmix, bytes, count);
+    return gives ? ND_OK : read_published(pmix, bytes, count);
 }

@@ -178,8 +178,8 @@ static nd_status enter(nd_store *store, int64_t deadline)
 }
 
 /* The gate is closed. */
-static nd_status set(nd_store *store, const char *key, const void *value, size_t bytes,
-                     int64_t deadline)
+static nd_status set_value(nd_store *store, const char *key, const void *value, size_t bytes,
+                           int64_t deadline)
 {
     nd_wire_cursor answer;
     ND_TRY(ask(store, ND_WIRE_SET, key, value, bytes, deadline, &answer));
@@ -192,12 +192,12 @@ nd_status nd_store_set(nd_store *store, const char *key, const void *value, size
         return ND_OK;
     }
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = set(store, key, value, bytes, deadline_of(store));
+    nd_status status = set_value(store, key, value, bytes, deadline_of(store));
     nd_gate_leave(&store->gate);
     return status;
 }
 
-static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
+static nd_status get_value(nd_store *store, const char *key, void *value, size_t *bytes)
 {
     nd_wire_cursor answer;
     size_t count;
@@ -227,7 +227,7 @@ static nd_status get(nd_store *store, const char *key, void *value, size_t *byte
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = get(store, key, value, bytes);
+    nd_status status = get_value(store, key, value, bytes);
     nd_gate_leave(&store->gate);
     return status;
 }
@@ -259,7 +259,7 @@ nd_status nd_store_check(nd_store *store, double seconds)
         return ND_OK;
     }
     ND_TRY(enter(store, deadline));
-    nd_status status = set(store, "check", NULL, 0, deadline);
+    nd_status status = set_value(store, "check", NULL, 0, deadline);
     nd_gate_leave(&store->gate);
     return status;
 }

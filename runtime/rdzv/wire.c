@@ -23,7 +23,7 @@ static bool grow(uint8_t **data, size_t *capacity, size_t needed, size_t first)
     return grown != NULL;
 }
 
-static void put(nd_wire_buffer *buffer, const void *bytes, size_t count)
+static void put_bytes(nd_wire_buffer *buffer, const void *bytes, size_t count)
 {
     buffer->failed |= !grow(&buffer->data, &buffer->capacity, buffer->size + count, 256);
     if (count > 0 && !buffer->failed) {
@@ -58,21 +58,21 @@ void nd_wire_begin(nd_wire_buffer *buffer, nd_wire_type type)
 {
     buffer->frame = buffer->size;
     nd_wire_put_u32(buffer, 0);
-    put(buffer, &(uint8_t){(uint8_t)type}, 1);
+    put_bytes(buffer, &(uint8_t){(uint8_t)type}, 1);
 }
 
 void nd_wire_put_u32(nd_wire_buffer *buffer, uint32_t value)
 {
     uint8_t bytes[4];
     store_le(bytes, value, 4);
-    put(buffer, bytes, 4);
+    put_bytes(buffer, bytes, 4);
 }
 
 void nd_wire_put_u64(nd_wire_buffer *buffer, uint64_t value)
 {
     uint8_t bytes[8];
     store_le(bytes, value, 8);
-    put(buffer, bytes, 8);
+    put_bytes(buffer, bytes, 8);
 }
 
 void nd_wire_put_text(nd_wire_buffer *buffer, const char *text)
@@ -83,7 +83,7 @@ void nd_wire_put_text(nd_wire_buffer *buffer, const char *text)
 void nd_wire_put_blob(nd_wire_buffer *buffer, const void *bytes, size_t count)
 {
     nd_wire_put_u32(buffer, (uint32_t)count);
-    put(buffer, bytes, count);
+    put_bytes(buffer, bytes, count);
 }
 
 nd_status nd_wire_end(nd_wire_buffer *buffer)
@@ -103,7 +103,7 @@ nd_status nd_wire_end(nd_wire_buffer *buffer)
     return ND_OK;
 }
 
-static const uint8_t *take(nd_wire_cursor *cursor, size_t count)
+static const uint8_t *take_bytes(nd_wire_cursor *cursor, size_t count)
 {
     if (cursor->bad || (size_t)(cursor->end - cursor->at) < count) {
         cursor->bad = true;
@@ -116,13 +116,13 @@ static const uint8_t *take(nd_wire_cursor *cursor, size_t count)
 
 uint32_t nd_wire_get_u32(nd_wire_cursor *cursor)
 {
-    const uint8_t *at = take(cursor, 4);
+    const uint8_t *at = take_bytes(cursor, 4);
     return at ? (uint32_t)load_le(at, 4) : 0;
 }
 
 uint64_t nd_wire_get_u64(nd_wire_cursor *cursor)
 {
-    const uint8_t *at = take(cursor, 8);
+    const uint8_t *at = take_bytes(cursor, 8);
     return at ? load_le(at, 8) : 0;
 }
 
@@ -145,7 +145,7 @@ void nd_wire_get_text(nd_wire_cursor *cursor, char *out, size_t capacity)
 const uint8_t *nd_wire_get_blob(nd_wire_cursor *cursor, size_t *count)
 {
     *count = nd_wire_get_u32(cursor);
-    const uint8_t *at = take(cursor, *count);
+    const uint8_t *at = take_bytes(cursor, *count);
     if (!at) {
         *count = 0;
     }

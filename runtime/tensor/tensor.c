@@ -21,7 +21,7 @@ const char *nd_dtype_name(nd_dtype dtype)
     return dtypes[dtype].name;
 }
 
-static nd_tensor make(void *data, nd_dtype dtype, int axes, const int64_t *shape)
+static nd_tensor make_contiguous(void *data, nd_dtype dtype, int axes, const int64_t *shape)
 {
     nd_tensor t = {.data = data, .dtype = dtype, .axes = axes};
     int64_t stride = 1;
@@ -35,22 +35,22 @@ static nd_tensor make(void *data, nd_dtype dtype, int axes, const int64_t *shape
 
 nd_tensor nd_tensor_1d(void *data, nd_dtype dtype, int64_t n0)
 {
-    return make(data, dtype, 1, (int64_t[]){n0});
+    return make_contiguous(data, dtype, 1, (int64_t[]){n0});
 }
 
 nd_tensor nd_tensor_2d(void *data, nd_dtype dtype, int64_t n0, int64_t n1)
 {
-    return make(data, dtype, 2, (int64_t[]){n0, n1});
+    return make_contiguous(data, dtype, 2, (int64_t[]){n0, n1});
 }
 
 nd_tensor nd_tensor_3d(void *data, nd_dtype dtype, int64_t n0, int64_t n1, int64_t n2)
 {
-    return make(data, dtype, 3, (int64_t[]){n0, n1, n2});
+    return make_contiguous(data, dtype, 3, (int64_t[]){n0, n1, n2});
 }
 
 nd_tensor nd_tensor_4d(void *data, nd_dtype dtype, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
 {
-    return make(data, dtype, 4, (int64_t[]){n0, n1, n2, n3});
+    return make_contiguous(data, dtype, 4, (int64_t[]){n0, n1, n2, n3});
 }
 
 int64_t nd_tensor_count(nd_tensor t)

@@ -54,9 +54,9 @@ static nd_status order(nccl_comm *nc, const nd_stream *stream, const nd_event *d
 }
 
 /* Begins an operation: *out is the stream that it runs on. The calls of NCCL follow, and then
- * end(). */
-static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
-                       const nd_event *done, cudaStream_t *out)
+ * end_op(). */
+static nd_status begin_op(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                          const nd_event *done, cudaStream_t *out)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     nccl_comm *nc = nccl_comm_of(comm);
@@ -108,8 +108,8 @@ static nd_status record_end(nccl_comm *nc, cudaStream_t where)
     return ND_OK;
 }
 
-static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaStream_t where,
-                     nd_event *done)
+static nd_status end_op(nd_comm *comm, ncclResult_t result, const char *call, cudaStream_t where,
+                        nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     nccl_comm *nc = nccl_comm_of(comm);
@@ -235,9 +235,9 @@ static nd_status all_reduce_host(nd_comm *comm, nd_stream *stream, const nd_comm
     staged.send = staged.recv = state->staging;
     memcpy(state->pinned, args->send, bytes);
     ND_TRY(nd_copy(stream, state->staging, state->pinned, bytes));
-    ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, args, NULL, &where));
+    ND_TRY(begin_op(comm, stream, ND_COMM_ALL_REDUCE, args, NULL, &where));
     ncclResult_t result = call_nccl(comm, ND_COMM_ALL_REDUCE, &staged, where);
-    ND_TRY(end(comm, result, "ncclAllReduce", where, NULL));
+    ND_TRY(end_op(comm, result, "ncclAllReduce", where, NULL));
     ND_TRY(nd_copy(stream, state->pinned, state->staging, bytes));
     ND_TRY(nd_stream_sync(stream));
     memcpy(args->recv, state->pinned, bytes);
@@ -265,18 +265,18 @@ static nd_status nccl_run(nd_comm *comm, nd_stream *stream, nd_comm_op op, const
         attributes.type != cudaMemoryTypeDevice) {
         return all_reduce_host(comm, stream, args);
     }
-    ND_TRY(begin(comm, stream, op, args, done, &where));
+    ND_TRY(begin_op(comm, stream, op, args, done, &where));
     if (op == ND_COMM_EXCHANGE && args->to == comm->index) {
         size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
         cudaError_t copied =
             args->send == args->recv
                 ? cudaSuccess
                 : cudaMemcpyAsync(args->recv, args->send, bytes, cudaMemcpyDefault, where);
-        ND_TRY(end(comm, ncclSuccess, "a copy", where, done));
+        ND_TRY(end_op(comm, ncclSuccess, "a copy", where, done));
         ND_CUDA(state->device, copied);
         return ND_OK;
     }
-    return end(comm, call_nccl(comm, op, args, where), calls[op], where, done);
+    return end_op(comm, call_nccl(comm, op, args, where), calls[op], where, done);
 }
 
 /* Communicators: how they begin and end. */
@@ -600,7 +600,7 @@ static nd_status open_world(nd_transport *transport, const nd_transport_options 
     return nccl_settle(transport, NULL, state->world, result, "the start of NCCL", false);
 }
 
-static nd_status fill(nd_transport *transport, const nd_transport_options *options)
+static nd_status open_transport(nd_transport *transport, const nd_transport_options *options)
 {
     nccl_state *state = nccl_state_of(transport);
     nd_device *device = options->device;
@@ -642,7 +642,7 @@ nd_status nd_transport_open_nccl(const nd_transport_options *options, nd_transpo
     ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
     nd_transport *transport = NULL;
     ND_TRY(nd_transport_create(&nccl_backend, options, sizeof(nccl_state), &transport));
-    nd_status status = fill(transport, options);
+    nd_status status = open_transport(transport, options);
     if (status != ND_OK) {
         nd_transport_close(transport);
         return status;

@@ -396,7 +396,7 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
 /* Shows the launcher, and ranks that wait for this one, the operation that runs, otherwise what
  * NCCL is polled for, otherwise the operation that ended last. No other code writes the slot. Under
  * `ring`. */
-static void show(const nccl_state *state, nd_progress_slot *slot, const waiting *oldest)
+static void show_progress(const nccl_state *state, nd_progress_slot *slot, const waiting *oldest)
 {
     int64_t since = oldest->from_ns ? oldest->from_ns : state->called_ns;
     const nccl_entry *e = oldest->from_ns    ? &oldest->entry
@@ -424,7 +424,7 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
         state->called = settling->entry;
         state->called_ns = settling->from_ns;
     }
-    show(state, transport->progress, &found);
+    show_progress(state, transport->progress, &found);
     if (found.pending) {
         describe(found.comm, &found.entry, found.where, sizeof found.where);
     }

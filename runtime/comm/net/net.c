@@ -224,7 +224,7 @@ static void connect_to(nd_net *net, net_peer *peer)
 }
 
 /* Copies from the queue what fits into a chunk. Its requests end when the socket has taken it. */
-static size_t fill(nd_net *net, net_peer *peer)
+static size_t fill_chunk(nd_net *net, net_peer *peer)
 {
     size_t used = 0;
     for (net_frame *frame = peer->queue; frame && used < sizeof net->plain; frame = frame->next) {
@@ -260,7 +260,7 @@ static nd_status write_queue(nd_net *net, net_peer *peer)
                    sizeof(net_head) + (peer->queue->request ? peer->queue->request->bytes : 0)) {
             end_frame(net, peer, true);
         }
-        size_t count = fill(net, peer);
+        size_t count = fill_chunk(net, peer);
         if (count > 0) {
             ND_TRY(nd_link_write(peer->link, net->plain, count, &idle));
         }

@@ -66,9 +66,9 @@ static ucx_state *state_of(const nd_transport *transport)
     return ((nd_p2p_transport *)transport->native)->state;
 }
 
-#define ND_UCX(call) check(nd_ucx.call, #call) /* of a function of the library */
+#define ND_UCX(call) check_code(nd_ucx.call, #call) /* of a function of the library */
 
-static nd_status check(ucs_status_t code, const char *call)
+static nd_status check_code(ucs_status_t code, const char *call)
 {
     if (code == UCS_OK) {
         return ND_OK;
@@ -183,7 +183,7 @@ static void on_received(void *native, ucs_status_t code, const ucp_tag_recv_info
 }
 
 /* A request that is complete at once has no native part and no callback. */
-static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_done)
+static void keep_native(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_done)
 {
     if (UCS_PTR_IS_ERR(native)) {
         finish(request, false);
@@ -241,7 +241,7 @@ static void post_send(void *context)
     ucs_status_ptr_t native =
         (p->received ? nd_ucx.ucp_tag_send_sync_nbx : nd_ucx.ucp_tag_send_nbx)(
             endpoint, request->buffer, request->bytes, request->tag, &param);
-    keep(request, native, true);
+    keep_native(request, native, true);
 }
 
 static void post_recv(void *context)
@@ -257,7 +257,7 @@ static void post_recv(void *context)
                                        .recv_info.tag_info = &info};
     ucs_status_ptr_t native = nd_ucx.ucp_tag_recv_nbx(
         p->state->worker, request->buffer, request->bytes, request->tag, ~UINT64_C(0), &param);
-    keep(request, native, info.length == request->bytes);
+    keep_native(request, native, info.length == request->bytes);
 }
 
 static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
@@ -321,7 +321,7 @@ static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
     if (code == UCS_ERR_BUSY || code == UCS_ERR_CONNECTION_RESET) {
         return ND_OK;
     }
-    ND_TRY(check(code, "ucp_worker_arm"));
+    ND_TRY(check_code(code, "ucp_worker_arm"));
     int n = poll(state->polled, (nfds_t)state->polled_count, (int)(seconds * 1e3) + 1);
     if (n < 0 && errno != EINTR) {
         return nd_fail(ND_ERR_INTERNAL, "waiting for a message: poll: %s", strerror(errno));
