@@ -277,7 +277,7 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench *o)
     return ND_OK;
 }
 
-static nd_status run(const nd_command_call *call)
+static nd_status run_bench(const nd_command_call *call)
 {
     nd_config *config = call->config;
     nd_worker *worker = call->worker;
@@ -315,5 +315,5 @@ static nd_status run(const nd_command_call *call)
 const nd_command nd_command_bench = {.id = ND_COMMAND_BENCH,
                                      .trains = true,
                                      .begin = nd_session_begin,
-                                     .run = run,
+                                     .run = run_bench,
                                      .check_flags = check_flags};

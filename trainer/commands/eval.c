@@ -442,8 +442,7 @@ static nd_status score_all(scoring *c)
     return r->rank == 0 ? print_summary(s, &c->questions) : ND_OK;
 }
 
-/* Requests of standard input. A line that is no request gets an answer too, so that a program can
- * go on. */
+/* Requests of standard input. What is no request is answered too, so that a program can go on. */
 static nd_status answer(void *context, const char *line, size_t size)
 {
     scoring *c = context;
@@ -519,7 +518,7 @@ static nd_status take_run_length(nd_session *s)
     return ND_OK;
 }
 
-static nd_status run(nd_session *s)
+static nd_status run_eval(nd_session *s)
 {
     const char *path;
     if (!s->flags[ND_EVAL_DATA].given) {
@@ -545,6 +544,6 @@ const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .run = nd_session_run,
                                     .decodes = true,
                                     .check_flags = check_flags,
-                                    .use = run,
+                                    .use = run_eval,
                                     .model = ND_EVAL_MODEL,
                                     .tokenizer = ND_EVAL_TOKENIZER};

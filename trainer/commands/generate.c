@@ -633,7 +633,7 @@ static nd_status run_lines(generation *g)
     return nd_stdin_each(s, "> ", answer, g);
 }
 
-static nd_status run(nd_session *s)
+static nd_status run_generate(nd_session *s)
 {
     generation g = {.session = s};
     nd_chat chat;
@@ -668,6 +668,6 @@ const nd_command nd_command_generate = {.id = ND_COMMAND_GENERATE,
                                         .run = nd_session_run,
                                         .decodes = true,
                                         .check_flags = check_flags,
-                                        .use = run,
+                                        .use = run_generate,
                                         .model = ND_GENERATE_MODEL,
                                         .tokenizer = ND_GENERATE_TOKENIZER};

@@ -119,7 +119,7 @@ static nd_status check_device(const nd_config *config, bool *gpu)
     return status;
 }
 
-static nd_status check(const nd_command_call *call)
+static nd_status run_check(const nd_command_call *call)
 {
     nd_config *config = call->config;
     nd_inputs inputs = {0};
@@ -165,4 +165,5 @@ out:
     return status;
 }
 
-const nd_command nd_command_check = {.id = ND_COMMAND_CHECK, .begin = begin_check, .run = check};
+const nd_command nd_command_check = {
+    .id = ND_COMMAND_CHECK, .begin = begin_check, .run = run_check};
