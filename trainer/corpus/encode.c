@@ -425,7 +425,7 @@ static nd_status write_piece(worker *w, nd_status status)
     return c->job->write(c->job->context, piece, w->block.bytes);
 }
 
-static void work(void *context)
+static void encode_blocks(void *context)
 {
     worker *w = context;
     crew *c = w->crew;
@@ -455,7 +455,7 @@ static void work(void *context)
 
 /* The calling thread. */
 
-static nd_status start(crew *c, worker *w)
+static nd_status start_worker(crew *c, worker *w)
 {
     const nd_corpus_rules *rules = c->job->rules;
     const nd_encode_options options = {.special_in_text = rules->special_in_text,
@@ -465,7 +465,7 @@ static nd_status start(crew *c, worker *w)
                                        .cache_bytes = ND_ENCODE_CACHE_BYTES};
     w->crew = c;
     ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->encoder));
-    return nd_thread_start(&w->thread, &c->monitor, "a thread that encodes text", work, w);
+    return nd_thread_start(&w->thread, &c->monitor, "a thread that encodes text", encode_blocks, w);
 }
 
 static void add_counts(nd_corpus_counts *to, const worker *w)
@@ -492,7 +492,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     int started = 0;
     ND_TRY(nd_chat_find(job->tokenizer, &job->rules->chat, &c.chat));
     ND_TRY(ND_ALLOC(threads, &workers));
-    while (started < threads && start(&c, &workers[started]) == ND_OK) {
+    while (started < threads && start_worker(&c, &workers[started]) == ND_OK) {
         started++;
     }
     if (started < threads) {

@@ -90,7 +90,7 @@ nd_status nd_text_check(const char *path, const uint8_t *data, size_t size)
     return ND_OK;
 }
 
-static nd_status fill(nd_text_stream *s)
+static nd_status fill_input(nd_text_stream *s)
 {
     ssize_t n;
     do {
@@ -182,9 +182,9 @@ static nd_status decode_zstd(nd_text_stream *s, uint8_t *out, size_t size, size_
     }
 }
 
-static nd_status begin(nd_text_stream *s)
+static nd_status begin_decoding(nd_text_stream *s)
 {
-    ND_TRY(fill(s));
+    ND_TRY(fill_input(s));
     if (s->filled < MAGIC_BYTES &&
         (nd_ends_with(s->path, ".gz") || nd_ends_with(s->path, ".zst"))) {
         /* An empty .gz is what a copy that failed leaves. */
@@ -222,7 +222,7 @@ nd_status nd_text_stream_open(const char *path, nd_text_stream **out)
     ND_TRY_OUT(nd_fs_format(&s->path, "%s", path));
     ND_TRY_OUT(nd_alloc(IN_BYTES, 1, (void **)&s->in));
     ND_TRY_OUT(nd_fs_open(path, ND_ERR_DATA, &s->fd, NULL));
-    ND_TRY_OUT(begin(s));
+    ND_TRY_OUT(begin_decoding(s));
     *out = s;
     s = NULL;
 out:
@@ -249,7 +249,7 @@ nd_status nd_text_stream_read(nd_text_stream *s, void *out, size_t size, size_t 
 {
     for (*got = 0; *got < size;) {
         if (s->at == s->filled) {
-            ND_TRY(fill(s));
+            ND_TRY(fill_input(s));
             if (s->filled == 0 && !s->inside) {
                 break;
             }

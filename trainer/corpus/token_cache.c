@@ -410,7 +410,8 @@ static nd_status check_vocab(const nd_token_cache_request *request, int32_t voca
                          (long long)request->vocab);
 }
 
-static nd_status make(const nd_token_cache_request *request, const char *path, nd_token_cache **out)
+static nd_status make_cache(const nd_token_cache_request *request, const char *path,
+                            nd_token_cache **out)
 {
     const nd_corpus_files *files = request->job.files;
     nd_tokenizer *tokenizer = NULL;
@@ -423,8 +424,7 @@ static nd_status make(const nd_token_cache_request *request, const char *path, n
     ND_TRY_OUT(request->tokenizer ? nd_tokenizer_open(request->tokenizer, &tokenizer)
                                   : nd_byte_tokenizer_create(&tokenizer));
     const int32_t vocab = nd_tokenizer_vocab_size(tokenizer);
-    ND_TRY_OUT(
-        check_vocab(request, vocab)); /* before a wait, or hours of work, that would end so */
+    ND_TRY_OUT(check_vocab(request, vocab)); /* before a wait, or hours of work, for nothing */
     ND_TRY_OUT(nd_token_files_open(path, vocab, &sharing, &w.file));
     w.begin = w.said = nd_clock_seconds();
     ND_TRY_OUT(try_open(path, true, out)); /* another process may have made it meanwhile */
@@ -450,7 +450,7 @@ nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_ca
     nd_status status = ND_OK;
     ND_TRY_OUT(find_path(request, &path));
     ND_TRY_OUT(try_open(path, false, &cache));
-    ND_TRY_OUT(cache ? ND_OK : make(request, path, &cache));
+    ND_TRY_OUT(cache ? ND_OK : make_cache(request, path, &cache));
     ND_TRY_OUT(check_vocab(request, cache->view.vocab));
     *out = cache;
     cache = NULL;

@@ -177,7 +177,7 @@ static void prefetch(void *context)
 }
 
 /* A part of the memory from `base` on, of which *at bytes are taken; NULL where there is none. */
-static void *take(char *base, size_t *at, int64_t count, size_t size)
+static void *take_memory(char *base, size_t *at, int64_t count, size_t size)
 {
     const size_t begin = *at;
     *at += ((size_t)count * size + 63) / 64 * 64;
@@ -195,19 +195,19 @@ static size_t lay_out(nd_loader *loader, char *base)
     const int64_t sources = all > 1 ? all : 0;
     size_t at = 0;
     for (slot *s = loader->slots; s < loader->slots + SLOTS; s++) {
-        s->inputs = take(base, &at, rows * local, sizeof *s->inputs);
-        s->labels = take(base, &at, rows * local, sizeof *s->labels);
-        s->positions = take(base, &at, separate * local, sizeof *s->positions);
-        s->first_keys = take(base, &at, separate * S, sizeof *s->first_keys);
-        s->places = take(base, &at, separate * S, sizeof *s->places);
-        s->sources = take(base, &at, sources > 0 ? rows : 0, sizeof *s->sources);
-        s->source_valid = take(base, &at, sources, sizeof *s->source_valid);
+        s->inputs = take_memory(base, &at, rows * local, sizeof *s->inputs);
+        s->labels = take_memory(base, &at, rows * local, sizeof *s->labels);
+        s->positions = take_memory(base, &at, separate * local, sizeof *s->positions);
+        s->first_keys = take_memory(base, &at, separate * S, sizeof *s->first_keys);
+        s->places = take_memory(base, &at, separate * S, sizeof *s->places);
+        s->sources = take_memory(base, &at, sources > 0 ? rows : 0, sizeof *s->sources);
+        s->source_valid = take_memory(base, &at, sources, sizeof *s->source_valid);
     }
-    loader->positions = take(base, &at, rows * local, sizeof *loader->positions);
-    loader->block.inputs = take(base, &at, S, sizeof *loader->block.inputs);
-    loader->block.labels = take(base, &at, S, sizeof *loader->block.labels);
-    loader->local = take(base, &at, local, sizeof *loader->local);
-    loader->dealing = take(base, &at, (int64_t)nd_deal_bytes(&o->deal), 1);
+    loader->positions = take_memory(base, &at, rows * local, sizeof *loader->positions);
+    loader->block.inputs = take_memory(base, &at, S, sizeof *loader->block.inputs);
+    loader->block.labels = take_memory(base, &at, S, sizeof *loader->block.labels);
+    loader->local = take_memory(base, &at, local, sizeof *loader->local);
+    loader->dealing = take_memory(base, &at, (int64_t)nd_deal_bytes(&o->deal), 1);
     return at;
 }
 

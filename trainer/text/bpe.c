@@ -130,7 +130,7 @@ static int place_behind(const nd_short_word *w, int place)
     return later ? place + 1 + __builtin_ctzll(later) : ND_SHORT_WORD;
 }
 
-static void begin(const nd_merges *merges, nd_short_word *w, turn *t)
+static void begin_turn(const nd_merges *merges, nd_short_word *w, turn *t)
 {
     const int n = w->count;
     *t = (turn){.word = w, .padded = (n + STEP - 1) / STEP * STEP};
@@ -214,7 +214,7 @@ void nd_short_words_merge(const nd_merges *merges, nd_short_word *words, int cou
     for (int done = 0, n; done < count; done += n) {
         n = count - done < TURNS ? count - done : TURNS;
         for (int i = 0; i < n; i++) {
-            begin(merges, &words[done + i], &turns[i]);
+            begin_turn(merges, &words[done + i], &turns[i]);
         }
         merge_some(merges, turns, n);
     }

@@ -35,7 +35,7 @@ struct nd_decoder {
     nd_bytes out;
 };
 
-static void begin(nd_decoder *decoder)
+static void begin_text(nd_decoder *decoder)
 {
     decoder->begun = false;
     decoder->strip_left = decoder->tokenizer->strip_count;
@@ -52,7 +52,7 @@ nd_status nd_decoder_create(const nd_tokenizer *tokenizer, bool skip_special, nd
     ND_TRY(ND_ALLOC(1, &decoder));
     decoder->tokenizer = tokenizer;
     decoder->skip_special = skip_special;
-    begin(decoder);
+    begin_text(decoder);
     *out = decoder;
     return ND_OK;
 }
@@ -222,6 +222,6 @@ nd_status nd_decoder_end_run(nd_decoder *decoder, const char **text, size_t *siz
 nd_status nd_decoder_end(nd_decoder *decoder, const char **text, size_t *size)
 {
     ND_TRY(give_held(decoder, true, text, size));
-    begin(decoder);
+    begin_text(decoder);
     return ND_OK;
 }

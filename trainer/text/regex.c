@@ -187,7 +187,7 @@ static void initialize(void)
     onig_set_parse_depth_limit(DEPTH_MAX);
 }
 
-static nd_status start(nd_regex *regex)
+static nd_status start_thread(nd_regex *regex)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, initialize);
@@ -231,7 +231,7 @@ nd_status nd_regex_create(const char *pattern, size_t size, const char *name, do
     ND_TRY_OUT(size > ND_REGEX_PATTERN_BYTES_MAX
                    ? fail_pattern(regex, "has more than 4096 bytes, which is not supported")
                    : ND_OK);
-    ND_TRY_OUT(start(regex));
+    ND_TRY_OUT(start_thread(regex));
     ND_TRY_OUT(wait_for(regex, seconds));
     snprintf(why, sizeof why, "is not supported: %s", (const char *)regex->why);
     ND_TRY_OUT(regex->error ? fail_pattern(regex, why) : ND_OK);

@@ -107,8 +107,7 @@ size_t nd_text_cut(const nd_tokenizer *tokenizer, const char *text, size_t size)
 
 typedef struct nd_decoder nd_decoder;
 
-/* The tokenizer is borrowed until the decoder is destroyed. ND_ERR_DATA when its file has no
- * decoder. */
+/* The tokenizer is borrowed until the decoder is destroyed. ND_ERR_DATA: its file has none. */
 nd_status nd_decoder_create(const nd_tokenizer *tokenizer, bool skip_special, nd_decoder **out);
 void nd_decoder_destroy(nd_decoder *decoder); /* NULL is legal */
 /*

@@ -77,14 +77,15 @@ static nd_vocab_slot *find_slot(const nd_vocab *vocab, nd_vocab_slot *table, con
     }
 }
 
-static int32_t find(const nd_vocab *vocab, nd_vocab_slot *table, const void *key, size_t size,
-                    uint64_t hash)
+static int32_t find_id(const nd_vocab *vocab, nd_vocab_slot *table, const void *key, size_t size,
+                       uint64_t hash)
 {
     const nd_vocab_slot *slot = find_slot(vocab, table, key, size, hash);
     return slot->at ? slot->id : -1;
 }
 
-static void set(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, uint32_t size, int32_t id)
+static void set_slot(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, uint32_t size,
+                     int32_t id)
 {
     const uint8_t *key = vocab->arena.data + at;
     const uint64_t hash = XXH3_64bits(key, size);
@@ -93,12 +94,12 @@ static void set(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, uint32
 
 int32_t nd_vocab_find(const nd_vocab *vocab, const void *text, size_t size)
 {
-    return find(vocab, vocab->by_text, text, size, XXH3_64bits(text, size));
+    return find_id(vocab, vocab->by_text, text, size, XXH3_64bits(text, size));
 }
 
 int32_t nd_vocab_find_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
 {
-    return find(vocab, vocab->by_bytes, bytes, size, XXH3_64bits(bytes, size));
+    return find_id(vocab, vocab->by_bytes, bytes, size, XXH3_64bits(bytes, size));
 }
 
 uint64_t nd_vocab_ask_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
@@ -110,7 +111,7 @@ uint64_t nd_vocab_ask_bytes(const nd_vocab *vocab, const void *bytes, size_t siz
 
 int32_t nd_vocab_answer_bytes(const nd_vocab *vocab, const void *bytes, size_t size, uint64_t asked)
 {
-    return find(vocab, vocab->by_bytes, bytes, size, asked);
+    return find_id(vocab, vocab->by_bytes, bytes, size, asked);
 }
 
 const nd_token_piece *nd_vocab_piece(const nd_vocab *vocab, int32_t id)
@@ -171,9 +172,9 @@ nd_status nd_vocab_add(nd_vocab *vocab, int32_t id, const char *text, size_t siz
     piece.shown = piece.bytes;
     piece.shown_size = piece.bytes_size;
     vocab->pieces[id] = piece;
-    set(vocab, vocab->by_text, piece.text, piece.text_size, id);
+    set_slot(vocab, vocab->by_text, piece.text, piece.text_size, id);
     if (model && mapped) {
-        set(vocab, vocab->by_bytes, piece.bytes, piece.bytes_size, id);
+        set_slot(vocab, vocab->by_bytes, piece.bytes, piece.bytes_size, id);
     }
     return ND_OK;
 }

@@ -39,7 +39,7 @@ const char *nd_gguf_text(const nd_gguf_head *h, const char *key)
 }
 
 /* Bytes as a number; zero behind the end. */
-static uint64_t take(nd_gguf_head *h, size_t bytes)
+static uint64_t take_number(nd_gguf_head *h, size_t bytes)
 {
     uint64_t number = 0;
     h->cut |= h->map.size - h->at < bytes;
@@ -53,7 +53,7 @@ static uint64_t take(nd_gguf_head *h, size_t bytes)
 /* A text, lent; an empty one behind the end. */
 static const char *take_text(nd_gguf_head *h, size_t *size)
 {
-    const uint64_t bytes = take(h, 8);
+    const uint64_t bytes = take_number(h, 8);
     h->cut |= bytes > h->map.size - h->at;
     *size = h->cut ? 0 : (size_t)bytes;
     h->at += *size;
@@ -72,7 +72,7 @@ static json_t *take_value(nd_gguf_head *h, uint64_t kind)
         const char *text = take_text(h, &bytes);
         return json_stringn(text, bytes);
     }
-    const uint64_t bits = take(h, (size_t)abs(size));
+    const uint64_t bits = take_number(h, (size_t)abs(size));
     const int unused = 64 - 8 * abs(size);
     memcpy(&f32, &bits, sizeof f32);
     memcpy(&f64, &bits, sizeof f64);
@@ -90,11 +90,11 @@ static nd_status take_key(nd_gguf_head *h)
     size_t size;
     char key[256];
     const char *text = take_text(h, &size);
-    uint64_t kind = take(h, 4), count = 0;
+    uint64_t kind = take_number(h, 4), count = 0;
     const bool list = kind == ARRAY;
     if (list) {
-        kind = take(h, 4);
-        count = take(h, 8);
+        kind = take_number(h, 4);
+        count = take_number(h, 8);
     }
     h->cut |= count > h->map.size - h->at;
     snprintf(key, sizeof key, "%.*s", (int)nd_min((int64_t)size, sizeof key), text);
@@ -128,12 +128,12 @@ static nd_status take_tensor(nd_gguf_head *h, nd_safetensors_tensor *t)
     uint64_t shape[2] = {1, 1}; /* the axis of adjacent elements first */
     const char *text = take_text(h, &size);
     ND_TRY(nd_fs_format(&t->name, "%.*s", (int)nd_min((int64_t)size, 64), text));
-    t->axes = (int)take(h, 4);
+    t->axes = (int)take_number(h, 4);
     for (int i = 0; i < t->axes && i < 2; i++) {
-        shape[i] = take(h, 8);
+        shape[i] = take_number(h, 8);
     }
-    t->number = (int64_t)take(h, 4);
-    t->begin = take(h, 8);
+    t->number = (int64_t)take_number(h, 4);
+    t->begin = take_number(h, 8);
     const nd_gguf_type *type = t->number < ND_GGUF_TYPES ? &nd_gguf_types[t->number] : NULL;
     if (h->cut || strlen(t->name) != size || t->axes < 1 || t->axes > 2 ||
         shape[0] - 1 >= INT32_MAX || shape[1] - 1 >= INT32_MAX) {
@@ -184,8 +184,8 @@ static nd_status place_tensors(nd_gguf_head *h)
 
 nd_status nd_gguf_take_head(nd_gguf_head *h)
 {
-    const uint64_t magic = take(h, 4);
-    const uint32_t version = (uint32_t)take(h, 4);
+    const uint64_t magic = take_number(h, 4);
+    const uint32_t version = (uint32_t)take_number(h, 4);
     if (magic != 0x46554747) { /* "GGUF" */
         return nd_gguf_refuse(h, "it is a file, and no GGUF file; a model is one of these, or a "
                                  "folder with config.json");
@@ -194,8 +194,8 @@ nd_status nd_gguf_take_head(nd_gguf_head *h)
         return nd_gguf_refuse(h, "it is of GGUF's version %u%s; 2 and 3 are read", version,
                               bswap_32(version) - 1 < 3 ? ", as its numbers are big-endian" : "");
     }
-    const uint64_t tensors = take(h, 8);
-    for (uint64_t left = take(h, 8); left > 0 && !h->cut; left--) {
+    const uint64_t tensors = take_number(h, 8);
+    for (uint64_t left = take_number(h, 8); left > 0 && !h->cut; left--) {
         ND_TRY(take_key(h));
     }
     h->cut |= tensors > (h->map.size - h->at) / 32; /* bytes of a tensor's entry at least */
@@ -209,14 +209,14 @@ nd_status nd_gguf_take_head(nd_gguf_head *h)
 
 /* Writing. */
 
-static void put(FILE *out, uint64_t number, size_t bytes)
+static void put_number(FILE *out, uint64_t number, size_t bytes)
 {
     fwrite(&number, bytes, 1, out);
 }
 
 static void put_text(FILE *out, const char *text, size_t size)
 {
-    put(out, size, 8);
+    put_number(out, size, 8);
     fwrite(text, 1, size, out);
 }
 
@@ -230,19 +230,19 @@ static void put_value(FILE *out, const json_t *value, bool listed)
     const float real = (float)json_real_value(value);
     uint64_t bits = json_is_true(value) ? 1 : (uint64_t)json_integer_value(value);
     size_t i;
-    put(out, (uint64_t)kind, listed ? 0 : 4);
+    put_number(out, (uint64_t)kind, listed ? 0 : 4);
     if (kind == TEXT) {
         put_text(out, json_string_value(value), json_string_length(value));
     } else if (kind == ARRAY) {
-        put(out, json_is_integer(one) ? I32 : TEXT, 4);
-        put(out, json_array_size(value), 8);
+        put_number(out, json_is_integer(one) ? I32 : TEXT, 4);
+        put_number(out, json_array_size(value), 8);
         json_array_foreach(value, i, one)
         {
             put_value(out, one, true);
         }
     } else {
         memcpy(&bits, &real, kind == F32 ? sizeof real : 0);
-        put(out, bits, kind == FLAG ? 1 : 4);
+        put_number(out, bits, kind == FLAG ? 1 : 4);
     }
 }
 
@@ -252,9 +252,9 @@ void nd_gguf_put_head(FILE *out, json_t *keys, nd_safetensors_list *list)
     json_t *value;
     uint64_t at = 0;
     fwrite("GGUF", 1, 4, out);
-    put(out, VERSION, 4);
-    put(out, (uint64_t)list->count, 8);
-    put(out, json_object_size(keys), 8);
+    put_number(out, VERSION, 4);
+    put_number(out, (uint64_t)list->count, 8);
+    put_number(out, json_object_size(keys), 8);
     json_object_foreach(keys, key, value)
     {
         put_text(out, key, strlen(key));
@@ -265,12 +265,12 @@ void nd_gguf_put_head(FILE *out, json_t *keys, nd_safetensors_list *list)
         const nd_gguf_type *type = &nd_gguf_types[t->number];
         const int64_t blocks = nd_safetensors_tensor_count(t) / type->block;
         put_text(out, t->name, strlen(t->name));
-        put(out, (uint64_t)t->axes, 4);
+        put_number(out, (uint64_t)t->axes, 4);
         for (int a = t->axes; a-- > 0;) { /* the axis of adjacent elements first */
-            put(out, (uint64_t)t->shape[a], 8);
+            put_number(out, (uint64_t)t->shape[a], 8);
         }
-        put(out, (uint64_t)t->number, 4);
-        put(out, at, 8);
+        put_number(out, (uint64_t)t->number, 4);
+        put_number(out, at, 8);
         t->begin = at;
         at += nd_round_up_bytes((size_t)(blocks * type->bytes), ALIGNMENT);
     }

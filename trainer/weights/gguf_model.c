@@ -358,7 +358,7 @@ static nd_status check_shape(const nd_shape *s)
                : ND_OK;
 }
 
-static void add(const nd_shape *s, json_t **keys, const char *key, json_t *value)
+static void add_key(const nd_shape *s, json_t **keys, const char *key, json_t *value)
 {
     char name[96];
     snprintf(name, sizeof name, "%s%s", *key == '.' ? nd_families[s->family].model_type : "", key);
@@ -371,14 +371,14 @@ static void add_shape(const nd_shape *s, json_t **keys)
         const void *at = (const char *)s + numbers[i].place;
         const int64_t whole = numbers[i].whole ? *(const int64_t *)at : 0;
         if (whole >= 0) { /* below: there is no such token */
-            add(s, keys, numbers[i].key,
-                numbers[i].whole ? json_integer((json_int_t)whole)
-                                 : json_real(*(const double *)at));
+            add_key(s, keys, numbers[i].key,
+                    numbers[i].whole ? json_integer((json_int_t)whole)
+                                     : json_real(*(const double *)at));
         }
     }
     if (s->rope.type == ND_ROPE_LINEAR) {
-        add(s, keys, ".rope.scaling.type", json_string("linear"));
-        add(s, keys, ".rope.scaling.factor", json_real(s->rope.factor));
+        add_key(s, keys, ".rope.scaling.type", json_string("linear"));
+        add_key(s, keys, ".rope.scaling.factor", json_real(s->rope.factor));
     }
 }
 
