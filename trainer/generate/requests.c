@@ -130,8 +130,8 @@ static nd_status check_length(const nd_request_rules *rules, nd_request *request
 
 /* Adds a request, or returns the `status` with which reading it failed. Takes over its ids and name
  * either way. */
-static nd_status add(nd_requests *r, const nd_request_rules *rules, nd_request *request,
-                     nd_status status)
+static nd_status add_request(nd_requests *r, const nd_request_rules *rules, nd_request *request,
+                             nd_status status)
 {
     const nd_ids *ids = &request->ids;
     ND_TRY_OUT(status);
@@ -155,7 +155,7 @@ nd_status nd_requests_add_text(nd_requests *requests, const nd_request_rules *ru
 {
     nd_request request = {.max_new = rules->max_new};
     nd_status status = encode_prompt(rules, text, size, &request.ids);
-    status = add(requests, rules, &request, status);
+    status = add_request(requests, rules, &request, status);
     return status == ND_OK ? ND_OK : nd_fail_context(status, "reading %s", name);
 }
 
@@ -208,7 +208,7 @@ static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, c
     }
     nd_status status = read_row(row, rules, &request);
     json_decref(row);
-    return add(requests, rules, &request, status);
+    return add_request(requests, rules, &request, status);
 }
 
 nd_status nd_requests_add_rows(nd_requests *requests, const nd_request_rules *rules,

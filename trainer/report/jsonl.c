@@ -32,9 +32,9 @@ typedef struct jsonl {
 
 /* Members of a line. */
 
-static void put(jsonl *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put_formatted(jsonl *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static void put(jsonl *s, const char *format, ...)
+static void put_formatted(jsonl *s, const char *format, ...)
 {
     const size_t room = sizeof s->line - s->used;
     va_list args;
@@ -47,20 +47,20 @@ static void put(jsonl *s, const char *format, ...)
 
 static void put_key(jsonl *s, const char *key)
 {
-    put(s, "%s\"%s\":", s->line[s->used - 1] == '{' ? "" : ",", key);
+    put_formatted(s, "%s\"%s\":", s->line[s->used - 1] == '{' ? "" : ",", key);
 }
 
 static void put_int(jsonl *s, const char *key, int64_t value)
 {
     put_key(s, key);
-    put(s, "%lld", (long long)value);
+    put_formatted(s, "%lld", (long long)value);
 }
 
 /* 17 digits give the same double back. JSON has no NaN and no infinity. */
 static void put_number(jsonl *s, const char *key, double value)
 {
     put_key(s, key);
-    put(s, isfinite(value) ? "%.17g" : "null", value);
+    put_formatted(s, isfinite(value) ? "%.17g" : "null", value);
 }
 
 /* NULL is "". Bytes that are no UTF-8 become '?'; those that have no room in `capacity` bytes are
@@ -70,25 +70,25 @@ static void put_text(jsonl *s, const char *key, const char *text, size_t capacit
     const size_t size = text ? strlen(text) : 0;
     size_t at = 0;
     put_key(s, key);
-    put(s, "\"");
+    put_formatted(s, "\"");
     for (const size_t end = s->used + capacity - 13; at < size && s->used < end;) {
         unsigned code = '?';
         const int n = nd_utf8_decode(text + at, size - at, &code);
         if (n <= 0 || code < 0x20 || code == '"' || code == '\\') {
-            put(s, "\\u%04x", n > 0 ? code : '?');
+            put_formatted(s, "\\u%04x", n > 0 ? code : '?');
         } else {
-            put(s, "%.*s", n, text + at);
+            put_formatted(s, "%.*s", n, text + at);
         }
         at += n > 0 ? (size_t)n : 1;
     }
-    put(s, "%s\"", at < size ? "..." : "");
+    put_formatted(s, "%s\"", at < size ? "..." : "");
 }
 
 /* The members that follow are those of an object, up to a "}". */
 static void put_object(jsonl *s, const char *key)
 {
     put_key(s, key);
-    put(s, "{");
+    put_formatted(s, "{");
 }
 
 /* An object of losses and one of tokens, by the names of the sources; neither without sources. */
@@ -102,24 +102,24 @@ static void put_sources(jsonl *s, const nd_source_loss *list, int count, const c
     for (int i = 0; i < count; i++) {
         put_number(s, list[i].name, list[i].loss);
     }
-    put(s, "}");
+    put_formatted(s, "}");
     put_object(s, tokens);
     for (int i = 0; i < count; i++) {
         put_int(s, list[i].name, list[i].tokens);
     }
-    put(s, "}");
+    put_formatted(s, "}");
 }
 
 static void begin_line(jsonl *s)
 {
     s->used = 0;
-    put(s, "{");
+    put_formatted(s, "{");
 }
 
 /* The weight is that of nd_writer_put. */
 static nd_status end_line(jsonl *s, int64_t weight)
 {
-    put(s, "}\n");
+    put_formatted(s, "}\n");
     nd_writer_put(s->options.writer, s->file, s->line, s->used, weight);
     return ND_OK;
 }
@@ -138,7 +138,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
     put_int(s, "step", r->step);
     if (r->skipped) {
         put_key(s, "skipped");
-        put(s, "true");
+        put_formatted(s, "true");
     }
     put_number(s, "loss", r->loss);
     put_number(s, "grad_norm", r->grad_norm);
@@ -151,7 +151,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
     for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
         put_int(s, nd_traffic_name(k), r->wire_bytes[k]);
     }
-    put(s, "}");
+    put_formatted(s, "}");
     if (r->visible_pairs > 0) {
         put_int(s, "visible_pairs", r->visible_pairs);
         put_number(s, "balance", r->balance);
@@ -169,7 +169,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
     put_number(s, "tflops_per_worker_causal", speed.tflops_causal);
     put_number(s, "tflops_per_worker_accelerate", speed.tflops_accelerate);
     put_key(s, "peak_memory_bytes");
-    put(s, "%.0f", r->peak_memory_bytes);
+    put_formatted(s, "%.0f", r->peak_memory_bytes);
     return end_line(s, 1);
 }
 
@@ -208,12 +208,12 @@ static nd_status write_health(void *self, const nd_health_record *r)
                 put_int(s, "saturation_layer", w->saturation_layer);
                 put_number(s, "amax", w->amax);
                 put_int(s, "amax_layer", w->amax_layer);
-                put(s, "}");
+                put_formatted(s, "}");
             }
         }
-        put(s, "}");
+        put_formatted(s, "}");
     }
-    put(s, "}");
+    put_formatted(s, "}");
     return end_line(s, 1);
 }
 

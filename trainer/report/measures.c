@@ -26,7 +26,7 @@ double nd_flops_per_token_accelerate(const nd_shape *shape, int64_t sequence)
     return (double)shape->layers * (18 * C * F + 12 * D * (H + K) + 12 * H * D * (double)sequence);
 }
 
-static void add(const nd_comm *comm, int64_t bytes[ND_TRAFFIC_COUNT])
+static void add_traffic(const nd_comm *comm, int64_t bytes[ND_TRAFFIC_COUNT])
 {
     if (!comm) {
         return;
@@ -46,8 +46,8 @@ void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT])
         bytes[k] = 0;
     }
     for (nd_group_kind group = 0; group < ND_GROUP_COUNT; group++) {
-        add(groups->by_kind[group], bytes);
-        add(groups->second[group], bytes);
+        add_traffic(groups->by_kind[group], bytes);
+        add_traffic(groups->second[group], bytes);
     }
 }
 

@@ -95,8 +95,7 @@ static nd_status remove_torn(output *f)
 
 /*
  * Writes with one call, so that a reader who follows the file sees whole records; a second call is
- * needed only when the disk takes a part. When the rest does not fit, the part that was written is
- * removed.
+ * needed only when the disk takes a part, which is removed when the rest does not fit.
  */
 static nd_status append(output *f, const void *record, size_t length)
 {
@@ -126,10 +125,11 @@ static nd_status append(output *f, const void *record, size_t length)
 
 /* Both threads, with the lock. */
 
-static void say(nd_writer *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void log_warning(nd_writer *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* Without the lock for as long as the log takes. */
-static void say(nd_writer *w, const char *format, ...)
+static void log_warning(nd_writer *w, const char *format, ...)
 {
     char text[ND_WRITER_WHY_BYTES + 400];
     va_list args;
@@ -184,9 +184,10 @@ static void write_entry(nd_writer *w, const entry *e)
         f->fails = true;
         lose(f, e->weight > 0 ? e->weight : !kept, nd_error_last()->message);
         if (!said) {
-            say(w,
-                "%s loses records of this run, which goes on, until they can be written again: %s",
-                f->name, nd_error_last()->message);
+            log_warning(w,
+                        "%s loses records of this run, which goes on, until they can be written "
+                        "again: %s",
+                        f->name, nd_error_last()->message);
         }
     }
     nd_error_clear();
@@ -297,10 +298,10 @@ static void look(nd_writer *w)
         return;
     }
     w->hangs = true;
-    say(w,
-        "%s does not answer, and the run goes on: a write has not returned for %g s; records wait "
-        "for it, and are lost where they are too many",
-        w->current->name, w->deadline_seconds);
+    log_warning(w,
+                "%s does not answer, and the run goes on: a write has not returned for %g s; "
+                "records wait for it, and are lost where they are too many",
+                w->current->name, w->deadline_seconds);
 }
 
 /* False: it is useless to wait, or too long already. */
@@ -322,8 +323,7 @@ static bool is_empty(const nd_writer *w)
     return w->queued.used == 0 && w->written.used == 0;
 }
 
-/* After an overflow everything is written first, so that a disk which is always too slow leaves few
- * gaps. */
+/* After an overflow all is written first, so a disk which is always too slow leaves few gaps. */
 void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int64_t weight)
 {
     static const char slow[] = "it is slower than the run";
@@ -342,7 +342,7 @@ void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int
         lose(f, weight > 0 ? weight : 1, w->hangs ? "a write has not returned" : slow);
         if (!w->hangs && !w->said_slow) {
             w->said_slow = true;
-            say(w, "%s loses records of this run, which goes on: %s", f->name, slow);
+            log_warning(w, "%s loses records of this run, which goes on: %s", f->name, slow);
         }
     } else if (!ends(w)) {
         entry *e = (entry *)(void *)(w->queued.bytes + w->queued.used);

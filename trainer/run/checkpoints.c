@@ -334,7 +334,7 @@ nd_status nd_run_saving_wait(nd_run *s)
     return nd_run_saving_report(s, &report);
 }
 
-static nd_status begin(nd_run *s, const char *reason)
+static nd_status begin_save(nd_run *s, const char *reason)
 {
     ND_TRY(nd_run_saving_wait(s));
     s->held_step = s->trainer->position.step;
@@ -367,19 +367,19 @@ static nd_status save_step(nd_run *s, const nd_step_result *result)
     ND_TRY(nd_run_saving_advance(s, result->save));
     int64_t step = s->trainer->position.step;
     bool last = step == config->train.steps;
-    return last || step % config->checkpoint.interval == 0 ? begin(s, last ? "end" : "interval")
-                                                           : ND_OK;
+    return last || step % config->checkpoint.interval == 0
+               ? begin_save(s, last ? "end" : "interval")
+               : ND_OK;
 }
 
-/* Waits until the save in flight is durable. A run that was stopped, or is over early, saves its
- * state first. */
+/* Waits until the save in flight is durable. A run that was stopped or ended early saves first. */
 static nd_status finish_saving(nd_run *s)
 {
     if (!s->saver) {
         return ND_OK;
     }
     if ((s->stopped || s->over) && s->held_step != s->trainer->position.step) {
-        ND_TRY(begin(s, s->stopped ? "signal" : "end"));
+        ND_TRY(begin_save(s, s->stopped ? "signal" : "end"));
     }
     ND_TRY(nd_run_saving_wait(s));
     if (s->stopped && s->save_failed) {

@@ -123,7 +123,7 @@ static nd_status list_names(const char *run, nd_folder_kind kind, char out[400])
 }
 
 /* The source is the checkpoint of this step in a run folder, in which the run goes on. */
-static nd_status take(nd_resume *out, const char *run, int64_t step)
+static nd_status take_checkpoint(nd_resume *out, const char *run, int64_t step)
 {
     char name[ND_CHECKPOINT_NAME_MAX];
     ND_TRY(absolute(run, out->run));
@@ -198,7 +198,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     ND_TRY(run[0] ? pick_newest(search, run, how, &step) : check_run(search->config, run));
     if (step >= 0) {
         out->searched = true;
-        return take(out, run, step);
+        return take_checkpoint(out, run, step);
     }
     ND_TRY(list_names(run, ND_FOLDER_BAD, names));
     if (names[0]) {
@@ -235,7 +235,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     ND_TRY(nd_fs_is_folder(path, &there));
     ND_TRY(nd_checkpoint_is_ours(path, &ours));
     if (ours) {
-        return take(out, run, step);
+        return take_checkpoint(out, run, step);
     }
     if (there) {
         return nd_fail(ND_ERR_DATA,
@@ -307,7 +307,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     ND_TRY(pick_newest(search, place, continues ? own : PASS_SAYING, &out->step));
     if (out->step >= 0) {
         out->searched = true;
-        ND_TRY(take(out, place, out->step));
+        ND_TRY(take_checkpoint(out, place, out->step));
         out->continues = continues;
         return ND_OK;
     }
@@ -424,8 +424,8 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 /* Rank 0 searches, unless it has failed already, and looks whether the checkpoint fits the run. The
  * key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
  * thread has the error of; the search fails with it. */
-static nd_status find(nd_run *s, const nd_resume_search *search, const char *key,
-                      nd_status prepared)
+static nd_status find_checkpoint(nd_run *s, const nd_resume_search *search, const char *key,
+                                 nd_status prepared)
 {
     nd_status status = prepared;
     if (s->rank->rank == 0 && status == ND_OK) {
@@ -450,7 +450,7 @@ static nd_status find_source(nd_run *s)
 {
     const nd_resume_search search = {
         .config = s->config, .run_folder = s->worker->identity.run_folder, .below = -1};
-    return find(s, &search, "resume", ND_OK);
+    return find_checkpoint(s, &search, "resume", ND_OK);
 }
 
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
@@ -467,7 +467,7 @@ static nd_status fall_back(nd_run *s)
     const nd_status status =
         nd_run_set_damaged_aside(s, nd_resume_is_own(&before) ? before.run : NULL, before.step);
     snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, s->rewinds);
-    return find(s, &search, key, status);
+    return find_checkpoint(s, &search, key, status);
 }
 
 static void log_restored(const nd_run *s, const nd_restored *restored)
@@ -530,7 +530,7 @@ static nd_status load_source(nd_run *s)
     const nd_resume_search again = {
         .config = s->config, .run_folder = before.run, .below = -1, .sets_aside = true};
     ND_TRY(before.continues && (before.searched || !before.found)
-               ? find(s, &again, "resume under the lock", ND_OK)
+               ? find_checkpoint(s, &again, "resume under the lock", ND_OK)
                : ND_OK);
     const nd_resume *source = &s->resume;
     nd_fsdp *fsdp = &s->trainer->model->fsdp;
