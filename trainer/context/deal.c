@@ -85,7 +85,7 @@ static void cut_tiles(deal *d, int64_t length)
     memset(d->loads, 0, (size_t)d->ranks * sizeof *d->loads);
 }
 
-static void give(deal *d, int64_t tile, int owner)
+static void give_tile(deal *d, int64_t tile, int owner)
 {
     d->owners[tile] = owner;
     d->loads[owner] += d->pairs[tile];
@@ -105,7 +105,7 @@ static void deal_tiles(deal *d)
                 least = r;
             }
         }
-        give(d, d->order[t], (int)least);
+        give_tile(d, d->order[t], (int)least);
         d->room[least]--;
     }
     memcpy(d->parents, d->owners, (size_t)d->count * sizeof *d->parents);
@@ -146,8 +146,8 @@ static bool swap_tiles(deal *d, int from, int to)
     }
     d->loads[from] -= d->pairs[give_at];
     d->loads[to] -= d->pairs[take_at];
-    give(d, give_at, to);
-    give(d, take_at, from);
+    give_tile(d, give_at, to);
+    give_tile(d, take_at, from);
     return true;
 }
 
@@ -172,7 +172,7 @@ static void exchange_tiles(deal *d, int64_t length, int64_t all)
     int64_t swaps = 0;
     cut_tiles(d, length);
     for (int64_t t = 0; t < d->count; t++) {
-        give(d, t, d->parents[t / d->cuts]);
+        give_tile(d, t, d->parents[t / d->cuts]);
     }
     while (swaps < d->count && !is_balanced(d, all) &&
            swap_tiles(d, rank_with(d, true), rank_with(d, false))) {

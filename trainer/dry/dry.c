@@ -169,7 +169,7 @@ static nd_step_work *work_of(const nd_stream *stream)
     return stream->native;
 }
 
-static void add(const nd_stream *stream, double *sum, double amount)
+static void add_weighted(const nd_stream *stream, double *sum, double amount)
 {
     *sum += amount * (double)work_of(stream)->calls.weight;
 }
@@ -191,11 +191,11 @@ static nd_status work_product(nd_stream *s, const nd_product_args *x)
     nd_step_work *w = work_of(s);
     const nd_matrix *a = &x->a;
     const int64_t k = a->stored.shape[a->transposed == x->a_transposed ? 1 : 0];
-    add(s,
-        nd_matrix_is_fp8(a)               ? &w->flops_fp8
-        : a->stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
-                                          : &w->flops_bf16,
-        2.0 * (double)nd_tensor_count(x->c) * (double)k);
+    add_weighted(s,
+                 nd_matrix_is_fp8(a)               ? &w->flops_fp8
+                 : a->stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
+                                                   : &w->flops_bf16,
+                 2.0 * (double)nd_tensor_count(x->c) * (double)k);
     return ND_OK;
 }
 
@@ -213,8 +213,8 @@ static double visible_pairs(const nd_attention *a)
 #define WORK_OF_ATTENTION(op, factor)                                                              \
     static nd_status work_##op(nd_stream *s, const nd_##op##_args *x)                              \
     {                                                                                              \
-        const nd_attention *a = &x->attention;                                                     \
-        add(s, &work_of(s)->flops_attention, visible_pairs(a) * (double)a->head_dim * (factor));   \
+        const double n = visible_pairs(&x->attention) * (double)x->attention.head_dim * (factor);  \
+        add_weighted(s, &work_of(s)->flops_attention, n);                                          \
         return ND_OK;                                                                              \
     }
 /* Scores, and their product with the values. */
@@ -248,7 +248,7 @@ WORK_OF_ATTENTION(attention_bwd, 10.0)
 #define MOVE(op, bytes)                                                                            \
     static nd_status work_##op(nd_stream *s, const nd_##op##_args *x)                              \
     {                                                                                              \
-        add(s, &work_of(s)->moved_bytes, bytes);                                                   \
+        add_weighted(s, &work_of(s)->moved_bytes, bytes);                                          \
         return ND_OK;                                                                              \
     }
 EACH_MOVE(MOVE)

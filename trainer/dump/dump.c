@@ -288,7 +288,7 @@ static bool place_state(const nd_dump *d, entry *e)
     return p->owned && d->rank->coord.at[ND_AXIS_DP_REPLICATE] == 0;
 }
 
-static nd_status add(void *context, const subject *of)
+static nd_status add_entry(void *context, const subject *of)
 {
     nd_dump *d = context;
     entry *e = &d->entries[d->count];
@@ -330,7 +330,7 @@ nd_status nd_dump_create(nd_rank *rank, const nd_layout *layout, const nd_dims *
                               .shape = &rank->shape,
                               .tp = rank->mesh.size[ND_AXIS_TP],
                               .micros = micros,
-                              .visit = add,
+                              .visit = add_entry,
                               .context = d};
     ND_TRY_OUT(each_subject(&all));
     *out = d;

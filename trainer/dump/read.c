@@ -177,8 +177,8 @@ static int64_t next_tensor(const dump *d, int64_t i)
 }
 
 /* Puts the elements [first, first + count) of a part's block into their places. */
-static void put(const part *p, int64_t first, int64_t count, const float *from, float *values,
-                bool *there)
+static void put_part(const part *p, int64_t first, int64_t count, const float *from, float *values,
+                     bool *there)
 {
     const json_t *ranges = json_object_get(p->note, "rows"),
                  *columns = json_object_get(p->note, "columns");
@@ -209,7 +209,7 @@ static nd_status read_part(const part *p, float *values, bool *there)
     ND_TRY(ND_ALLOC(count, &from));
     nd_status status = nd_safetensors_read(p->file->fd, p->file->path, p->stored, 0, count, from);
     if (status == ND_OK) {
-        put(p, json_integer_value(json_array_get(elements, 0)), count, from, values, there);
+        put_part(p, json_integer_value(json_array_get(elements, 0)), count, from, values, there);
     }
     free(from);
     return status;

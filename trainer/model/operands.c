@@ -65,7 +65,7 @@ static cast cast_of(nd_block_call c, const nd_linear_group *g, const nd_linear_p
 
 /* Makes x->form. Codes that are there are read; otherwise scales are found unless they are settled,
  * and the rows are cast, here or by products. */
-static nd_status make(nd_model *m, const cast *how, nd_operand *x)
+static nd_status make_operand(nd_model *m, const cast *how, nd_operand *x)
 {
     const nd_tensor from = x->stored;
     const nd_granularity along = how->rule->granularity;
@@ -113,7 +113,7 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     }
     s->casts.inputs += nd_role_operand(role) == ND_OPERAND_INPUT;
     if (x->known != ND_KNOWN_CODES) {
-        ND_TRY(make(c.model, &how, x));
+        ND_TRY(make_operand(c.model, &how, x));
     }
     x->stored = x->codes;
     x->codes = (nd_tensor){0};
@@ -147,7 +147,7 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         s->casts.gradients += of == ND_OPERAND_GRADIENT;
         s->casts.inputs += of == ND_OPERAND_INPUT && !codes;
         s->casts.weights += of == ND_OPERAND_WEIGHT && !codes;
-        ND_TRY(make(c.model, &how, x));
+        ND_TRY(make_operand(c.model, &how, x));
     }
     *a = x->form.matrix;
     if (p->forms[role].transposed) {

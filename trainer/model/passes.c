@@ -129,8 +129,8 @@ static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, 
 }
 
 /* Shows the dump rows of the head's, from `row` and `column` of the rank's on. */
-static nd_status show(const nd_model *m, const nd_activation_set *set, nd_dump_place place,
-                      nd_tensor x)
+static nd_status show_head(const nd_model *m, const nd_activation_set *set, nd_dump_place place,
+                           nd_tensor x)
 {
     place.points = 1;
     place.layer = -1;
@@ -146,7 +146,7 @@ static nd_status show_logits(const nd_model *m, const nd_activation_set *set, in
     for (int64_t peer = 0; m->dump && peer < tp; peer++) {
         const nd_dump_place place = {
             .point = ND_DUMP_LOGITS, .row = peer * Tl + begin, .column = t->begin};
-        ND_TRY(show(m, set, place, nd_tensor_rows(t->logits, peer * rows, rows)));
+        ND_TRY(show_head(m, set, place, nd_tensor_rows(t->logits, peer * rows, rows)));
     }
     return ND_OK;
 }
@@ -275,12 +275,12 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         nd_tensor h = nd_tensor_rows(m->work.head.h, 0, nd_min(d->Tl - begin, d->head_rows));
         ND_TRY(norm_rows(m, set, in, begin, h));
-        ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F, .row = begin}, h));
+        ND_TRY(show_head(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F, .row = begin}, h));
         ND_TRY(chunk(m, set, pass, begin, h, beta));
         beta = 1.0f;
     }
     nd_fsdp_release(&m->fsdp, unit);
-    return show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F_INPUT}, set->head.x);
+    return show_head(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F_INPUT}, set->head.x);
 }
 
 /* Copies the first n of `computed` rows to the host, (n, vocab). all: (tp x computed, V), the
@@ -382,10 +382,10 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
           .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .plus = m->dims.norm_plus, .rstd = set->head.rstd, .amax = amax);
-    ND_TRY(
-        show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F, .backward = true}, set->head.dh));
-    ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F_INPUT, .backward = true},
-                nd_stream_gradient(m, set, last.layer)));
+    ND_TRY(show_head(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F, .backward = true},
+                     set->head.dh));
+    ND_TRY(show_head(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F_INPUT, .backward = true},
+                     nd_stream_gradient(m, set, last.layer)));
     nd_fsdp_release(&m->fsdp, unit);
     /* A tied table's gradient is completed by the embedding. */
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);

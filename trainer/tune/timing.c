@@ -134,7 +134,7 @@ static void bench_close(bench *b)
 }
 
 /* Repeats the pattern, by copies of what is already on the device. */
-static nd_status fill(const bench *b, char *to, size_t bytes, int pattern)
+static nd_status fill_pattern(const bench *b, char *to, size_t bytes, int pattern)
 {
     nd_stream *stream = &b->rank->stream;
     size_t filled = bytes < PATTERN_BYTES ? bytes : PATTERN_BYTES;
@@ -169,7 +169,7 @@ static nd_status fill_operand(const bench *b, size_t at, const nd_call_matrix *m
                   : m->dtype == ND_DTYPE_BF16    ? PATTERN_BF16
                   : m->dtype == ND_DTYPE_F8_E5M2 ? PATTERN_E5M2
                                                  : PATTERN_E4M3;
-    return m->align == 0 ? ND_OK : fill(b, tensor_at(b, at, m).data, span(m), pattern);
+    return m->align == 0 ? ND_OK : fill_pattern(b, tensor_at(b, at, m).data, span(m), pattern);
 }
 
 static nd_status fill_all(const bench *b, const nd_call *call, const places *p)
@@ -178,7 +178,7 @@ static nd_status fill_all(const bench *b, const nd_call *call, const places *p)
     if (call->kind == ND_CALL_PRODUCT || call->kind == ND_CALL_PRODUCT_FP8) {
         ND_TRY(fill_operand(b, p->b, &call->b));
     }
-    ND_TRY(fill(b, b->memory + p->amax, p->scratch - p->amax, PATTERN_ONES));
+    ND_TRY(fill_pattern(b, b->memory + p->amax, p->scratch - p->amax, PATTERN_ONES));
     return ND_OK;
 }
 
@@ -200,7 +200,7 @@ static nd_matrix fp8_operand(const bound_call *x, int which, nd_tensor t, bool a
     return out;
 }
 
-static nd_status run(void *context, nd_stream *s)
+static nd_status run_call(void *context, nd_stream *s)
 {
     const bound_call *x = context;
     const bench *b = x->bench;
@@ -261,10 +261,10 @@ static double median(double *times, int count)
 static nd_status host_median(bound_call *x, nd_stream *stream, double *seconds)
 {
     double times[REPEATS];
-    ND_TRY(run(x, stream)); /* which makes what the library keeps */
+    ND_TRY(run_call(x, stream)); /* which makes what the library keeps */
     for (int i = 0; i < REPEATS; i++) {
         const double begin = nd_clock_seconds();
-        ND_TRY(run(x, stream));
+        ND_TRY(run_call(x, stream));
         times[i] = nd_clock_seconds() - begin;
     }
     *seconds = median(times, REPEATS);
@@ -278,7 +278,7 @@ static nd_status time_call(bench *b, const nd_call *call, double *seconds)
     nd_stream *stream = &b->rank->stream;
     ND_ASSERT(x.at.end <= b->bytes);
     ND_TRY(fill_all(b, call, &x.at));
-    return nd_rank_is_gpu(b->rank) ? nd_ops_cuda_median(stream, run, &x, REPEATS, seconds)
+    return nd_rank_is_gpu(b->rank) ? nd_ops_cuda_median(stream, run_call, &x, REPEATS, seconds)
                                    : host_median(&x, stream, seconds);
 }
 
@@ -309,7 +309,7 @@ nd_status nd_calls_run_products(nd_rank *rank, const nd_calls *calls)
         if (call->kind == ND_CALL_PRODUCT || call->kind == ND_CALL_PRODUCT_FP8) {
             bound_call x = {&b, call, places_of(rank, call)};
             ND_TRY_OUT(fill_all(&b, call, &x.at));
-            ND_TRY_OUT(run(&x, &rank->stream));
+            ND_TRY_OUT(run_call(&x, &rank->stream));
         }
     }
     status = nd_stream_sync(&rank->stream);
