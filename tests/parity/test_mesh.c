@@ -14,7 +14,7 @@
 #include "tests/support/tempdir.h"
 
 /* The last step has samples of the second epoch. */
-enum { SEQUENCE = 32, GLOBAL_BATCH = 24, STEPS = 12, TOKENS = 9000 };
+enum { SEQUENCE = 32, GLOBAL_BATCH = 24, STEPS = 6, TOKENS = 4300 };
 
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
 static tempdir dir;

@@ -11,7 +11,7 @@
 
 #include "tests/parity/mesh_data.h"
 
-enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 2, BATCH = 2 };
+enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 1, BATCH = 2 };
 
 static tempdir dir;
 

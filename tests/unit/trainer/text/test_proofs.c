@@ -13,10 +13,12 @@
 
 enum { DIGEST = 16 }; /* of the 64 hexadecimal digits of SHA-256 */
 
+/* Every so many chunks of an alphabet are compared: those of code points have others in each chunk,
+ * and the suite tokenizers_all has more of the random ones. */
 #ifdef __SANITIZE_ADDRESS__
-enum { STEP = PROOF_CHUNKS }; /* one chunk of each alphabet is enough for a sanitizer */
+enum { STEP = PROOF_CHUNKS, STEP_OF_POINTS = PROOF_CHUNKS };
 #else
-enum { STEP = 1 };
+enum { STEP = 4, STEP_OF_POINTS = 1 };
 #endif
 
 static void encode_chunk(nd_encoder *encoder, const nd_bytes *records, nd_bytes *ids)
@@ -84,10 +86,11 @@ static bool find_file(const char *name, char path[PATH_MAX])
 /* The digests of a line, one for each chunk. Returns how many were compared. */
 static int compare_line(const char *name, int alphabet, const nd_tokenizer *tokenizer, char *rest)
 {
+    const int step = proof_has_special(alphabet) ? STEP : STEP_OF_POINTS;
     char *expected, hex[65];
     int chunk = 0;
     for (; (expected = strtok_r(NULL, " \n", &rest)); chunk++) {
-        if (chunk % STEP != 0) {
+        if (chunk % step != 0) {
             continue;
         }
         digest_chunk(tokenizer, alphabet, chunk, hex);
