@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/base/hash.h"
 
-#include <errno.h>
 #include <openssl/evp.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,13 +14,25 @@
 #endif
 
 #include "runtime/base/fs.h"
+#include "runtime/base/math.h"
 
 enum { BLOCK_BYTES = 1 << 20 };
 
+uint64_t nd_hash_64(const void *data, size_t size)
+{
+    return XXH3_64bits(data, size);
+}
+
+void nd_hash_128(const void *data, size_t size, uint64_t out[2])
+{
+    const XXH128_hash_t hash = XXH3_128bits(data, size);
+    memcpy(out, &hash, sizeof hash); /* whose low half comes first */
+}
+
 struct nd_hash {
     nd_hash_kind kind;
-    XXH3_state_t *xxh3; /* one of the two */
-    EVP_MD_CTX *sha256;
+    XXH3_state_t *xxh3; /* the size of the digest matters to the last call alone */
+    EVP_MD_CTX *sha256; /* where there is no xxh3 */
 };
 
 int nd_hash_bytes(nd_hash_kind kind)
@@ -60,18 +71,14 @@ static nd_status check_result(bool good)
 
 nd_status nd_hash_begin(nd_hash *h)
 {
-    return check_result(h->kind == ND_HASH_XXH3_64 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
-                        : h->kind == ND_HASH_XXH3_128
-                            ? XXH3_128bits_reset(h->xxh3) == XXH_OK
-                            : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1);
+    return check_result(h->xxh3 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
+                                : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1);
 }
 
 nd_status nd_hash_add(nd_hash *h, const void *data, size_t size)
 {
-    return check_result(
-        h->kind == ND_HASH_XXH3_64    ? XXH3_64bits_update(h->xxh3, data, size) == XXH_OK
-        : h->kind == ND_HASH_XXH3_128 ? XXH3_128bits_update(h->xxh3, data, size) == XXH_OK
-                                      : EVP_DigestUpdate(h->sha256, data, size) == 1);
+    return check_result(h->xxh3 ? XXH3_64bits_update(h->xxh3, data, size) == XXH_OK
+                                : EVP_DigestUpdate(h->sha256, data, size) == 1);
 }
 
 nd_status nd_hash_end(nd_hash *h, uint8_t out[ND_HASH_MAX])
@@ -81,14 +88,10 @@ nd_status nd_hash_end(nd_hash *h, uint8_t out[ND_HASH_MAX])
     }
     if (h->kind == ND_HASH_XXH3_64) {
         const uint64_t digest = XXH3_64bits_digest(h->xxh3);
-        for (int i = 0; i < 8; i++) {
-            out[i] = (uint8_t)(digest >> (8 * i));
-        }
+        memcpy(out, &digest, sizeof digest); /* little-endian, as this machine is */
         return ND_OK;
     }
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(h->xxh3));
-    memcpy(out, canonical.digest, sizeof canonical.digest);
+    XXH128_canonicalFromHash((XXH128_canonical_t *)out, XXH3_128bits_digest(h->xxh3));
     return ND_OK;
 }
 
@@ -118,33 +121,22 @@ nd_status nd_sha256(const void *data, size_t size, char hex[ND_HASH_HEX_MAX])
     return nd_hash_text(ND_HASH_SHA256, data, size, hex);
 }
 
-static nd_status add_file(int fd, const char *path, nd_hash *h, uint8_t *block)
-{
-    ssize_t n;
-    while ((n = read(fd, block, BLOCK_BYTES)) != 0) {
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            return nd_fail_local(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
-        }
-        ND_TRY(nd_hash_add(h, block, (size_t)n));
-        nd_fs_beat();
-    }
-    return ND_OK;
-}
-
 nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX])
 {
     int fd = -1;
     uint8_t *block = NULL;
     nd_hash *h = NULL;
+    struct stat st;
     nd_status status = ND_OK;
-    ND_TRY(nd_fs_open(path, ND_ERR_DATA, &fd, NULL));
+    ND_TRY(nd_fs_open(path, ND_ERR_DATA, &fd, &st));
     ND_TRY_OUT(nd_hash_create(ND_HASH_SHA256, &h));
     ND_TRY_OUT(nd_hash_begin(h));
     ND_TRY_OUT(nd_alloc(BLOCK_BYTES, 1, (void **)&block));
-    ND_TRY_OUT(add_file(fd, path, h, block));
+    for (int64_t at = 0; at < st.st_size; at += BLOCK_BYTES) {
+        const size_t size = (size_t)nd_min(st.st_size - at, BLOCK_BYTES);
+        ND_TRY_OUT(nd_fs_pread(fd, path, block, size, at));
+        ND_TRY_OUT(nd_hash_add(h, block, size));
+    }
     status = nd_hash_end_text(h, hex);
 out:
     nd_hash_destroy(h);

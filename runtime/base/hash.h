@@ -32,5 +32,8 @@ nd_status nd_hash_text(nd_hash_kind kind, const void *data, size_t size, char he
 nd_status nd_sha256(const void *data, size_t size, char hex[ND_HASH_HEX_MAX]);
 /* Like nd_sha256, but for a whole file, read from end to end. */
 nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX]);
+/* XXH3 of these bytes as a number, and as two numbers of which the first is the low half. */
+uint64_t nd_hash_64(const void *data, size_t size);
+void nd_hash_128(const void *data, size_t size, uint64_t out[2]);
 
 #endif

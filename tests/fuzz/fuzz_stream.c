@@ -3,14 +3,13 @@
  * nothing. */
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/corpus.h"
 
 enum { LIMIT = 8 << 20 };
 
-static nd_status read_all(const char *path, size_t piece, XXH64_hash_t *hash, size_t *total)
+static nd_status read_all(const char *path, size_t piece, uint64_t *hash, size_t *total)
 {
     static uint8_t buffer[1 << 16];
     nd_text_stream *stream;
@@ -34,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     int fd;
     const char *path = fuzz_file(data, size, &fd);
-    XXH64_hash_t whole, pieces;
+    uint64_t whole, pieces;
     size_t whole_size, pieces_size;
     nd_status first = read_all(path, 1 << 16, &whole, &whole_size);
     nd_status second = read_all(path, 61, &pieces, &pieces_size);

@@ -3,8 +3,8 @@
  * first, or nothing would get past them. */
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "runtime/base/hash.h"
 #include "tests/fuzz/fuzz.h"
 #include "trainer/corpus/token_cache.h"
 
@@ -31,8 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     put_u64(file + BYTES_AT, whole);
     for (size_t chunks = 0; chunks < 3 && 8 * chunks <= rest; chunks++) {
         nd_token_view v;
-        put_u64(file + SUMS_SUM_AT, XXH3_64bits(file + whole - 8 * chunks, 8 * chunks));
-        put_u64(file + HEADER_SUM_AT, XXH3_64bits(file, HEADER_SUM_AT));
+        put_u64(file + SUMS_SUM_AT, nd_hash_64(file + whole - 8 * chunks, 8 * chunks));
+        put_u64(file + HEADER_SUM_AT, nd_hash_64(file, HEADER_SUM_AT));
         if (nd_token_cache_parse(file, whole, "input", &v) != ND_OK) {
             continue;
         }

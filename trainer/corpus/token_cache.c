@@ -7,7 +7,6 @@
 #include <string.h>
 #include <time.h>
 #include <utf8proc.h>
-#include <xxhash.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/hash.h"
@@ -43,7 +42,7 @@ nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *nam
         h.version != ND_TOKEN_CACHE_VERSION) {
         return fail_file(name, "is none, or of another version");
     }
-    if (h.header_sum != XXH3_64bits(&h, offsetof(nd_token_cache_header, header_sum)) ||
+    if (h.header_sum != nd_hash_64(&h, offsetof(nd_token_cache_header, header_sum)) ||
         (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
         return fail_file(name, "has a damaged header");
     }
@@ -56,7 +55,7 @@ nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *nam
     if (h.file_bytes != size || !fits || sums_at > size || sums_at + chunks * 8 != size) {
         return fail_file(name, "has another size than its header says");
     }
-    if (h.sums_sum != XXH3_64bits(data + sums_at, chunks * 8)) {
+    if (h.sums_sum != nd_hash_64(data + sums_at, chunks * 8)) {
         return fail_file(name, "has damaged checksums");
     }
     *out = (nd_token_view){
@@ -135,7 +134,7 @@ nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uin
         if (is_checked(cache, chunk)) {
             continue;
         }
-        if (XXH3_64bits(v->ids + at, nd_min((int64_t)(all - at), CHUNK_BYTES)) != sum) {
+        if (nd_hash_64(v->ids + at, nd_min((int64_t)(all - at), CHUNK_BYTES)) != sum) {
             return nd_fail(
                 ND_ERR_DATA,
                 "the token cache \"%s\" is damaged at byte %llu; delete it, and the next "

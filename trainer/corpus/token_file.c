@@ -7,7 +7,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
@@ -169,7 +168,7 @@ static nd_status write_chunk(nd_token_output *out)
     const unsigned flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
     const nd_bytes *chunk = &out->chunk;
     ND_TRY(nd_fs_pwrite(out->fd, out->part, chunk->data, chunk->count, (int64_t)out->bytes));
-    ND_TRY(nd_u64s_add(&out->sums, XXH3_64bits(chunk->data, chunk->count)));
+    ND_TRY(nd_u64s_add(&out->sums, nd_hash_64(chunk->data, chunk->count)));
     out->bytes += chunk->count;
     out->chunk.count = 0;
     if (out->bytes - out->sent < WRITE_BACK_BYTES) {
@@ -311,9 +310,9 @@ static nd_status commit_cache(nd_token_files *f)
     ND_TRY(file->chunk.count > 0 ? write_chunk(file) : ND_OK);
     const nd_u64s *sums = &file->sums;
     ND_TRY(nd_fs_pwrite(file->fd, file->part, sums->data, sums->count * 8, (int64_t)file->bytes));
-    h.sums_sum = XXH3_64bits(sums->data, sums->count * 8);
+    h.sums_sum = nd_hash_64(sums->data, sums->count * 8);
     h.file_bytes = file->bytes + sums->count * 8;
-    h.header_sum = XXH3_64bits(&h, offsetof(nd_token_cache_header, header_sum));
+    h.header_sum = nd_hash_64(&h, offsetof(nd_token_cache_header, header_sum));
     memcpy(begin, &h, sizeof h);
     ND_TRY(nd_fs_pwrite(file->fd, file->part, begin, sizeof begin, 0));
     if (fstat(file->fd, &st) == 0) { /* others may have had to write it, if this process died */

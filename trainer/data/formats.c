@@ -16,8 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
 #include "runtime/base/hash.h"
 #include "runtime/base/math.h"
 #include "runtime/base/text.h"
@@ -244,9 +242,7 @@ static nd_status read_index(void *context)
     nd_index *index = &dataset->index;
     ND_TRY(nd_index_parse(index->map.data, index->map.size, dataset->map.size, index->path,
                           dataset->path, index));
-    const XXH128_hash_t digest = XXH3_128bits(index->map.data, index->map.size);
-    index->digest[0] = digest.low64;
-    index->digest[1] = digest.high64;
+    nd_hash_128(index->map.data, index->map.size, index->digest);
     dataset->type = index->type;
     dataset->tokens = (int64_t)(dataset->map.size / index->type.width);
     return ND_OK;

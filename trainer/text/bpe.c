@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/text/bpe.h"
 
-#include <xxhash.h>
-
+#include "runtime/base/hash.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 #include "trainer/text/word_cache.h"
@@ -45,7 +44,7 @@ void nd_word_cache_fini(nd_word_cache *cache)
 
 static nd_word_long *long_slot(const nd_word_cache *cache, const uint8_t *word, size_t size)
 {
-    return &cache->longs[XXH3_64bits(word, size) & (cache->long_slots - 1)];
+    return &cache->longs[nd_hash_64(word, size) & (cache->long_slots - 1)];
 }
 
 static bool is_long(const nd_word_cache *cache, nd_word_place place, size_t size)

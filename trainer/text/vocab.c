@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/text/vocab.h"
 
-#include <xxhash.h>
-
+#include "runtime/base/hash.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 
@@ -88,23 +87,23 @@ static void set_slot(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, u
                      int32_t id)
 {
     const uint8_t *key = vocab->arena.data + at;
-    const uint64_t hash = XXH3_64bits(key, size);
+    const uint64_t hash = nd_hash_64(key, size);
     *find_slot(vocab, table, key, size, hash) = (nd_vocab_slot){tag_of(hash), size, at, id};
 }
 
 int32_t nd_vocab_find(const nd_vocab *vocab, const void *text, size_t size)
 {
-    return find_id(vocab, vocab->by_text, text, size, XXH3_64bits(text, size));
+    return find_id(vocab, vocab->by_text, text, size, nd_hash_64(text, size));
 }
 
 int32_t nd_vocab_find_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
 {
-    return find_id(vocab, vocab->by_bytes, bytes, size, XXH3_64bits(bytes, size));
+    return find_id(vocab, vocab->by_bytes, bytes, size, nd_hash_64(bytes, size));
 }
 
 uint64_t nd_vocab_ask_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
 {
-    const uint64_t hash = XXH3_64bits(bytes, size);
+    const uint64_t hash = nd_hash_64(bytes, size);
     __builtin_prefetch(&vocab->by_bytes[(uint32_t)hash & (vocab->slots - 1)]);
     return hash;
 }
