@@ -60,6 +60,9 @@ static void *run_thread(void *argument)
     thread->ended = true;
     nd_monitor_tell(thread->monitor);
     nd_monitor_unlock(thread->monitor);
+    if (thread->abandoned && thread->release) {
+        thread->release(thread->context);
+    }
     return NULL;
 }
 
@@ -99,13 +102,14 @@ bool nd_thread_join(nd_thread *thread, double seconds)
     while (!thread->ended && nd_monitor_wait(thread->monitor, deadline)) {
     }
     const bool ended = thread->ended;
-    nd_monitor_unlock(thread->monitor);
-    if (ended) {
-        pthread_join(thread->native, NULL);
-    } else {
+    thread->started = false;
+    if (!ended) {
+        thread->abandoned = true;
         pthread_detach(thread->native);
     }
-    thread->started = false;
-    thread->abandoned = !ended;
+    nd_monitor_unlock(thread->monitor); /* the last access to a thread that is abandoned */
+    if (ended) {
+        pthread_join(thread->native, NULL);
+    }
     return ended;
 }

@@ -59,6 +59,7 @@ enum { ND_THREAD_STACK_BYTES = 1 << 20 };
 typedef struct nd_thread {
     nd_monitor *monitor; /* borrowed */
     void (*run)(void *context);
+    void (*release)(void *context); /* NULL, or frees what a thread used that was abandoned */
     void *context;
     pthread_t native;
     bool started, abandoned, ended; /* ended: under the monitor */
@@ -84,8 +85,8 @@ static inline double nd_thread_silence(const nd_thread *thread)
 }
 /*
  * Without the lock: sets `stop`, wakes the thread and waits until it has ended; INFINITY waits
- * without a deadline. False: it has not ended within these seconds, and is abandoned: the caller
- * leaves the memory that it uses as it is. It stays so for each further call.
+ * without a deadline. False: it has not ended within these seconds and is abandoned, now and in
+ * each further call: the caller leaves the memory that it uses to it and to its `release`.
  */
 bool nd_thread_join(nd_thread *thread, double seconds);
 

@@ -2,45 +2,42 @@
 /* Patterns matched by Oniguruma on a thread with a limit; the contract is in regex.h. */
 #include "trainer/text/regex.h"
 
+#include <math.h>
 #include <oniguruma.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 
+#include "runtime/base/thread.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 
 enum {
     STACK_MAX = 1 << 22,    /* places of a match to come back to: about 200 MiB */
     RETRIES_MAX = 10000000, /* of one match, as in `tokenizers`: about a second */
-    DEPTH_MAX = 250,        /* of groups in one another, which the compiler visits by recursion */
+    DEPTH_MAX = 250,  /* nested groups, of which the compiler's recursion takes half a stack */
     SHORT_BYTES = 64, /* a text up to here is matched without the thread, with few steps back, */
     SHORT_RETRIES = 1000,
     SHORT_LOOKS =
-        4, /* where the pattern has few look-arounds, whose steps Oniguruma does not count */
-    LOOK_NANOSECONDS = 20000000 /* between two looks at the thread's clock */
+        4 /* where the pattern has few look-arounds, whose steps Oniguruma does not count */
 };
+
+static const double LOOK_SECONDS = 0.02; /* between two looks at the thread's clock */
 
 /* Used by its owner and by its thread; the last of the two frees it. */
 struct nd_regex {
     const char *name; /* of the file; borrowed, and not read by the thread */
     double seconds;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool busy, ends_thread;       /* work was asked for, or the end of the thread */
-    int users;                    /* 2, or 1 when the owner or the thread is done with it */
-    atomic_bool abandoned;        /* the owner waits no longer */
-    nd_bytes pattern, text;       /* copies */
-    regex_t *compiled;            /* NULL: the pattern is still to be compiled */
-    OnigRegion *region;           /* of the last match */
-    OnigMatchParam *limits, *few; /* of the thread, and of a short text */
-    int looks;                    /* look-arounds in the pattern */
-    nd_u64s ends;                 /* of the words of the text */
-    size_t taken;                 /* of these, by nd_regex_words */
-    bool no_memory;               /* for `ends` */
-    int error;                    /* of Oniguruma, or 0, */
+    nd_thread thread; /* its stop is also set when the owner waits no longer */
+    nd_monitor monitor;
+    bool busy;                             /* work was asked for; under the monitor */
+    nd_bytes pattern, text;                /* copies */
+    regex_t *compiled;                     /* NULL: the pattern is still to be compiled */
+    OnigRegion *region;                    /* of the last match */
+    OnigMatchParam *limits, *few;          /* of the thread, and of a short text */
+    int looks;                             /* look-arounds in the pattern */
+    nd_u64s ends;                          /* of the words of the text */
+    size_t taken;                          /* of these, by nd_regex_words */
+    bool no_memory;                        /* for `ends` */
+    int error;                             /* of Oniguruma, or 0, */
     UChar why[ONIG_MAX_ERROR_MESSAGE_LEN]; /* and what it says */
 };
 
@@ -62,7 +59,7 @@ static void match(nd_regex *regex, OnigMatchParam *limits)
 {
     const UChar *text = regex->text.data, *end = text + regex->text.count;
     const size_t size = regex->text.count;
-    for (size_t at = 0, from = 0; at < size && !regex->no_memory && !regex->abandoned;) {
+    for (size_t at = 0, from = 0; at < size && !regex->no_memory && !regex->thread.stop;) {
         const int place = from > size
                               ? ONIG_MISMATCH
                               : onig_search_with_param(regex->compiled, text, end, text + from, end,
@@ -90,16 +87,10 @@ static void match(nd_regex *regex, OnigMatchParam *limits)
     }
 }
 
-static void release(nd_regex *regex)
+static void release(void *context)
 {
-    pthread_mutex_lock(&regex->lock);
-    const bool last = --regex->users == 0;
-    pthread_mutex_unlock(&regex->lock);
-    if (!last) {
-        return;
-    }
-    pthread_cond_destroy(&regex->changed);
-    pthread_mutex_destroy(&regex->lock);
+    nd_regex *regex = context;
+    nd_monitor_fini(&regex->monitor);
     onig_free(regex->compiled);
     onig_region_free(regex->region, 1);
     onig_free_match_param(regex->limits);
@@ -110,16 +101,16 @@ static void release(nd_regex *regex)
     free(regex);
 }
 
-static void *serve(void *argument)
+static void serve(void *context)
 {
-    nd_regex *regex = argument;
-    pthread_mutex_lock(&regex->lock);
-    while (!regex->ends_thread) {
+    nd_regex *regex = context;
+    nd_monitor_lock(&regex->monitor);
+    while (!regex->thread.stop) {
         if (!regex->busy) {
-            pthread_cond_wait(&regex->changed, &regex->lock);
+            nd_monitor_wait(&regex->monitor, ND_CLOCK_NEVER);
             continue;
         }
-        pthread_mutex_unlock(&regex->lock);
+        nd_monitor_unlock(&regex->monitor);
         if (regex->compiled) {
             match(regex, regex->limits);
         } else {
@@ -133,20 +124,21 @@ static void *serve(void *argument)
                 set_error(regex, error, &info);
             }
         }
-        pthread_mutex_lock(&regex->lock);
+        nd_monitor_lock(&regex->monitor);
         regex->busy = false;
-        pthread_cond_signal(&regex->changed);
+        nd_monitor_tell(&regex->monitor);
     }
-    pthread_mutex_unlock(&regex->lock);
-    release(regex);
-    return NULL;
+    nd_monitor_unlock(&regex->monitor);
 }
 
 /* The owner. */
 
-static double seconds_of(clockid_t clock)
+/* The processor time that the thread has taken so far. */
+static double seconds_taken(const nd_regex *regex)
 {
+    clockid_t clock;
     struct timespec now = {0};
+    pthread_getcpuclockid(regex->thread.native, &clock);
     clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
@@ -161,23 +153,16 @@ static nd_status fail_pattern(const nd_regex *regex, const char *why)
 /* Waits until the thread has done what was asked for. */
 static nd_status wait_for(nd_regex *regex, double seconds)
 {
-    clockid_t clock;
-    pthread_getcpuclockid(regex->thread, &clock);
-    const double begin = seconds_of(clock);
-    pthread_mutex_lock(&regex->lock);
+    const double begin = seconds_taken(regex);
+    nd_monitor_lock(&regex->monitor);
     regex->busy = true;
-    pthread_cond_signal(&regex->changed);
-    while (regex->busy && seconds_of(clock) - begin < seconds) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOOK_NANOSECONDS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&regex->changed, &regex->lock, &until);
+    nd_monitor_tell(&regex->monitor);
+    while (regex->busy && seconds_taken(regex) - begin < seconds) {
+        nd_monitor_wait(&regex->monitor, nd_clock_after(LOOK_SECONDS));
     }
-    regex->abandoned = regex->ends_thread = regex->busy;
-    pthread_mutex_unlock(&regex->lock);
-    return regex->abandoned ? fail_pattern(regex, "takes too long") : ND_OK;
+    regex->thread.stop = regex->busy;
+    nd_monitor_unlock(&regex->monitor);
+    return regex->thread.stop ? fail_pattern(regex, "takes too long") : ND_OK;
 }
 
 static void initialize(void)
@@ -207,12 +192,9 @@ static nd_status start_thread(nd_regex *regex)
         const uint8_t *p = regex->pattern.data + i;
         regex->looks += p[0] == '(' && p[1] == '?' && strchr("=!<", p[2]) && p[2];
     }
-    const int error = pthread_create(&regex->thread, NULL, serve, regex);
-    if (error) {
-        return nd_fail_system(error, "a thread for the pattern of a tokenizer");
-    }
-    regex->users++;
-    return ND_OK;
+    regex->thread.release = release;
+    return nd_thread_start(&regex->thread, &regex->monitor,
+                           "a thread for the pattern of a tokenizer", serve, regex);
 }
 
 nd_status nd_regex_create(const char *pattern, size_t size, const char *name, double seconds,
@@ -224,9 +206,7 @@ nd_status nd_regex_create(const char *pattern, size_t size, const char *name, do
     ND_TRY(ND_ALLOC(1, &regex));
     regex->name = name;
     regex->seconds = seconds;
-    regex->users = 1;
-    pthread_mutex_init(&regex->lock, NULL);
-    pthread_cond_init(&regex->changed, NULL);
+    regex->monitor = (nd_monitor)ND_MONITOR_INIT;
     ND_TRY_OUT(nd_bytes_add(&regex->pattern, pattern, size));
     ND_TRY_OUT(size > ND_REGEX_PATTERN_BYTES_MAX
                    ? fail_pattern(regex, "has more than 4096 bytes, which is not supported")
@@ -244,24 +224,14 @@ out:
 
 void nd_regex_destroy(nd_regex *regex)
 {
-    if (!regex) {
-        return;
+    if (regex && nd_thread_join(&regex->thread, regex->thread.stop ? 0 : INFINITY)) {
+        release(regex);
     }
-    if (regex->abandoned) {
-        pthread_detach(regex->thread);
-    } else if (regex->users > 1) {
-        pthread_mutex_lock(&regex->lock);
-        regex->ends_thread = true;
-        pthread_cond_signal(&regex->changed);
-        pthread_mutex_unlock(&regex->lock);
-        pthread_join(regex->thread, NULL);
-    }
-    release(regex);
 }
 
 nd_status nd_regex_begin(nd_regex *regex, const uint8_t *text, size_t size)
 {
-    if (regex->abandoned) {
+    if (regex->thread.stop) {
         return fail_pattern(regex, "took too long for an earlier text");
     }
     regex->text.count = regex->ends.count = regex->taken = 0;
