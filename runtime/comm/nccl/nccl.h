@@ -94,8 +94,7 @@ typedef struct nccl_comm {
     bool grouped; /* between group_begin and group_end: one entry of the ring for them all */
     ncclResult_t group_result;
     nccl_entry *entry; /* being entered */
-    pthread_t aborter;
-    bool has_aborter;
+    nd_thread aborter;
     struct nccl_comm *next;
 } nccl_comm;
 
@@ -129,7 +128,7 @@ typedef struct nccl_state {
     int64_t watched_ns;   /* of the driving thread's looks */
     nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */
     nd_thread watch;
-    nd_monitor watching;         /* of the watch's end alone */
+    nd_monitor watching;         /* of the ends of the watch and the aborters */
     _Atomic int64_t attended_ns; /* when the driving thread looked last */
     atomic_bool taken;           /* a fault is: the other thread leaves it */
     nd_status failed;            /* first fault; everything later repeats it */

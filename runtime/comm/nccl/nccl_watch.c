@@ -203,14 +203,13 @@ void nccl_group_close(nccl_state *state)
     }
 }
 
-static void *abort_one(void *argument)
+static void abort_one(void *context)
 {
-    nccl_comm *nc = argument;
+    nccl_comm *nc = context;
     nccl_state *state = nccl_state_of(nc->comm->transport);
     cudaSetDevice(state->device->ordinal);
     state->library.abort(nc->native);
     nc->native = NULL;
-    return NULL;
 }
 
 /* Each abort runs in a thread of its own: it frees memory, which may wait for a kernel of another
@@ -220,17 +219,18 @@ static void *abort_one(void *argument)
 static void abort_groups(nccl_state *state)
 {
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        nc->has_aborter = nc->native && pthread_create(&nc->aborter, NULL, abort_one, nc) == 0;
+        if (nc->native) {
+            nd_thread_start(&nc->aborter, &state->watching, "a thread that ends operations",
+                            abort_one, nc);
+        }
     }
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        if (!nc->has_aborter && nc->native) {
+        if (!nc->aborter.started && nc->native) {
             abort_one(nc);
         }
     }
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        if (nc->has_aborter) {
-            pthread_join(nc->aborter, NULL);
-        }
+        nd_thread_join(&nc->aborter, INFINITY);
     }
 }
 
