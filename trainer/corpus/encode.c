@@ -33,7 +33,7 @@ typedef struct reader {
 typedef struct crew {
     const nd_corpus_job *job;
     nd_chat chat;
-    pthread_mutex_t read_lock; /* guards the reader */
+    nd_monitor reading; /* guards the reader */
     reader reader;
 
     nd_monitor monitor; /* guards what follows */
@@ -392,14 +392,14 @@ static bool take_block(worker *w, nd_status *status)
     crew *c = w->crew;
     reader *r = &c->reader;
     w->bad.count = 0;
-    pthread_mutex_lock(&c->read_lock);
+    nd_monitor_lock(&c->reading);
     if (!r->is_exhausted) {
         w->block.number = r->number++;
         *status = read_block(c, &w->block);
     }
     const bool taken = !r->is_exhausted;
     r->is_exhausted |= *status != ND_OK;
-    pthread_mutex_unlock(&c->read_lock);
+    nd_monitor_unlock(&c->reading);
     return taken;
 }
 
@@ -487,7 +487,7 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
 {
     const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
-    crew c = {.job = job, .read_lock = PTHREAD_MUTEX_INITIALIZER, .monitor = ND_MONITOR_INIT};
+    crew c = {.job = job, .reading = ND_MONITOR_INIT, .monitor = ND_MONITOR_INIT};
     worker *workers;
     int started = 0;
     ND_TRY(nd_chat_find(job->tokenizer, &job->rules->chat, &c.chat));
@@ -519,7 +519,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     nd_text_stream_close(c.reader.stream);
     free(c.reader.held.data);
     nd_monitor_fini(&c.monitor);
-    pthread_mutex_destroy(&c.read_lock);
+    nd_monitor_fini(&c.reading);
     if (c.error.status != ND_OK) {
         return nd_fail(c.error.status, "%s", c.error.message);
     }
