@@ -345,8 +345,11 @@ Test(fs, parent_of_a_path)
 Test(fs, checksums_have_known_answers)
 {
     char hex[ND_HASH_HEX_MAX];
+    uint64_t halves[2];
     assert_ok(nd_hash_text(ND_HASH_XXH3_64, "", 0, hex));
     cr_expect_str_eq(hex, "c294d3380580062d");
+    nd_hash_128("", 0, halves);
+    cr_expect(nd_hash_64("", 0) == 0x2d06800538d394c2 && halves[0] == 0x6001c324468d497f);
     assert_ok(nd_sha256("abc", 3, hex));
     cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads that serve: their stacks and signals, what is handed to them under a monitor, and how
- * they end. */
+/* Threads that serve: stacks, signals, what is handed over under a monitor, and how they end. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
@@ -100,8 +99,7 @@ static void wait_until_allowed(void *context)
     nd_monitor_unlock(&q->monitor);
 }
 
-/* A thread that does not end in time is abandoned. It can still use what it was given, and calls
- * `release` when it ends. */
+/* A thread that is abandoned can still use what it was given, and calls `release` in the end. */
 Test(thread, abandoned)
 {
     static queue q = {.monitor = ND_MONITOR_INIT};
