@@ -9,30 +9,51 @@
 
 enum { FILE_BYTES_MAX = 1 << 28 };
 
+nd_status nd_json_parse(const char *text, size_t size, size_t flags, const char *path, json_t **out)
+{
+    json_error_t error;
+    *out = json_loadb(text, size, flags, &error);
+    if (!*out && nd_json_no_memory(&error)) {
+        return path ? nd_fail_memory("\"%s\"", path) : nd_fail_memory("a row");
+    }
+    return *out   ? ND_OK
+           : path ? nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text)
+                  : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
+}
+
 nd_status nd_json_read(const char *folder, const char *name, size_t flags, json_t **out)
 {
-    char *path = NULL, *text = NULL;
+    char path[PATH_MAX], *text = NULL;
     size_t size = 0;
     bool there = false;
-    json_error_t error;
-    nd_status status = ND_OK;
     *out = NULL;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, name));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
+    ND_TRY(nd_fs_has(folder, name, &there));
     if (!there) {
-        goto out;
+        return ND_OK;
     }
-    ND_TRY_OUT(nd_fs_read(path, FILE_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    *out = json_loadb(text, size, JSON_ALLOW_NUL | flags, &error);
-    if (!*out) {
-        status = nd_json_no_memory(&error)
-                     ? nd_fail_memory("\"%s\"", path)
-                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    }
-out:
+    ND_TRY(nd_fs_path(path, "%s/%s", folder, name));
+    ND_TRY(nd_fs_read(path, FILE_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    nd_status status = nd_json_parse(text, size, JSON_ALLOW_NUL | flags, path, out);
     free(text);
-    free(path);
     return status;
+}
+
+bool nd_json_lines_next(nd_json_lines *lines)
+{
+    size_t length = 0; /* without the blanks at the end */
+    while (length == 0 && lines->left > 0) {
+        const char *feed = memchr(lines->next, '\n', lines->left);
+        lines->line = lines->next;
+        lines->size = feed ? (size_t)(feed - lines->line) : lines->left;
+        lines->next += lines->size + (feed != NULL);
+        lines->left -= lines->size + (feed != NULL);
+        lines->number++;
+        length = lines->size;
+        while (length > 0 && memchr(" \t\r", lines->line[length - 1], 3)) {
+            length--;
+        }
+    }
+    return length > 0;
 }
 
 void nd_json_set(json_t **object, const char *key, json_t *value)
@@ -89,12 +110,10 @@ char *nd_json_text(const json_t *root, size_t flags)
 
 nd_status nd_json_write(const char *folder, const char *name, json_t *root, size_t flags)
 {
-    char *path = NULL, *text = nd_json_text(root, flags);
+    char path[PATH_MAX], *text = nd_json_text(root, flags);
     json_decref(root);
-    nd_status status =
-        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
+    nd_status status = text ? nd_fs_path(path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     status = status == ND_OK ? nd_fs_write_atomic(path, text, strlen(text)) : status;
-    free(path);
     free(text);
     return status;
 }

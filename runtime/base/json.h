@@ -9,6 +9,7 @@
  */
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "runtime/base/status.h"
 
@@ -19,9 +20,25 @@ static inline bool nd_json_no_memory(const json_error_t *error)
     return json_error_code(error) == json_error_out_of_memory || !error->text[0];
 }
 
-/* The JSON of a file in a folder; NULL where there is none. ND_ERR_DATA names the file and the line
- * of a fault. `flags`: more than JSON_ALLOW_NUL. *out is owned by the caller. */
+/* json_loadb. ND_ERR_DATA names the file and the line of a fault; without a path, for a row, the
+ * column alone: which row it is, the caller adds. *out is owned by the caller. */
+nd_status nd_json_parse(const char *text, size_t size, size_t flags, const char *path,
+                        json_t **out);
+/* nd_json_parse of a file in a folder; NULL where there is none. `flags`: more than
+ * JSON_ALLOW_NUL. */
 nd_status nd_json_read(const char *folder, const char *name, size_t flags, json_t **out);
+
+/* JSON lines in memory: `next` and `left` are what is left of them, to begin with all of it. */
+typedef struct nd_json_lines {
+    const char *next; /* borrowed */
+    size_t left;
+    const char *line; /* the line that was taken last, without its end */
+    size_t size;
+    int64_t number; /* of that line, from 1 if it was 0 to begin with */
+} nd_json_lines;
+
+/* Takes the next line that is not blank; false: there is none. */
+bool nd_json_lines_next(nd_json_lines *lines);
 
 /*
  * Add a value, which may be NULL and is stolen, to an object or array. One that would lack the

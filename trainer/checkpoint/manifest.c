@@ -771,14 +771,11 @@ static nd_status check_digest(members *m, const char *json, size_t bytes, nd_che
 
 nd_status nd_manifest_parse(const char *json, size_t bytes, const char *path, nd_manifest *out)
 {
-    json_error_t error;
     nd_manifest manifest = {0};
-    members m = {.root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &error), .path = path};
+    members m = {.path = path};
     nd_status status = ND_OK;
+    ND_TRY(nd_json_parse(json, bytes, JSON_REJECT_DUPLICATES, path, &m.root));
     m.object = m.root;
-    if (!m.root) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    }
     ND_TRY_OUT(check_version(&m, &manifest.is_newer));
     cut(&m, &manifest); /* says which digest it is */
     ND_TRY_OUT(m.status);

@@ -89,10 +89,10 @@ static const char *prompt_file(const nd_session *s)
 static bool have_messages(const char *rows, size_t size)
 {
     nd_row_field field = {.key = "messages"};
-    for (size_t at = 0, n, column; at < size && field.kind == ND_ROW_ABSENT; at += n + 1) {
-        const char *end = memchr(rows + at, '\n', size - at);
-        n = end ? (size_t)(end - rows) - at : size - at;
-        (void)nd_row_scan((const uint8_t *)rows + at, n, &field, 1, &column);
+    nd_json_lines lines = {.next = rows, .left = size};
+    size_t column;
+    while (field.kind == ND_ROW_ABSENT && nd_json_lines_next(&lines)) {
+        (void)nd_row_scan((const uint8_t *)lines.line, lines.size, &field, 1, &column);
     }
     return field.kind != ND_ROW_ABSENT;
 }

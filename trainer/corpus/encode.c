@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/json.h"
 #include "runtime/base/thread.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/row.h"
@@ -306,26 +307,15 @@ static nd_status try_row(worker *w, const uint8_t *row, size_t size)
     return status;
 }
 
-/* Bytes of the row that begins at `at`. */
-static size_t row_size(const nd_bytes *text, size_t at)
-{
-    const uint8_t *row = text->data + at, *newline = memchr(row, '\n', text->count - at);
-    return newline ? (size_t)(newline - row) : text->count - at;
-}
-
 /* Wrong rows are noted, up to one more than may be left out. */
 static nd_status add_rows(worker *w)
 {
-    const nd_bytes *text = &w->block.text;
-    for (size_t at = 0, n, blank = 0; at < text->count; at += n + 1, blank = 0) {
-        const uint8_t *row = text->data + at;
-        n = row_size(text, at);
-        while (blank < n && (row[blank] == ' ' || row[blank] == '\t' || row[blank] == '\r')) {
-            blank++;
-        }
-        nd_status status = blank < n ? try_row(w, row, n) : ND_OK;
+    const char *text = (const char *)w->block.text.data;
+    nd_json_lines rows = {.next = text, .left = w->block.text.count};
+    while (nd_json_lines_next(&rows)) {
+        nd_status status = try_row(w, (const uint8_t *)rows.line, rows.size);
         if (status == ND_ERR_DATA) {
-            const int32_t place = (int32_t)at;
+            const int32_t place = (int32_t)(rows.line - text);
             ND_TRY(nd_ids_add(&w->bad, &place, 1));
             if ((int64_t)w->bad.count > w->crew->job->skip_bad) {
                 return ND_OK;
@@ -340,21 +330,20 @@ static nd_status add_rows(worker *w)
 /* The error was not kept, so the row is read again. */
 static nd_status fail_row(worker *w, int32_t place)
 {
-    const nd_bytes *text = &w->block.text;
+    const char *text = (const char *)w->block.text.data;
     const int64_t skip = w->crew->job->skip_bad;
-    uint64_t line = w->block.line;
+    nd_json_lines rows = {
+        .next = text, .left = w->block.text.count, .number = (int64_t)w->block.line - 1};
     char column[32] = "";
-    ND_ASSERT(place >= 0 && (size_t)place < text->count);
-    for (int32_t i = 0; i < place; i++) {
-        line += text->data[i] == '\n';
+    while (rows.line != text + place && nd_json_lines_next(&rows)) {
     }
-    nd_status status = try_row(w, text->data + place, row_size(text, (size_t)place));
+    nd_status status = try_row(w, (const uint8_t *)rows.line, rows.size);
     ND_ASSERT(status != ND_OK);
     const nd_error error = *nd_error_last();
     if (w->column > 0) {
         snprintf(column, sizeof column, ", column %zu", w->column);
     }
-    nd_fail(status, "\"%s\" line %llu%s: %s", w->block.file->path, (unsigned long long)line, column,
+    nd_fail(status, "\"%s\" line %lld%s: %s", w->block.file->path, (long long)rows.number, column,
             error.message);
     return skip == 0
                ? status

@@ -165,19 +165,17 @@ static void question_fini(nd_question *q)
 }
 
 static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules, const char *name,
-                          int64_t number, const char *line, size_t size)
+                          const nd_json_lines *lines)
 {
-    json_error_t error;
     nd_question question = {0};
-    json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
+    json_t *row;
     bool scorable = true;
-    nd_status status = row ? read_row(rules, row, &question, &scorable)
-                       : nd_json_no_memory(&error)
-                           ? nd_fail_memory("a row")
-                           : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
+    nd_status status = nd_json_parse(lines->line, lines->size,
+                                     JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, NULL, &row);
+    status = status == ND_OK ? read_row(rules, row, &question, &scorable) : status;
     json_decref(row);
     if (status != ND_OK) {
-        status = nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
+        status = nd_fail_context(status, "reading %s, line %lld", name, (long long)lines->number);
     }
     if (!scorable && rules->leaves_out) {
         drop_choices(&question);
@@ -202,15 +200,9 @@ out:
 nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,
                             const char *text, size_t size)
 {
-    int64_t number = rules->lines_read + 1;
-    for (size_t at = 0, n; at < size; at += n + 1, number++) {
-        const char *end = memchr(text + at, '\n', size - at);
-        size_t used;
-        n = used = end ? (size_t)(end - (text + at)) : size - at;
-        while (used > 0 && is_blank(text[at + used - 1])) {
-            used--;
-        }
-        ND_TRY(used > 0 ? add_line(questions, rules, name, number, text + at, used) : ND_OK);
+    nd_json_lines lines = {.next = text, .left = size, .number = rules->lines_read};
+    while (nd_json_lines_next(&lines)) {
+        ND_TRY(add_line(questions, rules, name, &lines));
     }
     return ND_OK;
 }

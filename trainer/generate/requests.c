@@ -198,15 +198,11 @@ static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_r
 static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, const char *line,
                          size_t size)
 {
-    json_error_t error;
     nd_request request = {0};
-    json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
-    if (!row) {
-        return nd_json_no_memory(&error)
-                   ? nd_fail_memory("a row")
-                   : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
-    }
-    nd_status status = read_row(row, rules, &request);
+    json_t *row;
+    nd_status status =
+        nd_json_parse(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, NULL, &row);
+    status = status == ND_OK ? read_row(row, rules, &request) : status;
     json_decref(row);
     return add_request(requests, rules, &request, status);
 }
@@ -214,17 +210,11 @@ static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, c
 nd_status nd_requests_add_rows(nd_requests *requests, const nd_request_rules *rules,
                                const char *name, const char *text, size_t size)
 {
-    int64_t number = 1;
-    for (size_t at = 0, n; at < size; at += n + 1, number++) {
-        const char *line = text + at, *end = memchr(line, '\n', size - at);
-        size_t blank = 0;
-        n = end ? (size_t)(end - line) : size - at;
-        while (blank < n && (line[blank] == ' ' || line[blank] == '\t' || line[blank] == '\r')) {
-            blank++;
-        }
-        nd_status status = blank == n ? ND_OK : add_row(requests, rules, line, n);
+    nd_json_lines lines = {.next = text, .left = size};
+    while (nd_json_lines_next(&lines)) {
+        nd_status status = add_row(requests, rules, lines.line, lines.size);
         if (status != ND_OK) {
-            return nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
+            return nd_fail_context(status, "reading %s, line %lld", name, (long long)lines.number);
         }
     }
     return ND_OK;

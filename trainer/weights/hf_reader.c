@@ -176,17 +176,11 @@ static nd_status read_index(nd_hf_reader *reader, const char *index)
 {
     char *text = NULL;
     size_t size = 0;
-    json_error_t error;
+    json_t *root;
     ND_TRY(nd_fs_read(index, INDEX_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    nd_status status = nd_json_parse(text, size, JSON_REJECT_DUPLICATES, index, &root);
     free(text);
-    if (!root && nd_json_no_memory(&error)) {
-        return nd_fail_memory("reading \"%s\"", index);
-    }
-    if (!root) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", index, error.line, error.text);
-    }
-    nd_status status = open_sharded(reader, index, root);
+    status = status == ND_OK ? open_sharded(reader, index, root) : status;
     json_decref(root);
     return status;
 }

@@ -97,7 +97,7 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"ids\": [1], \"max_new_tokens\": 64}\n", "need 1 + 64 positions"},
         {"{\"ids\": [1], \"max_new_tokens\": 63}\n{}\n", "line 2"}, /* the first one fits */
         {"{\"ids\": [1], \"max_new_tokens\": 9223372036854775807}\n", "is 64; shorten"},
-        {"{\"prompt\": \"a\", \"prompt\": \"b\"}\n", "duplicate"},
+        {"{\"prompt\": \"a\", \"prompt\": \"b\"}\n", "column 24: duplicate"},
         {"{\"prompt\": \"\xff\"}\n", "line 1"},
         {"{\"ids\": [1]}\n{\"ids\": [1], \"max_tokens\": 5}\n", "line 2"},
         {"{\"ids\": [1], \"max_new_token\": 5}\n", "did you mean \"max_new_tokens\"?"},
