@@ -220,7 +220,7 @@ static nd_status open_file(nd_output *output, const char *kind)
         return ND_OK;
     }
     snprintf(path, sizeof path, "%s/rank-%d.%s.log", folder, output->child->rank, kind);
-    output->file = nd_fs_stream_new(path);
+    output->file = nd_fs_stream_new(path, 0666);
     if (!output->file) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }

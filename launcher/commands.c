@@ -278,7 +278,7 @@ static nd_status write_starter(FILE *said, const char *path)
     char model[PATH_CAPACITY];
     const int gpus = count_gpus();
     find_model(model);
-    FILE *out = nd_fs_stream_new(path);
+    FILE *out = nd_fs_stream_new(path, 0666);
     if (!out) {
         return errno == EEXIST ? nd_fail(ND_ERR_CANTCREATE,
                                          "%s exists already; remove it, or name a new file with "

@@ -439,9 +439,9 @@ int nd_fs_create(const char *path, mode_t mode)
     return open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
 }
 
-FILE *nd_fs_stream_new(const char *path)
+FILE *nd_fs_stream_new(const char *path, mode_t mode)
 {
-    return stream_of(nd_fs_create(path, 0666), "w");
+    return stream_of(nd_fs_create(path, mode), "w");
 }
 
 int nd_fs_update(const char *path, int flags)

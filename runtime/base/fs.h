@@ -91,8 +91,8 @@ nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat
 nd_status nd_fs_stream_own(const char *path, nd_status blame, FILE **out);
 /* A new file, to be read and written; -1 and errno, EEXIST where the name is taken, by whatever. */
 int nd_fs_create(const char *path, mode_t mode);
-/* Like nd_fs_create with mode 0666, but opens a stream to be written; NULL and errno. */
-FILE *nd_fs_stream_new(const char *path);
+/* Like nd_fs_create, but opens a stream to be written; NULL and errno. */
+FILE *nd_fs_stream_new(const char *path, mode_t mode);
 /* A file that this program may have made before, to be read and written, created where it is
  * missing. `flags` is 0, or any of O_APPEND and O_EXCL (EEXIST where the name is taken). -1 and
  * errno: ELOOP for a link, ENXIO for what is no file, EMLINK for a file that has other names. */
@@ -161,11 +161,25 @@ nd_status nd_fs_sync_close(int fd, const char *path);
 nd_status nd_fs_sync_file(const char *path);
 /* Makes a rename or a new file in the folder durable. */
 nd_status nd_fs_sync_folder(const char *folder);
+/* Like nd_fs_sync_folder, for the folder that holds `path`. */
+nd_status nd_fs_sync_parent(const char *path);
 
-/*
- * Replaces `path` by these bytes or leaves it as it was: a temporary file in the same folder,
- * fsync, rename, fsync of the folder. The temporary file is removed on failure.
- */
+/* A file that is written under a temporary name in the folder of `path`. */
+typedef struct nd_fs_draft {
+    char *path, *temporary; /* owned */
+    FILE *stream;           /* its descriptor may be written to as well */
+    bool is_new; /* set before it is opened: a file at `path` is an error, not replaced */
+} nd_fs_draft;
+
+/* Begins the file of an all-zero draft, with these permissions less those of the umask. The draft
+ * is to be closed after a failure, too. */
+nd_status nd_fs_draft_open(nd_fs_draft *draft, const char *path, mode_t mode);
+/* ND_ERR_CANTCREATE: not all that went to the stream could be written. */
+nd_status nd_fs_draft_check(const nd_fs_draft *draft);
+/* With ND_OK, makes the file durable and renames it to `path`. With the failure of a caller, or
+ * after its own, removes it. Returns the failure. An all-zero draft is legal. */
+nd_status nd_fs_draft_close(nd_fs_draft *draft, nd_status status);
+/* Replaces `path` by these bytes, as a draft does, or leaves it as it was. */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 /* Like nd_fs_write_atomic, but the new file gets these permissions, less those of the umask. */
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size);
@@ -184,11 +198,9 @@ int nd_fs_rename_new(const char *from, const char *to);
 /* Like nd_fs_rename_new, but within one folder, and durable: a rename that is not known to be
  * durable is taken back. ND_ERR_CANTCREATE, also when `to` exists. */
 nd_status nd_fs_rename(const char *from, const char *to);
-/* nd_fs_rename to `path`.`suffix`, or, where that exists, to `path`.`suffix`-2, -3, ... The new
- * path is owned by the caller; out may be NULL. */
-nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
-/* Like nd_fs_set_aside, but renames whatever lies at `from`, in the folder of `path`. */
-nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out);
+/* nd_fs_rename from `from`, which may be `path` itself, to `path`.`suffix`, or, where that exists,
+ * to `path`.`suffix`-2, -3, ... The new path is owned by the caller; out may be NULL. */
+nd_status nd_fs_set_aside(const char *from, const char *path, const char *suffix, char **out);
 /* Two names change places at once: 0 or an errno; EINVAL, ENOSYS or EOPNOTSUPP where the file
  * system cannot do that. */
 int nd_fs_exchange(const char *a, const char *b);

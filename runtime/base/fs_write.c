@@ -51,7 +51,7 @@ nd_status nd_fs_sync_folder(const char *folder)
     return ND_OK;
 }
 
-static nd_status sync_parent(const char *path)
+nd_status nd_fs_sync_parent(const char *path)
 {
     char *parent = NULL;
     ND_TRY(nd_fs_parent(path, &parent));
@@ -60,25 +60,62 @@ static nd_status sync_parent(const char *path)
     return status;
 }
 
-static nd_status write_and_rename(const char *path, const char *temporary, mode_t mode,
-                                  const void *data, size_t size)
+static nd_status fail_write(const char *path, int code)
 {
-    int fd = nd_fs_create(temporary, mode);
-    if (fd < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
+}
+
+/* *code is the errno of the rename. */
+static nd_status rename_durably(const char *from, const char *to, bool replaces, int *code)
+{
+    char *parent = NULL;
+    ND_TRY(nd_fs_parent(to, &parent)); /* a lack of memory leaves the names as they were */
+    *code = !replaces ? nd_fs_rename_new(from, to) : rename(from, to) == 0 ? 0 : errno;
+    nd_status status = *code == 0 ? nd_fs_sync_folder(parent)
+                       : replaces ? fail_write(to, *code)
+                                  : nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s",
+                                            from, to, strerror(*code));
+    if (*code == 0 && status != ND_OK && !replaces) {
+        (void)rename(to, from);
     }
-    nd_status status = nd_fs_pwrite(fd, path, data, size, 0);
-    if (status == ND_OK) {
-        status = nd_fs_sync_close(fd, path);
-    } else {
-        close(fd);
+    free(parent);
+    return status;
+}
+
+nd_status nd_fs_draft_open(nd_fs_draft *draft, const char *path, mode_t mode)
+{
+    ND_TRY(nd_fs_format(&draft->path, "%s", path));
+    ND_TRY(nd_fs_temporary(path, &draft->temporary));
+    draft->stream = nd_fs_stream_new(draft->temporary, mode);
+    return draft->stream ? ND_OK : fail_write(path, errno);
+}
+
+nd_status nd_fs_draft_check(const nd_fs_draft *draft)
+{
+    const bool good = fflush(draft->stream) == 0 && !ferror(draft->stream);
+    return good ? ND_OK : fail_write(draft->path, errno);
+}
+
+static nd_status commit(const nd_fs_draft *draft)
+{
+    int code;
+    ND_TRY(nd_fs_draft_check(draft));
+    ND_TRY(nd_fs_sync_close(dup(fileno(draft->stream)), draft->path));
+    return rename_durably(draft->temporary, draft->path, !draft->is_new, &code);
+}
+
+nd_status nd_fs_draft_close(nd_fs_draft *draft, nd_status status)
+{
+    if (draft->stream) {
+        status = status == ND_OK ? commit(draft) : status;
+        fclose(draft->stream);
+        if (status != ND_OK) {
+            unlink(draft->temporary);
+        }
     }
-    if (status == ND_OK && rename(temporary, path) != 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
-    }
-    if (status != ND_OK) {
-        unlink(temporary);
-    }
+    free(draft->temporary);
+    free(draft->path);
+    *draft = (nd_fs_draft){0};
     return status;
 }
 
@@ -89,16 +126,10 @@ nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size)
 
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size)
 {
-    nd_status status = ND_OK;
-    char *temporary = NULL, *folder = NULL;
-    ND_TRY_OUT(nd_fs_temporary(path, &temporary));
-    ND_TRY_OUT(nd_fs_parent(path, &folder)); /* a lack of memory leaves the file as it was */
-    ND_TRY_OUT(write_and_rename(path, temporary, mode, data, size));
-    ND_TRY_OUT(nd_fs_sync_folder(folder));
-out:
-    free(folder);
-    free(temporary);
-    return status;
+    nd_fs_draft draft = {0};
+    nd_status status = nd_fs_draft_open(&draft, path, mode);
+    status = status == ND_OK ? nd_fs_pwrite(fileno(draft.stream), path, data, size, 0) : status;
+    return nd_fs_draft_close(&draft, status);
 }
 
 nd_status nd_fs_temporary(const char *path, char **out)
@@ -307,7 +338,7 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *adv
         /* A parent may exist in a place where nothing can be made: only the last one's answer
          * counts. */
         if (mkdir(part, 0777) == 0) {
-            ND_TRY(sync_parent(part));
+            ND_TRY(nd_fs_sync_parent(part));
         } else if (errno != EEXIST && i == length) {
             return fail_make(ND_ERR_CANTCREATE, what, path, strerror(errno), advice);
         }
@@ -410,26 +441,10 @@ int nd_fs_rename_new(const char *from, const char *to)
     return code;
 }
 
-/* *code is the errno of the rename. */
-static nd_status rename_durably(const char *from, const char *to, int *code)
-{
-    char *parent = NULL;
-    ND_TRY(nd_fs_parent(to, &parent));
-    *code = nd_fs_rename_new(from, to);
-    nd_status status = *code == 0 ? nd_fs_sync_folder(parent)
-                                  : nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s",
-                                            from, to, strerror(*code));
-    if (*code == 0 && status != ND_OK) {
-        (void)rename(to, from);
-    }
-    free(parent);
-    return status;
-}
-
 nd_status nd_fs_rename(const char *from, const char *to)
 {
     int code;
-    return rename_durably(from, to, &code);
+    return rename_durably(from, to, false, &code);
 }
 
 int nd_fs_exchange(const char *a, const char *b)
@@ -437,28 +452,24 @@ int nd_fs_exchange(const char *a, const char *b)
     return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) == 0 ? 0 : errno;
 }
 
-nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out)
-{
-    return nd_fs_set_aside_from(path, path, suffix, out);
-}
-
-nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out)
+nd_status nd_fs_set_aside(const char *from, const char *path, const char *suffix, char **out)
 {
     enum { NAMES_MAX = 1000000 };
     char *aside = NULL;
     int code = EEXIST;
-    nd_status status = nd_fs_format(&aside, "%s.%s", path, suffix);
-    status = status == ND_OK ? rename_durably(from, aside, &code) : status;
-    for (int n = 2; aside && code == EEXIST && n < NAMES_MAX; n++) {
+    nd_status status = ND_OK;
+    for (int n = 1; code == EEXIST && n < NAMES_MAX; n++) {
         free(aside);
         aside = NULL;
-        status = nd_fs_format(&aside, "%s.%s-%d", path, suffix, n);
-        status = status == ND_OK ? rename_durably(from, aside, &code) : status;
+        ND_TRY_OUT(n == 1 ? nd_fs_format(&aside, "%s.%s", path, suffix)
+                          : nd_fs_format(&aside, "%s.%s-%d", path, suffix, n));
+        status = rename_durably(from, aside, false, &code);
     }
     if (status == ND_OK && out) {
         *out = aside;
         aside = NULL;
     }
+out:
     free(aside);
     return status;
 }

@@ -31,19 +31,24 @@ nd_status nd_key_random(uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-nd_status nd_key_make_file(const char *path)
+static nd_status make_text(char text[HEX_BYTES + 2])
 {
     uint8_t key[ND_KEY_BYTES];
-    char text[HEX_BYTES + 2];
     ND_TRY(nd_key_random(key));
     for (int i = 0; i < ND_KEY_BYTES; i++) {
         snprintf(text + 2 * i, 3, "%02x", key[i]);
     }
     text[HEX_BYTES] = '\n';
     explicit_bzero(key, sizeof key);
-    int fd = nd_fs_create(path, 0600);
+    return ND_OK;
+}
+
+nd_status nd_key_make_file(const char *path)
+{
+    char text[HEX_BYTES + 2];
+    ND_TRY(make_text(text));
+    const int fd = nd_fs_create(path, 0600), error = errno;
     if (fd < 0) {
-        int error = errno;
         explicit_bzero(text, sizeof text);
         return nd_fail(ND_ERR_CANTCREATE, "the key file %s cannot be made: %s%s", path,
                        strerror(error), error == EEXIST ? "; remove it or name another one" : "");
@@ -81,9 +86,7 @@ static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
         memcpy(key, text, ND_KEY_BYTES);
         return true;
     }
-    if (bytes == HEX_BYTES + 1 && text[HEX_BYTES] == '\n') {
-        bytes--;
-    }
+    bytes -= bytes == HEX_BYTES + 1 && text[HEX_BYTES] == '\n';
     if (bytes != HEX_BYTES) {
         return false;
     }
@@ -225,22 +228,19 @@ nd_status nd_shared_key(const nd_identity *identity, uint8_t key[ND_KEY_BYTES],
                         char private_file[ND_SHARED_KEY_PATH_MAX])
 {
     const char *named;
-    char fresh[ND_SHARED_KEY_PATH_MAX + 32];
+    char text[HEX_BYTES + 2];
     private_file[0] = '\0';
     ND_TRY(find_shared_file(identity, private_file, &named));
-    if (named || identity->rank > 0) {
-        return nd_key_read_file(named ? named : private_file, key);
+    if (!named && identity->rank == 0) {
+        ND_TRY(make_text(text));
+        nd_status status = nd_fs_write_atomic_as(private_file, 0600, text, HEX_BYTES + 1);
+        explicit_bzero(text, sizeof text);
+        ND_TRY(status == ND_OK
+                   ? ND_OK
+                   : nd_fail(status,
+                             "the key file %s cannot be put in place: %s; name a key file in "
+                             "ND_RDZV_KEY_FILE",
+                             private_file, nd_error_last()->message));
     }
-    snprintf(fresh, sizeof fresh, "%s.%ld", private_file, (long)getpid());
-    unlink(fresh);
-    ND_TRY(nd_key_make_file(fresh));
-    if (rename(fresh, private_file) != 0) {
-        nd_status status = nd_fail(ND_ERR_CANTCREATE,
-                                   "the key file %s cannot be put in place: %s; name a key file in "
-                                   "ND_RDZV_KEY_FILE",
-                                   private_file, strerror(errno));
-        unlink(fresh);
-        return status;
-    }
-    return nd_key_read_file(private_file, key);
+    return nd_key_read_file(named ? named : private_file, key);
 }

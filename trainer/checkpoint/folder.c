@@ -195,7 +195,8 @@ static bool is_left(const char *name)
     const size_t length = nd_fs_temporary_of(name);
     return kind == ND_FOLDER_BEGUN || kind == ND_FOLDER_DOOMED ||
            (length == strlen("model") && memcmp(name, "model", length) == 0) ||
-           (length > 0 && (is_numbered(name, length, "run") || is_numbered(name, length, "trace")));
+           (length > 0 && (is_numbered(name, length, "run") || is_numbered(name, length, "trace") ||
+                           is_numbered(name, length, "profile")));
 }
 
 nd_status nd_checkpoint_sweep(const char *run)
@@ -223,7 +224,7 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
 {
     char *path = NULL;
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    nd_status status = nd_fs_set_aside(path, suffix, out);
+    nd_status status = nd_fs_set_aside(path, path, suffix, out);
     free(path);
     return status;
 }
@@ -281,7 +282,7 @@ static nd_status exchange_names(const char *temporary, const char *path, bool *t
                    : nd_fail(ND_ERR_CANTCREATE, "cannot exchange \"%s\" and \"%s\": %s", temporary,
                              path, strerror(code));
     }
-    nd_status status = nd_fs_set_aside_from(temporary, path, "old", NULL);
+    nd_status status = nd_fs_set_aside(temporary, path, "old", NULL);
     if (status != ND_OK) {
         (void)nd_fs_exchange(temporary, path);
     }
@@ -308,7 +309,7 @@ static nd_status take_name(const char *run, const char *temporary, int64_t step)
         if (taken) {
             goto out;
         }
-        ND_TRY_OUT(nd_fs_set_aside(path, "old", &aside));
+        ND_TRY_OUT(nd_fs_set_aside(path, path, "old", &aside));
     }
     status = nd_fs_rename(temporary, path);
     if (status != ND_OK && aside) {

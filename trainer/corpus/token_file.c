@@ -199,16 +199,6 @@ static nd_status sync_output(nd_token_output *out)
     return nd_fs_sync_close(dup(out->fd), out->part);
 }
 
-/* Makes what has become of a name durable. */
-static nd_status sync_parent(const char *path)
-{
-    char *folder;
-    ND_TRY(nd_fs_parent(path, &folder));
-    const nd_status status = nd_fs_sync_folder(folder);
-    free(folder);
-    return status;
-}
-
 /* After sync. The file has its name for good, or none once *out is finished. */
 static nd_status rename_output(nd_token_output *out)
 {
@@ -218,7 +208,7 @@ static nd_status rename_output(nd_token_output *out)
     }
     free(out->part);
     out->part = NULL;
-    const nd_status status = sync_parent(out->path);
+    const nd_status status = nd_fs_sync_parent(out->path);
     if (status != ND_OK) {
         unlink(out->path); /* it might be there or not after a power failure */
     }
@@ -539,7 +529,7 @@ static nd_status write_index(nd_token_files *f)
 static nd_status remove_old(const char *path)
 {
     if (unlink(path) == 0) {
-        return sync_parent(path);
+        return nd_fs_sync_parent(path);
     }
     return errno == ENOENT
                ? ND_OK

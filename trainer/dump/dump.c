@@ -2,12 +2,10 @@
 /* The tensors that a dump may hold, and the file of a step of one rank. */
 #include "trainer/dump/dump.h"
 
-#include <errno.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
@@ -225,12 +223,10 @@ struct nd_dump {
     int micros;
     entry *entries; /* [count]; owned, as are the arrays below */
     int64_t count;
-    int64_t *numbers; /* (micros, layers + 1, points): the entry; -1: none */
-    int32_t *places;  /* (micros, B, s): in the text, of this rank's tokens */
-    char *bounce;     /* BOUNCE_BYTES */
-    /* The file of the step. */
-    int fd; /* -1: none */
-    char *path, *temporary;
+    int64_t *numbers;  /* (micros, layers + 1, points): the entry; -1: none */
+    int32_t *places;   /* (micros, B, s): in the text, of this rank's tokens */
+    char *bounce;      /* BOUNCE_BYTES */
+    nd_fs_draft draft; /* the file of the step */
 };
 
 static int64_t *number_at(const nd_dump *d, int micro, int64_t layer, nd_dump_point point)
@@ -318,7 +314,7 @@ nd_status nd_dump_create(nd_rank *rank, const nd_layout *layout, const nd_dims *
     nd_dump *d = NULL;
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &d));
-    *d = (nd_dump){.rank = rank, .layout = layout, .dims = *dims, .micros = micros, .fd = -1};
+    *d = (nd_dump){.rank = rank, .layout = layout, .dims = *dims, .micros = micros};
     (void)nd_config_steps(rank->config->log.dump_steps, &d->first, &d->last);
     ND_TRY_OUT(nd_fs_format(&d->folder, "%s", folder));
     ND_TRY_OUT(ND_ALLOC(most, &d->numbers));
@@ -341,22 +337,10 @@ out:
     return status;
 }
 
-static void drop_file(nd_dump *d)
-{
-    if (d->fd >= 0) {
-        close(d->fd);
-        unlink(d->temporary);
-    }
-    d->fd = -1;
-    free(d->path);
-    free(d->temporary);
-    d->path = d->temporary = NULL;
-}
-
 void nd_dump_destroy(nd_dump *d)
 {
     if (d) {
-        drop_file(d);
+        (void)nd_fs_draft_close(&d->draft, ND_ERR_INTERNAL); /* a step that did not end */
         free(d->folder);
         free(d->entries);
         free(d->numbers);
@@ -461,16 +445,10 @@ static nd_status lay_out(nd_dump *d, nd_safetensors_list *list, char **head, siz
     return ND_OK;
 }
 
-static nd_status fail_create(const nd_dump *d, int code)
-{
-    return nd_fail(nd_fs_blame_write(code), "the dump %s cannot be created: %s", d->path,
-                   nd_fs_reason(code));
-}
-
 nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)
 {
     nd_safetensors_list list = {0};
-    char folder[PATH_MAX], *head = NULL;
+    char folder[PATH_MAX], path[PATH_MAX], *head = NULL;
     size_t bytes = 0;
     nd_status status = ND_OK;
     d->first = step + 1; /* a step that is computed again after a rewind is not dumped again */
@@ -482,11 +460,10 @@ nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)
     ND_TRY_OUT(nd_fs_check_space(d->folder, list.tensors[list.count - 1].end, "a dump of tensors"));
     ND_TRY_OUT(nd_fs_path(folder, "%s/step-%lld", d->folder, (long long)step));
     ND_TRY_OUT(nd_fs_make_own_folder(folder));
-    ND_TRY_OUT(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
-    ND_TRY_OUT(nd_fs_temporary(d->path, &d->temporary));
-    d->fd = nd_fs_create(d->temporary, 0666);
-    ND_TRY_OUT(d->fd >= 0 ? ND_OK : fail_create(d, errno));
-    ND_TRY_OUT(nd_fs_pwrite(d->fd, d->path, head, bytes, 0));
+    ND_TRY_OUT(nd_fs_path(path, "%s/rank-%d.safetensors", folder, d->rank->rank));
+    d->draft.is_new = true;
+    ND_TRY_OUT(nd_fs_draft_open(&d->draft, path, 0666));
+    ND_TRY_OUT(nd_fs_pwrite(fileno(d->draft.stream), path, head, bytes, 0));
 out:
     free(head);
     nd_safetensors_list_fini(&list);
@@ -497,6 +474,7 @@ out:
 static nd_status write_rows(nd_dump *d, entry *e, int64_t row, int64_t column, nd_tensor x)
 {
     nd_stream *stream = &d->rank->stream;
+    const int fd = fileno(d->draft.stream);
     const int64_t cols = x.shape[1], size = (int64_t)nd_dtype_size(x.dtype);
     const int64_t line = cols * size, stride = x.stride[0] * size;
     const int64_t most = (BOUNCE_BYTES - line) / stride + 1;
@@ -512,11 +490,11 @@ static nd_status write_rows(nd_dump *d, entry *e, int64_t row, int64_t column, n
             for (int64_t i = 1; stride != line && i < count; i++) {
                 memmove(d->bounce + i * line, d->bounce + i * stride, (size_t)line);
             }
-            ND_TRY(nd_fs_pwrite(d->fd, d->path, d->bounce, (size_t)(count * line), at));
+            ND_TRY(nd_fs_pwrite(fd, d->draft.path, d->bounce, (size_t)(count * line), at));
             continue;
         }
         for (int64_t i = 0; i < count; i++) {
-            ND_TRY(nd_fs_pwrite(d->fd, d->path, d->bounce + i * stride, (size_t)line,
+            ND_TRY(nd_fs_pwrite(fd, d->draft.path, d->bounce + i * stride, (size_t)line,
                                 at + i * e->cols * size));
         }
     }
@@ -556,26 +534,12 @@ nd_status nd_dump_show_state(nd_dump *d, bool gradients, float *state)
 
 nd_status nd_dump_end(nd_dump *d)
 {
-    if (d->fd < 0) {
-        return ND_OK;
-    }
-    for (int64_t i = 0; i < d->count; i++) {
+    for (int64_t i = 0; d->draft.stream && i < d->count; i++) {
         const entry *e = &d->entries[i];
         if (e->written != e->rows * e->cols) {
             return nd_fail(ND_ERR_INTERNAL, "%lld of %lld elements of %s were shown to the dump",
                            (long long)e->written, (long long)(e->rows * e->cols), e->of.name);
         }
     }
-    const int fd = d->fd;
-    d->fd = -1;
-    nd_status status = nd_fs_sync_close(fd, d->path);
-    const int code = status == ND_OK ? nd_fs_rename_new(d->temporary, d->path) : 0;
-    if (code != 0) {
-        status = fail_create(d, code);
-    }
-    if (status != ND_OK) {
-        unlink(d->temporary);
-    }
-    drop_file(d);
-    return status;
+    return nd_fs_draft_close(&d->draft, ND_OK);
 }

@@ -8,7 +8,6 @@
  * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory
  * for ND_PROFILE_EVENTS calls is taken before step 1; further calls are counted and left out.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,30 +134,17 @@ static nd_status write_whole(const nd_run *s, FILE *out, int *found)
 /* Rank 0. */
 static nd_status put_together(const nd_run *s)
 {
-    char part[PATH], path[ND_RUN_PATH_MAX];
+    char parts[PATH], path[ND_RUN_PATH_MAX];
+    nd_fs_draft draft = {0};
     int found = 0;
-    snprintf(part, sizeof part, "%s/profile/whole.part", s->place.path);
-    unlink(part); /* a process that was killed may have left it */
-    FILE *out = nd_fs_stream_new(part);
-    if (!out) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", part, strerror(errno));
-    }
-    nd_status status = write_whole(s, out, &found);
-    bool failed = ferror(out) != 0;
-    failed = fclose(out) != 0 || failed;
-    if (status == ND_OK && failed) {
-        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be written", part);
-    }
-    status = status == ND_OK ? nd_run_file_next(s->place.path, "profile", ".json", path) : status;
-    if (status == ND_OK && rename(part, path) != 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created", path);
-    }
-    if (status == ND_OK) {
-        nd_log_info("profile of %d rank%s: %s", found, found == 1 ? "" : "s", path);
-        *strrchr(part, '/') = '\0';
-        rmdir(part);
-    }
-    return status;
+    ND_TRY(nd_run_file_next(s->place.path, "profile", ".json", path));
+    nd_status status = nd_fs_draft_open(&draft, path, 0666);
+    status = status == ND_OK ? write_whole(s, draft.stream, &found) : status;
+    ND_TRY(nd_fs_draft_close(&draft, status));
+    nd_log_info("profile of %d rank%s: %s", found, found == 1 ? "" : "s", path);
+    snprintf(parts, sizeof parts, "%s/profile", s->place.path);
+    rmdir(parts);
+    return ND_OK;
 }
 
 /* The steps. */

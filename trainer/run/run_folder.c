@@ -401,7 +401,7 @@ nd_status nd_run_set_aside(const nd_run *s, const char *name)
     }
     snprintf(path, sizeof path, "%s/%s", s->dir, name);
     ND_TRY(nd_fs_exists(path, &there));
-    return there ? nd_fs_set_aside(path, "old", NULL) : ND_OK;
+    return there ? nd_fs_set_aside(path, path, "old", NULL) : ND_OK;
 }
 
 void nd_run_forget(const nd_run *s)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Models in GGUF files: keys and config.json, names of tensors, and their values. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -383,8 +382,7 @@ static void add_shape(const nd_shape *s, json_t **keys)
 }
 
 struct nd_gguf_writer {
-    FILE *out; /* a failure shows in ferror */
-    const char *path;
+    nd_fs_draft draft;
     nd_layout *layout;
     /* Factors of RoPE if the model has them, then the tensors of the parameters. `number` is a
      * ggml_type. */
@@ -421,14 +419,6 @@ static nd_status list_tensors(nd_gguf_writer *w, const nd_shape *s, int type)
     return ND_OK;
 }
 
-/* A write that failed is tried again here, and says why. */
-static nd_status check_written(const nd_gguf_writer *w)
-{
-    return w->out && fflush(w->out) == 0 && !ferror(w->out)
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", w->path, strerror(errno));
-}
-
 nd_status nd_gguf_write_rows(nd_gguf_writer *w, const char *name, int64_t begin, int64_t count,
                              const float *values)
 {
@@ -448,10 +438,10 @@ nd_status nd_gguf_write_rows(nd_gguf_writer *w, const char *name, int64_t begin,
         for (int64_t i = 0; i < n / type->block; i++) {
             held &= type->store(values + done + i * type->block, stored + i * type->bytes);
         }
-        fseeko(w->out, (off_t)t->begin + block * type->bytes, SEEK_SET);
-        fwrite(stored, (size_t)type->bytes, (size_t)(n / type->block), w->out);
+        fseeko(w->draft.stream, (off_t)t->begin + block * type->bytes, SEEK_SET);
+        fwrite(stored, (size_t)type->bytes, (size_t)(n / type->block), w->draft.stream);
     }
-    return held ? check_written(w)
+    return held ? nd_fs_draft_check(&w->draft)
                 : nd_fail(ND_ERR_DATA,
                           "the tensor %s has a value that F16 cannot hold; export it as bf16 or "
                           "fp32",
@@ -462,9 +452,9 @@ nd_status nd_gguf_write(const char *path, const nd_gguf_options *options,
                         nd_status (*fill)(void *context, nd_gguf_writer *writer), void *context)
 {
     const nd_shape *shape = options->shape;
-    nd_gguf_writer w = {.path = path};
+    nd_gguf_writer w = {.draft.is_new = true};
     json_t *keys[2] = {NULL}; /* those of the shape stand between them */
-    char *parent = NULL, *temporary = NULL;
+    char *parent = NULL;
     bool there = false;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_exists(path, &there));
@@ -478,39 +468,31 @@ nd_status nd_gguf_write(const char *path, const nd_gguf_options *options,
     ND_TRY_OUT(nd_gguf_make_keys(options, &told, keys));
     add_shape(&told, &keys[0]);
     ND_TRY_OUT(keys[0] && keys[1] && json_object_update(keys[0], keys[1]) == 0
-                   ? nd_fs_temporary(path, &temporary)
+                   ? nd_fs_draft_open(&w.draft, path, 0666)
                    : nd_fail_memory("the head of \"%s\"", path));
     ND_TRY_OUT(nd_fs_parent(path, &parent));
-    w.out = nd_fs_stream_new(temporary);
-    ND_TRY_OUT(check_written(&w));
-    nd_gguf_put_head(w.out, keys[0], &w.list);
-    ND_TRY_OUT(check_written(&w));
+    FILE *out = w.draft.stream;
+    nd_gguf_put_head(out, keys[0], &w.list);
+    ND_TRY_OUT(nd_fs_draft_check(&w.draft));
     const uint64_t end = w.list.tensors[w.list.count - 1].end;
     ND_TRY_OUT(nd_fs_check_space(parent, end, "the GGUF file"));
-    fseeko(w.out, (off_t)w.list.tensors[0].begin, SEEK_SET);
+    fseeko(out, (off_t)w.list.tensors[0].begin, SEEK_SET);
     for (int64_t i = 0; w.list.count > w.layout->param_count && i < shape->head_dim / 2; i++) {
         const float factor = nd_gguf_factor(&shape->rope, shape->head_dim, i);
-        fwrite(&factor, sizeof factor, 1, w.out);
+        fwrite(&factor, sizeof factor, 1, out);
     }
     ND_TRY_OUT(fill(context, &w));
     ND_ASSERT(w.left == 0);
-    fseeko(w.out, 0, SEEK_END);
-    for (uint64_t at = (uint64_t)ftello(w.out); at < end; at++) { /* padding */
-        fputc(0, w.out);
+    fseeko(out, 0, SEEK_END);
+    for (uint64_t at = (uint64_t)ftello(out); at < end; at++) { /* padding */
+        fputc(0, out);
     }
-    ND_TRY_OUT(check_written(&w));
-    ND_TRY_OUT(nd_fs_sync_file(temporary));
-    status = nd_fs_rename(temporary, path);
 out:
-    if (w.out) {
-        fclose(w.out);
-        nd_fs_remove_tree(temporary); /* where all went well nothing has that name */
-    }
+    status = nd_fs_draft_close(&w.draft, status);
     nd_layout_destroy(w.layout);
     nd_safetensors_list_fini(&w.list);
     json_decref(keys[0]);
     json_decref(keys[1]);
-    free(temporary);
     free(parent);
     return status;
 }

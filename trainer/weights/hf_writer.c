@@ -370,20 +370,17 @@ static nd_status publish(const nd_hf_writer *writer)
 nd_status nd_hf_writer_commit(nd_hf_writer *writer)
 {
     nd_status status = ND_OK;
-    char *parent = NULL;
-    ND_TRY_OUT(nd_fs_parent(writer->folder, &parent));
     ND_TRY_OUT(check_written(writer));
     ND_TRY_OUT(finish_files(writer));
     if (!writer->options.inside) {
         ND_TRY_OUT(publish(writer));
-        ND_TRY_OUT(nd_fs_sync_folder(parent));
+        ND_TRY_OUT(nd_fs_sync_parent(writer->folder));
         status = writer->lacks.status;
         if (status != ND_OK) {
             nd_error_restore(&writer->lacks);
         }
     }
 out:
-    free(parent);
     nd_hf_writer_abort(writer); /* after a rename there is no temporary folder to remove */
     return status;
 }

@@ -202,7 +202,7 @@ Test(folder, sweeping_leaves_what_other_commands_write)
                                         ".del-checkpoint-7",
                                         "model" TMP,
                                         "run.json" TMP,
-                                        "run-12.json" TMP,
+                                        "profile-12.json" TMP,
                                         "trace.json" TMP,
                                         "out" TMP,
                                         "model2" TMP,
