@@ -172,7 +172,7 @@ static nd_status take_failed_check(coordinator *c, const nd_peer *peer, int inde
     return c->epoch < 0 ? refuse(c, status) : status;
 }
 
-/* Which nodes are missing: a warning, and at the deadline the error. */
+/* Warns of the nodes that are missing after `seconds`; 0: the wait for a restart begins. */
 static void warn_missing(const coordinator *c, double seconds)
 {
     char line[512];

@@ -198,9 +198,9 @@ static void stop_workers(void *context, int milliseconds)
     nd_attempt_stop(((nd_job *)context)->attempt, milliseconds);
 }
 
-/* How long workers may take to end after a failure, so that a restart follows soon: those of a
- * worker that died of a signal know nothing about it, and others have at most their messages left
- * to write. */
+/* The time that workers get to end after a failure; it is short where a restart follows. The peers
+ * of a worker that died of a signal know nothing about it, and others have at most their messages
+ * left to write. */
 static int patience_ms(void *context, int code)
 {
     const nd_restart_case c = restart_case(context, code);

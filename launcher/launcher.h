@@ -211,7 +211,7 @@ bool nd_attempt_free(nd_attempt *attempt, bool loop_ended);
  * shows it.
  */
 
-/* How a failure stands among others: one with a lower weight explains those with a higher one,
+/* The weight of a failure among others: one with a lower weight explains those with a higher one,
  * whichever was seen first. */
 typedef enum nd_failure_weight {
     ND_FAILURE_REASON = 0, /* nothing but itself explains it */
@@ -230,7 +230,7 @@ nd_failure_weight nd_failure_weight_of(int code);
 /* Returns whether `failure` explains `other`: it has less weight, or as much and was seen first. */
 bool nd_failure_explains(const nd_failure *failure, const nd_failure *other);
 
-/* How the workers of one start ended, on this node or on all. */
+/* The end of the workers of one start, on this node or on all. */
 typedef struct nd_nodes_end {
     int code;                 /* of the first failure, or 0 */
     nd_failure_weight weight; /* of that failure */

@@ -61,7 +61,7 @@ static bool failed(const nd_attempt *attempt, const nd_child *child)
 }
 
 /*
- * How and when the worker failed: when it recorded that, or else when this process saw its end. A
+ * The worker's failure, at the time when it recorded it, or else when this process saw its end. A
  * worker that dies makes others lose a peer, and they may notice before this process does.
  */
 static nd_failure failure_of(const nd_attempt *attempt, const nd_child *child)

@@ -197,7 +197,7 @@ static Tensor_attributes statistics(const nd_sdpa_form &f)
 
 using handle = std::shared_ptr<Tensor_attributes>;
 
-/* What says where documents lie; empty where the batch is a usual one. */
+/* Tensors that say where documents lie; empty where the batch is a usual one. */
 struct documents {
     handle rows_q, rows_kv, starts[ND_RAGGED_KINDS];
 

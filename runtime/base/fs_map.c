@@ -46,7 +46,7 @@ void nd_fs_map_close(nd_fs_map *map)
     *map = (nd_fs_map){0};
 }
 
-/* Where this thread continues after a fault of its reading; NULL: a fault is a crash. */
+/* This thread continues here after a fault of its reading; NULL: a fault is a crash. */
 static _Thread_local sigjmp_buf *landing;
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)

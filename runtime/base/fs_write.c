@@ -262,7 +262,7 @@ static nd_status find_existing(const char *path, char **out)
     return ND_OK;
 }
 
-/* Why folders of these names cannot be made in one that is there; NULL: they can. */
+/* The reason why folders of these names cannot be made in one that is there; NULL: they can. */
 static const char *find_bad_name(const char *names, const char *there)
 {
     const long most = pathconf(there, _PC_NAME_MAX); /* -1: no limit */

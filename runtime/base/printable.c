@@ -96,8 +96,8 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
 /* The one sequence that passes: the progress bar erases the rest of its line with it. */
 static const char erase[] = "\033[K";
 
-/* How many of the held bytes are the next unit: the sequence, a character, or a byte that is part
- * of neither. 0: it depends on the bytes that follow. */
+/* The number of held bytes that are the next unit: the sequence, a character, or a byte that is
+ * part of neither. 0: it depends on the bytes that follow. */
 static int unit_length(const nd_shown *shown, unsigned *code)
 {
     size_t count = (size_t)shown->count, whole = sizeof erase - 1;

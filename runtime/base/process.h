@@ -47,7 +47,7 @@ void nd_streams_open(void);
  * example because the disk is full. */
 nd_status nd_process_flush_output(void);
 
-/* Which aborts of a guarded call are caught: any; or that of an exception of C++ which nobody
+/* The aborts of a guarded call that are caught: any, or that of an exception of C++ which nobody
  * catches. All others end the process, as they would without a guard. */
 typedef enum nd_abort_kind { ND_ABORT_ANY, ND_ABORT_EXCEPTION } nd_abort_kind;
 

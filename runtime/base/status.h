@@ -30,7 +30,7 @@ typedef enum nd_status {
 
 enum { ND_ERROR_MESSAGE_MAX = 2048 };
 
-/* Where the reason of an error lies: several ranks of a job often fail together, for one reason. */
+/* The place of an error's reason: several ranks of a job often fail together, for one reason. */
 typedef enum nd_failure_cause {
     ND_CAUSE_OWN = 0,   /* on this rank; a lost peer (74) or a deadline (124) may be elsewhere */
     ND_CAUSE_ELSEWHERE, /* on another rank, whose message explains more than this one */

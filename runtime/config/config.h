@@ -215,8 +215,8 @@ enum { ND_IDLE_KEYS_MAX = 400 };
 nd_status nd_config_idle_keys(const nd_config *config, char text[ND_IDLE_KEYS_MAX]);
 
 /*
- * How long a healthy program may take to encode the data, on a slow disk: 400 s a GB, eight times
- * as much where they are compressed. 0 for data that are read as they are.
+ * The time that a healthy program may take to encode the data on a slow disk: 400 s a GB, eight
+ * times as much where they are compressed. 0 for data that are read as they are.
  * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);

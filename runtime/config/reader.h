@@ -144,7 +144,7 @@ nd_fault nd_value_read(const nd_field *field, const char *text, nd_flag_value *o
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
-/* Which of a row's values (names.def) was given, from 1; 0: none. */
+/* Each state is the number of the value of a row (names.def) that was given, from 1; 0: none. */
 typedef enum nd_state {
     ND_STATE_DISTRIBUTED,
     ND_STATE_SHARDING,

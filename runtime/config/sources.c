@@ -325,7 +325,7 @@ out:
     return status;
 }
 
-/* How long a check of the data and of the model may take. */
+/* The time that a check of the data and of the model may take. */
 
 /* Seconds to encode, or else to read, the files that a path names: one, those of a folder, or of a
  * pattern. They may be links, as in the Hugging Face cache. JSON lines and compressed texts are

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_DEVICE_GPU_CHOICE_H
 #define ND_DEVICE_GPU_CHOICE_H
-/* Which of the visible GPUs a worker uses: pure arithmetic, in every build. */
+/* The choice of a worker's GPU among the visible ones: pure arithmetic, in every build. */
 #include <stdbool.h>
 
 #include "runtime/base/status.h"

@@ -2,7 +2,7 @@
 #ifndef ND_DEVICE_HOST_MEMORY_H
 #define ND_DEVICE_HOST_MEMORY_H
 /*
- * How much memory this process may use: that of the machine, or of the control groups (version 2)
+ * The memory that this process may use: that of the machine, or of the control groups (version 2)
  * that it is in, as a container or a batch system sets them.
  */
 #include <stdint.h>

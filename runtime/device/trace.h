@@ -2,7 +2,7 @@
 #ifndef ND_DEVICE_TRACE_H
 #define ND_DEVICE_TRACE_H
 /*
- * Where the time of a step goes, by kind of work: host time around each call, which on the CPU is
+ * The time of a step by kind of work: host time around each call, which on the CPU is
  * the work itself. One trace per rank, written by its thread only; nothing is allocated.
  */
 #include <stdint.h>

@@ -67,7 +67,7 @@ typedef struct nd_group_row {
 extern const nd_group_row nd_group_rows[ND_GROUP_COUNT];
 
 const char *nd_axis_name(nd_axis axis); /* "dp_replicate" */
-/* Why the axis has no size but 1 yet; NULL for an axis that can be chosen. */
+/* The reason why the axis has no size but 1 yet; NULL for an axis that can be chosen. */
 const char *nd_axis_reserved(nd_axis axis);
 
 const char *nd_group_name(nd_group_kind kind);

@@ -199,7 +199,7 @@ static bool on_loopback(const nd_identity *identity)
     return true;
 }
 
-/* Where a private file lies, or *named. */
+/* Gives the key file that ND_RDZV_KEY_FILE names, or the path of a private one in `out`. */
 static nd_status find_shared_file(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
                                   const char **named)
 {

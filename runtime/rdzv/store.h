@@ -22,7 +22,7 @@
 typedef struct nd_store nd_store;
 
 /*
- * Where rank 0 runs the store: `lost` is called in a thread of its own, at once, when a rank ends
+ * Where rank 0 runs the store, `lost` is called in a thread of its own, at once, when a rank ends
  * without a goodbye, whatever the other ranks are doing. Rank 0 watches every other rank, the
  * others watch rank 0. On rank 0 it may be called several times. Never under ndlaunch, which
  * watches its workers itself.

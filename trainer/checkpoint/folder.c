@@ -442,7 +442,7 @@ out:
     return status;
 }
 
-/* Which stay. */
+/* Checkpoints that stay, and the deletion of others. */
 
 nd_status nd_folder_delete(const char *run, const nd_folder *folder)
 {

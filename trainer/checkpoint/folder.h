@@ -89,7 +89,7 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
 nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out);
 
 /*
- * Which checkpoints stay: the `keep_last` newest good ones, those whose step is a multiple of
+ * The checkpoints that stay: the `keep_last` newest good ones, those whose step is a multiple of
  * keep_every (0: none is kept for that) and the steps `keep` (-1: none) and `best` (0: none).
  * keep_last 0 keeps all.
  *

@@ -156,7 +156,7 @@ out:
     return status;
 }
 
-/* Where the writer finds a piece. */
+/* The elements of a piece, as the writer finds them. */
 static const float *piece_of(const snapshot *s, int piece, nd_state_kind array)
 {
     const nd_piece *p = &s->plan.pieces[piece];

@@ -254,7 +254,7 @@ static nd_status make_head(const nd_shard_plan *plan, nd_piece_kind kind, nd_sha
 
 /* Plan. */
 
-/* Where everything lies, as if files had no headers. */
+/* Gives each piece and extra array its place, as if files had no headers. */
 static void place_data(nd_shard_plan *plan)
 {
     nd_shard_file *body = &plan->files[ND_PIECE_BODY];

@@ -195,7 +195,7 @@ typedef struct nd_shard_data {
     /* Returns when the state of this unit may be read, and that of all units before it was. Called
      * for each unit, ascending, and once more behind the last. */
     nd_status (*unit)(void *context, int unit);
-    /* Where the elements of a piece of the plan lie in a state array, densely; read at once. */
+    /* The elements of a piece of the plan in a state array, densely; they are read at once. */
     const float *(*piece)(void *context, int piece, nd_state_kind array);
     const float *const *extras; /* [extra_count] */
     void *context;

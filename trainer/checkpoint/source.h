@@ -2,7 +2,7 @@
 #ifndef ND_CHECKPOINT_SOURCE_H
 #define ND_CHECKPOINT_SOURCE_H
 /*
- * Where state is loaded from: the stored rectangles of a checkpoint, whatever mesh wrote them.
+ * The source of loaded state: the stored rectangles of a checkpoint, whatever mesh wrote them.
  *
  * A caller adds the rectangles that it wants, with the memory that they go to, and then runs the
  * reads. Each read is intersected with the stored rectangles, and the reads of a file are done in

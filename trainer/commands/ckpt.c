@@ -551,7 +551,7 @@ static nd_status print_array(void *context, const nd_diff_array *array)
     return ND_OK;
 }
 
-/* How many numbers of the position differ. */
+/* Prints the numbers of the position that differ, and returns how many do. */
 static int print_position(const nd_manifest *a, const nd_manifest *b)
 {
     const struct {

@@ -23,7 +23,7 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-/* Whose plan is made. */
+/* The rank whose plan is made, with its configuration, inputs and worker. */
 typedef struct planner {
     const nd_config *config;
     const nd_inputs *inputs;
@@ -67,7 +67,7 @@ static double plan_bytes(const nd_trainer *trainer)
 }
 
 /*
- * How long a step would take: the ops of a dry run, each kind at a rate that is printed with the
+ * The estimated time of a step: the ops of a dry run, each kind at a rate that is printed with the
  * result. For device cuda there is an estimate for each kind of GPU in gpu_rates.h, since any
  * machine can plan any job; for device cpu one for CPUs like those here.
  */
@@ -477,7 +477,7 @@ static void print_reasons(void)
     }
 }
 
-/* How long each way of exchanging keys or heads would make a rank wait. */
+/* Prints how long each way of exchanging keys or heads would make a rank wait. */
 static void print_exchanges(const planner *p)
 {
     const nd_shape *shape = &p->inputs->shape;

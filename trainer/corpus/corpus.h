@@ -84,7 +84,7 @@ nd_status nd_text_check(const char *path, const uint8_t *data, size_t size);
 
 typedef struct nd_chat_template nd_chat_template; /* chat.h */
 
-/* How "messages" become one text with control tokens. */
+/* Rules by which "messages" become one text with control tokens. */
 typedef struct nd_chat_rules {
     const nd_chat_template *template; /* NULL: not at all */
     char bos[64], eos[64];            /* of the tokenizer_config.json; "": there is none */

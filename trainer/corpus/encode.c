@@ -67,7 +67,7 @@ typedef struct worker {
 
 /* Blocks. */
 
-/* Where the block ends: behind the last line, separator or good place of the text, of which the
+/* The end of the block: behind the last line, separator or good place of the text, of which the
  * first `searched` bytes hold none. 0: more must be read. */
 static size_t cut_place(const crew *c, const nd_bytes *text, size_t searched)
 {

@@ -181,8 +181,8 @@ typedef struct packing {
     int64_t *sorted; /* (pieces): their first tokens, by length and then by place; owned */
 } packing;
 
-/* How many tokens of a row blocks hold, from its first one on: none of a row that is left out, and
- * not a last one that would be alone and so have no label. */
+/* The number of tokens of a row that blocks hold, from its first one on: none of a row that is left
+ * out, and not a last one that would be alone and so have no label. */
 static int64_t kept_of(const nd_dataset *dataset, const range *row)
 {
     const int64_t most = dataset->sequence + 1, count = (int64_t)(row->end - row->begin);
@@ -496,7 +496,7 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
     return ND_OK;
 }
 
-/* Which data are separate, and how. */
+/* The choice of data whose documents are separate, and of what ends these. */
 
 /* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
  * not known. */

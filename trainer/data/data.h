@@ -100,7 +100,7 @@ const char *nd_dataset_source_name(const nd_dataset *dataset, int source);
 const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int source);
 /* Training samples in order: the block of sample i, or the number of blocks past the last one. */
 int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
-/* How many of the first `samples` training samples each source gives, to (sources) numbers. Their
+/* Counts what each source gives of the first `samples` training samples: (sources) numbers. Their
  * sum is `samples`. Without weights all blocks are shuffled together, and it is what the source's
  * size lets expect: false then, unless these are whole epochs. */
 bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
@@ -110,8 +110,8 @@ typedef struct nd_dataset_facts {
     const char *format; /* "jsonl", "encoded text" */
     const char *cache;  /* the file that holds the ids of an encoded text; else NULL */
     int64_t documents;  /* that are read, without what data.end_of_text ends; -1: not known */
-    /* Where rows stay whole: how many are longer than a block and whether they are left out, and
-     * the share of inputs that fill blocks. */
+    /* Where rows stay whole, `long_rows` are longer than a block, `drops` says whether these are
+     * left out, and `padding` is the share of inputs that fill blocks. */
     int64_t long_rows;
     bool drops;
     double padding;
@@ -215,7 +215,7 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out);
 /* Validation: back to block 0, of another dataset of the same sequence length, borrowed like the
  * first, or of that one (NULL). */
 void nd_loader_rewind(nd_loader *loader, const nd_dataset *dataset);
-/* How many calls of nd_loader_next cover all blocks once (accumulation is 1 for validation). */
+/* The number of nd_loader_next calls that cover all blocks once (validation: accumulation 1). */
 int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options);
 
 #endif

@@ -89,7 +89,7 @@ typedef struct nd_sample_place {
     int64_t index; /* of the source's samples, from 0; it may be any number of its epochs */
 } nd_sample_place;
 
-/* Where sample i of sources that are mixed is, 0 <= i < blend->samples. */
+/* The place of sample i of sources that are mixed, 0 <= i < blend->samples. */
 nd_sample_place nd_blend_sample(const nd_blend *blend, int64_t i);
 
 struct nd_dataset {

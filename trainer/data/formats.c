@@ -277,7 +277,7 @@ out:
     return status;
 }
 
-/* Which format a file has. */
+/* The format of a file. */
 
 static const nd_format formats[] = {
     [ND_DATA_TEXT] = {"text", false, 1, text_open},

@@ -304,7 +304,7 @@ static void dry_destroy(nd_comm *comm)
 NOTHING(dry_create, nd_transport *transport, nd_comm *comm)
 NOTHING(nothing, void *operation)
 
-/* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
+/* Adds what a ring sends to the transport's nd_step_work: an all-reduce is a reduce-scatter and
  * an all-gather. In a group of several ranks the caller waits for an event, which is complete. */
 static nd_status dry_call(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
                           nd_event *done)

@@ -67,7 +67,7 @@ nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call);
 /* Adds all calls of `from`, as often as they are there. */
 nd_status nd_calls_add_all(nd_calls *calls, const nd_calls *from);
 /*
- * How many seconds longer the calls of `step` take than those of `other`, by the times in `timed`.
+ * The seconds that calls of `step` take longer than those of `other`, by the times in `timed`.
  * only_more: without the calls that `other` has more of. NaN when a call that counts was not timed.
  */
 double nd_calls_difference(const nd_calls *timed, const nd_calls *step, const nd_calls *other,

@@ -13,7 +13,7 @@
 #include "trainer/context/deal.h"
 #include "trainer/weights/safetensors.h"
 
-/* Which tensors there are, and which of them log.dump_tensors names. */
+/* The tensors that there are, and those of them that log.dump_tensors names. */
 
 enum { NAME_MAX_BYTES = 160 };
 
@@ -396,7 +396,7 @@ static json_t *rows_of(const nd_dump *d, const entry *e)
     return ranges;
 }
 
-/* Where the tensor belongs, as JSON. */
+/* The tensor's place in the whole, as JSON. */
 static nd_status describe(const nd_dump *d, const entry *e, char **out)
 {
     const range *rows = &e->row_range, *columns = &e->col_range, *elements = &e->elements;

@@ -71,7 +71,7 @@ static void close_dump(dump *d)
     free(d->parts);
 }
 
-/* How many rows the ranges have; -1: they are no ranges of the tensor's rows. */
+/* The number of rows in the ranges; -1: they are no ranges of the tensor's rows. */
 static int64_t rows_of(const json_t *ranges, int64_t most)
 {
     int64_t rows = 0;

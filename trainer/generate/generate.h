@@ -45,7 +45,7 @@ typedef struct nd_sequence {
     nd_finish finish;
 } nd_sequence;
 
-/* How sequences are continued. */
+/* Rules by which sequences are continued. */
 typedef struct nd_generate_rules {
     nd_sampling sampling;
     const nd_ids *ends; /* ids that end a sequence; borrowed; NULL: none */

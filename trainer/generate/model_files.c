@@ -30,7 +30,7 @@ static const char *setting_of(const nd_manifest *manifest, const char *key)
     return value ? value : "";
 }
 
-/* Where the files beside the weights of a model.path are; owned by the caller. */
+/* The folder of the files beside the weights of a model.path; owned by the caller. */
 static nd_status folder_of(const char *path, char **out)
 {
     nd_fs_kind kind;

@@ -35,7 +35,7 @@ typedef struct nd_candidate {
     int32_t id;
 } nd_candidate;
 
-/* Which draw it is. */
+/* The numbers that tell one draw from all others. */
 typedef struct nd_draw {
     uint64_t request;  /* its number in the input, from 0 */
     uint64_t position; /* of the new token among the request's new tokens, from 0 */

@@ -129,10 +129,10 @@ static nd_status move_kv_head(nd_block_call c, nd_tensor qkv, int64_t to, int64_
 }
 
 /*
- * Where ranks of tp have copies of the same several KV heads: puts in each place the head that the
- * place's query heads see (nd_shape_kv_copies). Does nothing else. First come the places whose head
- * lies behind them, upwards, then the others, downwards: so no head is overwritten before it was
- * read.
+ * Where ranks of tp have copies of the same several KV heads, this puts in each place the head that
+ * the place's query heads see (nd_shape_kv_copies). It does nothing else. First come the places
+ * whose head lies behind them, upwards, then the others, downwards: so no head is overwritten
+ * before it was read.
  */
 static nd_status deal_kv(nd_block_call c, nd_tensor qkv, bool inverse)
 {

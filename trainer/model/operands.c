@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The operands of a linear's products: an input, a weight, the gradient of outputs. What their ops
+ * The operands of a linear's products (an input, a weight, the gradient of outputs): what their ops
  * do while they have the values in registers, how they are cast, and the form that products read.
  *
  * Norms, attention and SwiGLU make inputs; SwiGLU's backward makes the gradients of gate's and up's

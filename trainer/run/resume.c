@@ -58,7 +58,7 @@ static nd_status check_link(const char *path)
                          path);
 }
 
-/* How a damaged checkpoint is passed over: without a word, since a later search will say so; with a
+/* Ways to pass over a damaged checkpoint: without a word, since a later search will say so; with a
  * warning; or with a warning and a new name. */
 typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
 

@@ -438,7 +438,7 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-/* Where the time of rank 0's steps went, in trace.json, or trace-2.json, ... A full disk costs this
+/* Writes the times of rank 0's steps to trace.json, or trace-2.json, ... A full disk costs this
  * file, and not the checkpoint and the model, which come after it. */
 static nd_status write_trace(nd_run *s)
 {
@@ -472,7 +472,7 @@ static nd_status write_trace(nd_run *s)
 const nd_run_stage nd_run_folder = {
     .open = open_folder, .finish = write_trace, .close = close_folder};
 
-/* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
+/* Where log.dump_tensors asks for it, this makes RUN/dumps, or RUN/dumps-2, ... if earlier starts
  * have left theirs, and gives the trainer its dump. */
 static nd_status open_dumps(nd_run *s)
 {

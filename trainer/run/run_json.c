@@ -362,7 +362,7 @@ static nd_status print_facts(const char *what, const nd_dataset *data, const nd_
     return ND_OK;
 }
 
-/* How often the run reads each source, and how much of it counts. */
+/* Prints how often the run reads each source, and how much of it counts. */
 static nd_status print_sources(const nd_dataset *data, const nd_config *config)
 {
     const int count = nd_dataset_sources(data);
@@ -392,8 +392,8 @@ out:
     return status;
 }
 
-/* How much of attention is left in the first blocks of the run, and how evenly the ranks of cp
- * share it. */
+/* Prints how much of attention is left in the first blocks of the run, and how evenly the ranks of
+ * cp share it. */
 static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
 {
     enum { BLOCKS = 256 };

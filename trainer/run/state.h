@@ -32,7 +32,7 @@ typedef struct nd_resume {
 } nd_resume;
 
 /*
- * Which validation loss of a run was the lowest, which checkpoint has that state
+ * The lowest validation loss of a run, the checkpoint that has its state
  * (checkpoint.load_best), and whether the loss has stopped falling (train.early_stopping_patience).
  * Every rank has the same losses, so every rank comes to the same answers.
  */

@@ -75,7 +75,7 @@ static nd_status allocate(nd_run_samples *s)
 {
     const nd_rank *r = s->trainer->rank;
     const nd_dims *d = &s->trainer->model->dims;
-    /* Where this rank's part of a sequence lies: trainer/data/data.h. */
+    /* trainer/data/data.h says where this rank's part of a sequence lies. */
     const int64_t cp = r->mesh.size[ND_AXIS_CP], mine = r->coord.at[ND_AXIS_CP];
     const int64_t local = d->T / d->B, chunk = cp > 1 ? local / 2 : local;
     void *logits = NULL;

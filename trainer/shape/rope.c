@@ -47,7 +47,7 @@ static nd_status refuse_rope_keys(const json_t *rope, const char *name, const nd
 }
 
 /* The map of RoPE and its key; NULL: there is none. Where layers with windows have a RoPE of their
- * own, that of the other layers. */
+ * own, it is that of the other layers. */
 static const json_t *rope_map(const json_t *map, const nd_shape *s, const char **key)
 {
     const json_t *parameters = json_object_get(map, "rope_parameters");

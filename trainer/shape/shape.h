@@ -34,7 +34,7 @@ typedef struct nd_family_switch {
 /* "default": rope_type in config.json. */
 const char *nd_rope_type_name(nd_rope_type type);
 
-/* Which layers of a family have a sliding window. */
+/* The layers of a family that have a sliding window. */
 typedef enum nd_window_rule {
     ND_WINDOW_NEVER = 0,
     ND_WINDOW_SET,     /* all layers, where sliding_window is there and not null */
@@ -49,7 +49,7 @@ typedef struct nd_family_row {
     int64_t qk_norm; /* as in nd_shape */
     nd_window_rule window;
     int fused; /* a file has one tensor for gate and up (1), and one for q k v (2) */
-    /* Where the keys are absent: */
+    /* Values of keys that are absent: */
     int64_t kv_heads, head_dim, max_positions;
     double rms_eps, dropout;
     int64_t bos_id, eos_id;
@@ -178,11 +178,11 @@ static inline double nd_shape_lookup_scale(const nd_shape *shape)
 }
 
 /*
- * How many adjacent ranks of tp hold the same KV heads: 1 where each rank has its own. Meshes of
- * ranks have it too (nd_mesh.kv_copies), for the group that adds up the gradients. Copies times KV
- * heads is the least common multiple of these heads and tp. A rank's query heads see its KV heads
- * in equal shares where each KV head, taken `copies` times, is dealt to the ranks in order: rank i
- * of those with the same k heads has in place s head (i k + s) / copies of them.
+ * The number of adjacent ranks of tp that hold the same KV heads: 1 where each rank has its own.
+ * Meshes of ranks have it too (nd_mesh.kv_copies), for the group that adds up the gradients. Copies
+ * times KV heads are the least common multiple of these and tp. A rank's query heads see its KV
+ * heads in equal shares where each KV head, taken `copies` times, is dealt to the ranks in order:
+ * rank i of those with the same k heads has in place s head (i k + s) / copies of them.
  */
 static inline int64_t nd_shape_kv_copies(const nd_shape *shape, int64_t tp)
 {

@@ -169,10 +169,10 @@ void nd_trainer_resume_at(nd_trainer *trainer, nd_run_position position);
 nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
                                nd_step_result *out);
 /*
- * Gradients, then the update. When loss or norm is not finite (alike on all ranks): ND_ERR_NUMERIC
- * naming the step and the first such tensor, or, with train.nonfinite skip, a warning and no
- * update. The same when the loss is a spike (train.spike_factor). With rewind the error is for the
- * caller, who restores an older state.
+ * Gradients, then the update. A loss or norm that is not finite (alike on all ranks) gives
+ * ND_ERR_NUMERIC naming the step and the first such tensor or, with train.nonfinite skip, a warning
+ * and no update. The same when the loss is a spike (train.spike_factor). With rewind the error is
+ * for the caller, who restores an older state.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 

@@ -423,7 +423,7 @@ static bool added_tokens_allow(const nd_tokenizer *t)
     return true;
 }
 
-/* Where a text may be cut. */
+/* The places where a text may be cut. */
 typedef enum text_cut {
     CUT_NOWHERE = 0,
     CUT_BEFORE_BLANKS, /* before white space that does not follow white space */

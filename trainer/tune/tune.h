@@ -39,7 +39,7 @@ typedef struct nd_tuning {
     char *json;                     /* the record as text: run.json's "autotune"; owned */
 } nd_tuning;
 
-/* How many multiprocessors of the GPU products leave to the collectives beside them
+/* The number of the GPU's multiprocessors that products leave to the collectives beside them
  * (kernels.comm_blocks, kernels.product_processors); 0: none, or all but product_processors. */
 int64_t nd_tuning_spared_processors(const nd_config *config);
 

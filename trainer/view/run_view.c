@@ -44,8 +44,8 @@ static const json_t *early_stop(const nd_run_view *v)
     return event && nd_json_whole(event, "step") == v->reached ? event : NULL;
 }
 
-/* Why the run ended, as its last line says. NULL: it does not, since a later start followed, or the
- * process was killed. */
+/* The end of the run, as its last line says. NULL: it says none, since a later start followed, or
+ * the process was killed. */
 static const json_t *said_end(const nd_run_view *v)
 {
     size_t count = json_array_size(v->metrics.events);

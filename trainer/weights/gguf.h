@@ -27,8 +27,8 @@
  * stay. List and folder are owned by the caller; a folder of NULL is not made. ND_ERR_DATA says in
  * one sentence what is wrong with the file (cut off, overlapping tensors, counts and texts that
  * cannot be) or what is not read of it (another type, family, RoPE or tokenizer, a file in parts).
- * ND_ERR_CANTCREATE: the folder cannot be made. Which tensors there must be, the reader of models
- * checks.
+ * ND_ERR_CANTCREATE: the folder cannot be made. The reader of models checks which tensors there
+ * must be.
  */
 nd_status nd_gguf_open(const char *path, nd_safetensors_list *list, nd_shape *shape, char **folder);
 /* Elements [begin, begin + count) of a tensor in the order of its Hugging Face file: the F32 values

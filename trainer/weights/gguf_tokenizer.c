@@ -101,7 +101,7 @@ static nd_status read_tokens(const nd_gguf_head *h, tokens *t)
                : ND_OK;
 }
 
-/* How a byte-level tokenizer cuts texts. */
+/* Finds how a byte-level tokenizer cuts texts. */
 static nd_status find_splitting(tokens *t)
 {
     const char *name = nd_gguf_text(t->head, "tokenizer.ggml.pre");

@@ -27,7 +27,7 @@ typedef struct nd_hf_reader nd_hf_reader;
  * folder. ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and tensor. */
 nd_status nd_hf_reader_open(const char *path, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
-/* Where config.json and the side files are: the folder, or for a GGUF file one in the cache. */
+/* The folder that has config.json and the side files; for a GGUF file it is one in the cache. */
 const char *nd_hf_reader_folder(const nd_hf_reader *reader);
 const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
 /* Returns whether all weights of the model are in BF16. */
@@ -116,7 +116,7 @@ nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
  * of them and passed on. Collective: when some rank fails, all do, with the same status, and those
  * without a reason of their own with one of another rank (nd_fail_elsewhere). */
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
-/* Where values come from. */
+/* A source of values. */
 typedef struct nd_values {
     void *context;
     /* Wants the elements of a span densely at `to`, which is host memory; they are there after

@@ -149,7 +149,7 @@ nd_status nd_link_write(nd_link *link, const void *bytes, size_t count, bool *id
  * ND_ERR_IO at its end, too. */
 nd_status nd_link_read(nd_link *link, void *out, size_t capacity, size_t *count);
 
-/* net_messages.c, which sends nothing. Whether the receive takes an offer, which READY answers. */
+/* net_messages.c, which sends nothing. True: the receive takes an offer, which READY answers. */
 bool nd_net_match(nd_net *net, nd_p2p_request *request);
 /* A head has come from another rank. *answered: the message that READY answers to an OFFER, and
  * DATA to a READY; NULL: none. */

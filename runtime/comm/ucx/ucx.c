@@ -26,7 +26,7 @@
 #include "runtime/comm/net/net.h"
 #include "runtime/comm/p2p.h"
 
-/* Where a rank runs. */
+/* The host and process of a rank. */
 typedef struct ucx_place {
     uint64_t host; /* equal where ranks share memory and pids mean the same */
     int32_t pid;
@@ -484,8 +484,8 @@ static nd_status create_worker(ucx_state *state)
     ucp_config_t *config;
     char folder[ND_SHM_FOLDER_MAX];
     ND_TRY(nd_ucx_load(state->rank == 0));
-    /* Where UCX makes the files behind its shared memory, so that a killed process leaves nothing
-     * that the next one does not remove. UCX 1.13 takes it from the environment only. */
+    /* UCX makes the files behind its shared memory in this folder, so that a killed process leaves
+     * nothing that the next one does not remove. UCX 1.13 takes it from the environment only. */
     nd_shm_folders_clean();
     nd_shm_folder_make(folder);
     setenv("UCX_POSIX_DIR", folder[0] ? folder : shared_memory, 1);
