@@ -240,7 +240,7 @@ static nd_status loop(nd_run *s)
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
-    ND_TRY(nd_run_make_up_validation(s));
+    ND_TRY(nd_run_validate_missing(s));
     while (t->position.step < s->last_step && !s->stopped && !s->over) {
         for (int i = 0; i < STAGES; i++) {
             ND_TRY(stages[i]->before_step ? stages[i]->before_step(s) : ND_OK);

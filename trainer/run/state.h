@@ -250,7 +250,7 @@ void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step)
 nd_status nd_run_validate(nd_run *run, bool at_end);
 /* A validation that is due after the step that the run goes on from is made where its metrics.jsonl
  * has none: a signal or a failure came before its end in the start before. */
-nd_status nd_run_make_up_validation(nd_run *run);
+nd_status nd_run_validate_missing(nd_run *run);
 
 /* The profile of one rank: lines of JSON that each end with a comma. Owned by the caller. */
 nd_status nd_run_profile_text(const nd_profile *profile, int rank, const char *name, char **text,

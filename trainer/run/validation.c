@@ -296,7 +296,7 @@ static nd_status lacks_validation(const char *run, int64_t step, bool *out)
     return status;
 }
 
-nd_status nd_run_make_up_validation(nd_run *s)
+nd_status nd_run_validate_missing(nd_run *s)
 {
     const int64_t step = s->trainer->position.step;
     bool lacks = false;
