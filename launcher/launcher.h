@@ -227,8 +227,6 @@ typedef struct nd_failure {
 
 /* As far as the code alone tells. */
 nd_failure_weight nd_failure_weight_of(int code);
-/* Returns whether `failure` explains `other`: it has less weight, or as much and was seen first. */
-bool nd_failure_explains(const nd_failure *failure, const nd_failure *other);
 
 /* The end of the workers of one start, on this node or on all. */
 typedef struct nd_nodes_end {

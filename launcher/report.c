@@ -24,7 +24,8 @@ nd_failure_weight nd_failure_weight_of(int code)
                                     : ND_FAILURE_REASON;
 }
 
-bool nd_failure_explains(const nd_failure *f, const nd_failure *other)
+/* `f` has less weight than `other`, or as much and was seen first. */
+static bool explains(const nd_failure *f, const nd_failure *other)
 {
     return f->weight < other->weight || (f->weight == other->weight && f->seen_ns < other->seen_ns);
 }
@@ -84,7 +85,7 @@ static const nd_child *first_failure(const nd_attempt *attempt, nd_failure *out)
     for (int i = 0; i < attempt->options.local_workers; i++) {
         const nd_child *c = &attempt->children[i];
         const nd_failure failure = failure_of(attempt, c);
-        if (failed(attempt, c) && (!first || nd_failure_explains(&failure, out))) {
+        if (failed(attempt, c) && (!first || explains(&failure, out))) {
             first = c;
             *out = failure;
         }
@@ -300,7 +301,7 @@ int nd_roster_first_failure(const nd_roster *roster)
     int first = -1;
     for (int i = 0; i < roster->count; i++) {
         if (nodes[i].failure.seen_ns != 0 &&
-            (first < 0 || nd_failure_explains(&nodes[i].failure, &nodes[first].failure))) {
+            (first < 0 || explains(&nodes[i].failure, &nodes[first].failure))) {
             first = i;
         }
     }

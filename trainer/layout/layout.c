@@ -108,7 +108,8 @@ const nd_linear_row nd_linears[ND_LINEAR_COUNT] = {
 #include "trainer/layout/params.def"
 };
 
-const char *nd_input_name(nd_input input)
+/* The name of an input's linears as one. */
+static const char *input_name(nd_input input)
 {
     static const char *const names[] = {[ND_INPUT_QKV] = "self_attn.qkv_proj",
                                         [ND_INPUT_O] = "self_attn.o_proj",
@@ -166,7 +167,7 @@ static void place_in_file(nd_param *p, const nd_shape *shape)
         p->file_rows += rows;
     }
     snprintf(p->file_name, sizeof p->file_name, "model.layers.%lld.%s.weight", (long long)p->layer,
-             nd_input_name(nd_linears[linear].input));
+             input_name(nd_linears[linear].input));
 }
 
 int64_t nd_param_in_file(const nd_param *p, int64_t element)

@@ -279,7 +279,6 @@ extern const nd_linear_row nd_linears[ND_LINEAR_COUNT];
 int nd_input_linears(nd_input input, int *first);
 /* -1: the parameter is no linear's weight. */
 int nd_linear_of_param(nd_param_id id);
-const char *nd_input_name(nd_input input); /* "self_attn.qkv_proj": its linears as one */
 /* Out and in features: global with tp 1, else those of one of tp ranks. */
 void nd_linear_sizes(const nd_shape *shape, int linear, int64_t tp, int64_t *out, int64_t *in);
 

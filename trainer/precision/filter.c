@@ -247,8 +247,10 @@ static const char *why(nd_filter_reason reason)
     return text[reason];
 }
 
-void nd_filter_each_line(const nd_filter *f, const nd_shape *shape,
-                         void (*line)(void *context, const char *text), void *context)
+/* Every linear with its sizes, its precision and the reason; layers with equal lines that follow
+ * each other share one line. */
+static void each_linear(const nd_filter *f, const nd_shape *shape,
+                        void (*line)(void *context, const char *text), void *context)
 {
     char text[256], name[MAX_NAME];
     for (int linear = 0; f->reasons && linear < ND_LINEAR_COUNT; linear++) {
@@ -328,5 +330,5 @@ void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
                  nd_recipe_format(recipe, role, fast, format, sizeof format));
         line(context, text);
     }
-    nd_filter_each_line(&s->filter, shape, line, context);
+    each_linear(&s->filter, shape, line, context);
 }

@@ -131,11 +131,6 @@ nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
 nd_status nd_filter_check(const nd_filter *filter, const nd_config *config, const nd_shape *shape,
                           const nd_mesh *mesh);
 
-/* The start-up table: every linear with its sizes, its precision and the reason; layers with equal
- * lines that follow each other share one line. */
-void nd_filter_each_line(const nd_filter *filter, const nd_shape *shape,
-                         void (*line)(void *context, const char *text), void *context);
-
 /*
  * scales
  *

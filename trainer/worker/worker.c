@@ -90,6 +90,13 @@ nd_status nd_peers_index(nd_peers *peers, int count, int rank)
     return ND_OK;
 }
 
+static void free_peers(nd_peers *peers)
+{
+    free(peers->hosts);
+    free(peers->cards);
+    *peers = (nd_peers){0};
+}
+
 /* Exchanges hosts and CPUs; all ranks call it. */
 static nd_status meet_peers(nd_store *store, const nd_identity *identity, nd_peers *out)
 {
@@ -106,7 +113,7 @@ static nd_status meet_peers(nd_store *store, const nd_identity *identity, nd_pee
     status =
         status == ND_OK ? nd_peers_index(&peers, identity->world_size, identity->rank) : status;
     if (status != ND_OK) {
-        nd_peers_fini(&peers);
+        free_peers(&peers);
         return status;
     }
     *out = peers;
@@ -129,13 +136,6 @@ static nd_status compare_devices(nd_worker *worker, const char *gpu)
     status = status == ND_OK ? nd_peers_check_devices(worker->peers.cards, all, world) : status;
     free(all);
     return status;
-}
-
-void nd_peers_fini(nd_peers *peers)
-{
-    free(peers->hosts);
-    free(peers->cards);
-    *peers = (nd_peers){0};
 }
 
 /* CPU, or which GPU. */
@@ -553,7 +553,7 @@ int nd_worker_close(nd_worker *worker, nd_status status)
         worker->device->table->stream_fini(&worker->rank.stream);
     }
     nd_device_close(worker->device);
-    nd_peers_fini(&worker->peers);
+    free_peers(&worker->peers);
     nd_store_close(worker->store, failed);
     if (!failed && worker->identity.pmix && worker->met) {
         /* All end together: some settings of Slurm kill the step at the first task whose code is

@@ -67,8 +67,6 @@ typedef struct nd_peers {
     int share;   /* the number of this one among them */
 } nd_peers;
 
-void nd_peers_fini(nd_peers *peers);
-
 /* nd_peers_index fills the other fields from cards; nd_peers_check_devices compares devices. */
 nd_status nd_peers_index(nd_peers *peers, int count, int rank);
 nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device *devices,
