@@ -52,8 +52,6 @@ void nd_amx_zero(int tile);
 void nd_amx_load(int tile, const void *from, int64_t stride);
 void nd_amx_store(int tile, void *to, int64_t stride);
 void nd_amx_multiply(int c, int a, int b);
-/* True where this thread has tiles. Tests read it. */
-bool nd_amx_emulated_is_configured(void);
 
 #elif !defined(ND_AMX_STAND_IN) /* a benchmark defines its own (tests/bench/stand_in_loops.h) */
 

@@ -51,11 +51,6 @@ void nd_amx_release(void)
     memset(&unit, 0, sizeof unit);
 }
 
-bool nd_amx_emulated_is_configured(void)
-{
-    return unit.configured;
-}
-
 void nd_amx_zero(int number)
 {
     tile *t = tile_of(number);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The threads of a device leave no tiles configured behind an op, since oneDNN configures its own:
- * seen in the emulation, which knows for each thread whether its tiles are configured, and on a CPU
- * with tiles by XGETBV. */
+ * seen in the emulation, which aborts where a thread uses a tile without that, and on a CPU with
+ * tiles by XGETBV. */
 #define ND_AMX_EMULATED
 #include "kernels/cpu/amx.h"
 
@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "kernels/cpu/context.h"
+#include "runtime/base/process.h"
 #include "tests/ops/amx_products.h"
 #include "tests/ops/attend.h"
 #include "tests/support/skip.h"
@@ -24,13 +25,18 @@ typedef struct look {
     bool of_the_cpu; /* not the emulated ones */
 } look;
 
+static void use_tile(void *unused)
+{
+    nd_amx_zero(0);
+}
+
 /* A piece waits for all others, so that each thread does one. */
 static void look_at_tiles(void *arg, int64_t piece)
 {
     look *l = arg;
     const time_t end = time(NULL) + PATIENCE_SECONDS;
     l->configured[nd_team_thread()] =
-        l->of_the_cpu ? nd_tiles_are_in_use() : nd_amx_emulated_is_configured();
+        l->of_the_cpu ? nd_tiles_are_in_use() : nd_abort_guard(ND_ABORT_ANY, use_tile, NULL);
     atomic_fetch_add(&l->here, 1);
     while (atomic_load(&l->here) < THREADS) {
         if (time(NULL) > end) {
@@ -66,7 +72,7 @@ static void configure_tiles(void *arg, int64_t piece)
     if (l->of_the_cpu) {
         nd_configure_tiles_in_hardware();
     } else {
-        nd_amx_configure(&(nd_amx_config){.palette = 1});
+        nd_amx_configure(&(nd_amx_config){.palette = 1, .rows = {1}, .row_bytes = {4}});
     }
     look_at_tiles(arg, piece);
 }

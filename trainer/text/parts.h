@@ -126,9 +126,6 @@ const char *nd_text_pattern(nd_splitter splitter);
  * the next border. ND_SPLIT_REGEX is not one of these splitters: see regex.h. */
 int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
                   int room);
-/* Does the same without vector instructions, for tests. */
-int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
-                        size_t *ends, int room);
 
 /*
  * Words by the patterns of Llama 3 and Qwen 2 in ASCII text, 64 bytes at once, with vector

@@ -15,7 +15,6 @@
 typedef struct reader {
     const uint8_t *text;
     size_t size;
-    bool vectors; /* use vector instructions */
 } reader;
 
 #ifdef __SSE2__
@@ -133,7 +132,7 @@ static uint64_t classify_block(const uint8_t *p, int digits)
 /* Moves over ASCII letters, sixteen bytes at a time, while sixteen are left. */
 static size_t skip_letters(const reader *r, size_t at)
 {
-    for (; r->vectors && r->size - at >= LANE; at += LANE) {
+    for (; r->size - at >= LANE; at += LANE) {
         const __m128i bytes = _mm_loadu_si128((const __m128i *)(r->text + at));
         const uint64_t letters = bits(in_range(_mm_or_si128(bytes, all(0x20)), 'a', 26), 0);
         if (letters != 0xffff) {
@@ -361,18 +360,20 @@ static size_t word_end(const reader *r, nd_splitter splitter, size_t at)
     return end;
 }
 
-static int find_words(const reader *r, nd_splitter splitter, size_t at, size_t *ends, int room)
+int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
+                  int room)
 {
-    const bool blocks = r->vectors && (splitter == ND_SPLIT_LLAMA3 || splitter == ND_SPLIT_QWEN2);
+    const bool blocks = splitter == ND_SPLIT_LLAMA3 || splitter == ND_SPLIT_QWEN2;
+    const reader r = {text, size};
     int count = 0;
-    while (count < room && at < r->size) {
+    while (count < room && at < size) {
         const size_t block = at;
         uint64_t begins = 0;
-        if (blocks && r->size - at >= ND_SPLIT_BLOCK) {
-            begins = classify_block(r->text + at, splitter == ND_SPLIT_LLAMA3 ? 3 : 1);
+        if (blocks && size - at >= ND_SPLIT_BLOCK) {
+            begins = classify_block(text + at, splitter == ND_SPLIT_LLAMA3 ? 3 : 1);
         }
         if (!begins) {
-            at = word_end(r, splitter, at);
+            at = word_end(&r, splitter, at);
             ends[count++] = at;
         }
         for (; begins && count < room; begins &= begins - 1) {
@@ -381,20 +382,6 @@ static int find_words(const reader *r, nd_splitter splitter, size_t at, size_t *
         }
     }
     return count;
-}
-
-int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
-                  int room)
-{
-    const reader r = {text, size, true};
-    return find_words(&r, splitter, at, ends, room);
-}
-
-int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
-                        size_t *ends, int room)
-{
-    const reader r = {text, size, false};
-    return find_words(&r, splitter, at, ends, room);
 }
 
 /* Places where a long text may be cut, for work in pieces. */

@@ -9,6 +9,10 @@
 
 enum { WORDS = 512, SIZE = 300 };
 
+/* plain_split.c: nd_text_words without vector instructions. */
+int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
+                        size_t *ends, int room);
+
 /* Vector instructions change nothing, wherever a text begins and ends in memory. */
 Test(split, vectors_find_the_same_words_at_every_alignment)
 {
