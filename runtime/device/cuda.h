@@ -44,18 +44,4 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out);
  * process is about to end, and the driver frees everything. */
 void nd_cuda_give_up(nd_device *device);
 
-/*
- * CUDA graphs: work enqueued on `stream` (and on streams that it waits for) between begin and end
- * is recorded and not run; launch runs it with the same pointers. The graph is owned by the caller.
- * A fault after its launch names it and its ops: "forward of block 3, part 1 (rmsnorm_fwd,
- * matmul)". One capture of a device at a time.
- */
-typedef struct nd_cuda_graph nd_cuda_graph;
-nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name);
-nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out);
-/* Ends it, and forgets what was recorded. Sets no error: one is being passed up. */
-void nd_cuda_capture_cancel(nd_stream *stream);
-nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream);
-void nd_cuda_graph_destroy(nd_cuda_graph *graph); /* NULL is legal */
-
 #endif

@@ -32,10 +32,6 @@ nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launche
  */
 enum { ND_CUDA_OPS_MAX = 384 };
 
-/* As the device's stream_init, but the GPU runs its blocks before those of other streams: for
- * communication, which compute waits for soon. */
-nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream);
-
 static inline cudaStream_t nd_cuda_stream(const nd_stream *stream)
 {
     return (cudaStream_t)stream->native;

@@ -20,6 +20,7 @@ typedef enum nd_device_kind { ND_DEVICE_CPU = 0, ND_DEVICE_CUDA } nd_device_kind
 
 typedef struct nd_device nd_device;
 typedef struct nd_stream nd_stream;
+typedef struct nd_device_graph nd_device_graph;
 
 /* Caller storage. `finish` completes the pending operation on the CPU; `native` is a cudaEvent_t on
  * CUDA. */
@@ -48,6 +49,9 @@ typedef struct nd_device_table {
                       size_t bytes); /* any direction */
     nd_status (*zero)(nd_stream *stream, void *dst, size_t bytes);
     nd_status (*stream_init)(nd_device *device, nd_stream *stream);
+    /* The GPU runs its blocks before those of other streams: for communication, which compute waits
+     * for soon. NULL on the CPU. */
+    nd_status (*stream_init_urgent)(nd_device *device, nd_stream *stream);
     void (*stream_fini)(nd_stream *stream);
     nd_status (*event_init)(nd_device *device, nd_event *event);
     void (*event_fini)(nd_event *event);
@@ -59,6 +63,18 @@ typedef struct nd_device_table {
     nd_status (*event_query)(nd_device *device, nd_event *event, bool *done);
     void (*range_push)(const char *name); /* names what follows in a profiler; may be NULL */
     void (*range_pop)(void);
+    /*
+     * CUDA graphs; NULL on the CPU. Work enqueued on `stream` (and on streams that it waits for)
+     * between begin and end is recorded and not run; launch runs it with the same pointers. The
+     * graph is owned by the caller. A fault after its launch names it and its ops: "forward of
+     * block 3, part 1 (rmsnorm_fwd, matmul)". One capture of a device at a time.
+     */
+    nd_status (*capture_begin)(nd_stream *stream, const char *name);
+    nd_status (*capture_end)(nd_stream *stream, nd_device_graph **out);
+    /* Ends it, and forgets what was recorded. Sets no error: one is being passed up. */
+    void (*capture_cancel)(nd_stream *stream);
+    nd_status (*graph_launch)(nd_device_graph *graph, nd_stream *stream);
+    void (*graph_destroy)(nd_device_graph *graph);
 } nd_device_table;
 
 struct nd_device {

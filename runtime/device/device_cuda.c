@@ -209,13 +209,13 @@ static void ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
     memcpy(out, recent->captured, ND_CUDA_OPS_MAX);
 }
 
-struct nd_cuda_graph {
+struct nd_device_graph {
     nd_device *device;
     cudaGraphExec_t executable;
     char ops[ND_CUDA_OPS_MAX];
 };
 
-nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
+static nd_status cuda_capture_begin(nd_stream *stream, const char *name)
 {
     ND_CUDA(stream->device,
             cudaStreamBeginCapture(nd_cuda_stream(stream), cudaStreamCaptureModeThreadLocal));
@@ -226,11 +226,11 @@ nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
     return ND_OK;
 }
 
-nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
+static nd_status cuda_capture_end(nd_stream *stream, nd_device_graph **out)
 {
     nd_device *device = stream->device;
     cudaGraph_t recorded = NULL;
-    nd_cuda_graph *graph = NULL;
+    nd_device_graph *graph = NULL;
     char ops[ND_CUDA_OPS_MAX];
     ops_end(device, ops);
     ND_CUDA(device, cudaStreamEndCapture(nd_cuda_stream(stream), &recorded));
@@ -251,7 +251,7 @@ nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
     return status;
 }
 
-void nd_cuda_capture_cancel(nd_stream *stream)
+static void cuda_capture_cancel(nd_stream *stream)
 {
     cudaGraph_t recorded = NULL;
     char ops[ND_CUDA_OPS_MAX];
@@ -263,22 +263,20 @@ void nd_cuda_capture_cancel(nd_stream *stream)
     cudaGetLastError(); /* a capture that an illegal call ended reports that error again */
 }
 
-nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
+static nd_status cuda_graph_launch(nd_device_graph *graph, nd_stream *stream)
 {
     cudaError_t launched = cudaGraphLaunch(graph->executable, nd_cuda_stream(stream));
     return nd_cuda_op_done(stream, graph->ops, launched);
 }
 
-void nd_cuda_graph_destroy(nd_cuda_graph *graph)
+static void cuda_graph_destroy(nd_device_graph *graph)
 {
-    if (graph) {
-        nd_cuda_recent_ops *recent = &nd_cuda_device_of(graph->device)->recent_ops;
-        for (int i = 0; i < ND_CUDA_RECENT_OPS; i++) { /* the graph's text no longer exists */
-            recent->ops[i] = recent->ops[i] == graph->ops ? NULL : recent->ops[i];
-        }
-        cudaGraphExecDestroy(graph->executable);
-        free(graph);
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(graph->device)->recent_ops;
+    for (int i = 0; i < ND_CUDA_RECENT_OPS; i++) { /* the graph's text no longer exists */
+        recent->ops[i] = recent->ops[i] == graph->ops ? NULL : recent->ops[i];
     }
+    cudaGraphExecDestroy(graph->executable);
+    free(graph);
 }
 
 /* Zeros before the call returns: a memset of the default stream would not be ordered before the
@@ -377,7 +375,7 @@ static nd_status cuda_stream_init(nd_device *device, nd_stream *stream)
     return make_stream(device, false, stream);
 }
 
-nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream)
+static nd_status cuda_stream_init_urgent(nd_device *device, nd_stream *stream)
 {
     return make_stream(device, true, stream);
 }
@@ -465,6 +463,7 @@ static const nd_device_table cuda_table = {
     .copy = cuda_copy,
     .zero = cuda_zero,
     .stream_init = cuda_stream_init,
+    .stream_init_urgent = cuda_stream_init_urgent,
     .stream_fini = cuda_stream_fini,
     .event_init = cuda_event_init,
     .event_fini = cuda_event_fini,
@@ -477,6 +476,11 @@ static const nd_device_table cuda_table = {
     .range_push = cuda_range_push,
     .range_pop = cuda_range_pop,
 #endif
+    .capture_begin = cuda_capture_begin,
+    .capture_end = cuda_capture_end,
+    .capture_cancel = cuda_capture_cancel,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
 };
 
 /* 0: none that loads. */

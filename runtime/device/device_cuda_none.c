@@ -31,26 +31,3 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
 void nd_cuda_give_up(nd_device *device)
 {
 }
-
-nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
-{
-    return nd_cuda_absent();
-}
-
-nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
-{
-    return nd_cuda_absent();
-}
-
-void nd_cuda_capture_cancel(nd_stream *stream)
-{
-}
-
-nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
-{
-    return nd_cuda_absent();
-}
-
-void nd_cuda_graph_destroy(nd_cuda_graph *graph)
-{
-}

@@ -5,11 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/device/cuda.h"
-
 /* A graph between two collectives: `count` ops from `first` on. */
 typedef struct part {
-    nd_cuda_graph *graph; /* NULL in a dry run */
+    nd_device_graph *graph; /* NULL in a dry run */
     int64_t first, count;
 } part;
 
@@ -22,6 +20,7 @@ typedef struct work {
 
 struct nd_graphs {
     nd_stream *stream;
+    const nd_device_table *device; /* the stream's */
     bool dry;
     nd_graph_counts room; /* of the arrays: what is planned; a dry run makes more */
     nd_graph_counts used;
@@ -56,6 +55,7 @@ nd_status nd_graphs_create(nd_stream *stream, const nd_graph_counts *most, nd_gr
     }
     ND_TRY(ND_ALLOC(1, &g));
     g->stream = stream;
+    g->device = stream->device->table;
     g->dry = !most;
     if (most) {
         g->room = *most;
@@ -71,15 +71,22 @@ out:
     return status;
 }
 
+static void destroy(const nd_graphs *g, const part *p)
+{
+    if (p->graph) {
+        g->device->graph_destroy(p->graph);
+    }
+}
+
 /* Discards what was recorded of the current work; the stream is free again. */
 static void drop(nd_graphs *g)
 {
     if (g->records && g->open && !g->dry) {
-        nd_cuda_capture_cancel(g->stream);
+        g->device->capture_cancel(g->stream);
     }
     while (g->records && g->used.graphs > g->current->first) {
         part *p = &g->parts[--g->used.graphs];
-        nd_cuda_graph_destroy(p->graph);
+        destroy(g, p);
         g->used.ops = p->first;
     }
     g->used.works -= g->records;
@@ -97,7 +104,7 @@ void nd_graphs_destroy(nd_graphs *g)
     }
     g->stream->graph = NULL;
     for (int64_t p = 0; p < g->used.graphs; p++) {
-        nd_cuda_graph_destroy(g->parts[p].graph);
+        destroy(g, &g->parts[p]);
     }
     free(g->works);
     free(g->parts);
@@ -183,7 +190,7 @@ static nd_status begin_part(nd_graphs *g)
     if (!g->dry) {
         snprintf(name, sizeof name, "%s of block %lld, part %lld", w->key.name,
                  (long long)w->key.number, (long long)w->count + 1);
-        ND_TRY(nd_cuda_capture_begin(g->stream, name));
+        ND_TRY(g->device->capture_begin(g->stream, name));
     }
     g->parts[g->used.graphs++] = (part){.first = g->used.ops};
     w->count++;
@@ -206,13 +213,13 @@ static nd_status record(nd_graphs *g, const nd_graph_op *op)
 static nd_status launch(nd_graphs *g, const part *p)
 {
     g->used.launches++;
-    return g->dry ? ND_OK : nd_cuda_graph_launch(p->graph, g->stream);
+    return g->dry ? ND_OK : g->device->graph_launch(p->graph, g->stream);
 }
 
 static nd_status end_part(nd_graphs *g)
 {
     part *p = &g->parts[g->used.graphs - 1];
-    nd_status status = g->dry ? ND_OK : nd_cuda_capture_end(g->stream, &p->graph);
+    nd_status status = g->dry ? ND_OK : g->device->capture_end(g->stream, &p->graph);
     g->open = false;
     if (status != ND_OK) {
         return nd_fail_context(status,

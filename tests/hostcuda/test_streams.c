@@ -168,23 +168,23 @@ Test(streams, a_graph_repeats_the_work_of_two_streams)
 {
     fixture f = begin(ND_DOUBLE_LAZY);
     nd_event joined;
-    nd_cuda_graph *graph = NULL;
+    nd_device_graph *graph = NULL;
     cr_assert_eq(f.device->table->event_init(f.device, &joined), ND_OK);
-    cr_assert_eq(nd_cuda_capture_begin(&f.compute, "a test"), ND_OK);
+    cr_assert_eq(f.device->table->capture_begin(&f.compute, "a test"), ND_OK);
     add(&f.compute, f.memory, 1);
     cr_assert_eq(f.device->table->event_record(&f.event, &f.compute), ND_OK);
     cr_assert_eq(nd_stream_wait(&f.other, &f.event), ND_OK);
     scale(&f.other, f.memory, 2);
     cr_assert_eq(f.device->table->event_record(&joined, &f.other), ND_OK);
     cr_assert_eq(nd_stream_wait(&f.compute, &joined), ND_OK);
-    cr_assert_eq(nd_cuda_capture_end(&f.compute, &graph), ND_OK);
+    cr_assert_eq(f.device->table->capture_end(&f.compute, &graph), ND_OK);
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(nd_cuda_graph_launch(graph, &f.compute), ND_OK);
+        cr_assert_eq(f.device->table->graph_launch(graph, &f.compute), ND_OK);
     }
     cr_assert_eq(nd_copy(&f.compute, f.pinned, f.memory, N * sizeof(int)), ND_OK);
     cr_assert_eq(nd_stream_sync(&f.compute), ND_OK);
     cr_expect_eq(f.pinned[0], 14); /* ((1 2 + 1) 2 + 1) 2 */
-    nd_cuda_graph_destroy(graph);
+    f.device->table->graph_destroy(graph);
     f.device->table->event_fini(&joined);
     end(&f);
 }
@@ -192,11 +192,11 @@ Test(streams, a_graph_repeats_the_work_of_two_streams)
 Test(streams, a_graph_must_join_its_streams)
 {
     fixture f = begin(ND_DOUBLE_LAZY);
-    nd_cuda_graph *graph = NULL;
-    cr_assert_eq(nd_cuda_capture_begin(&f.compute, "a test"), ND_OK);
+    nd_device_graph *graph = NULL;
+    cr_assert_eq(f.device->table->capture_begin(&f.compute, "a test"), ND_OK);
     add(&f.compute, f.memory, 1);
     cr_assert_eq(f.device->table->event_record(&f.event, &f.compute), ND_OK);
     cr_assert_eq(nd_stream_wait(&f.other, &f.event), ND_OK);
     scale(&f.other, f.memory, 2);
-    cr_expect_eq(nd_cuda_capture_end(&f.compute, &graph), ND_ERR_INTERNAL);
+    cr_expect_eq(f.device->table->capture_end(&f.compute, &graph), ND_ERR_INTERNAL);
 }

@@ -332,7 +332,7 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
         ND_CUDA(state->device, cudaEventCreateWithFlags(&e->begin, cudaEventDisableTiming));
         ND_CUDA(state->device, cudaEventCreateWithFlags(&e->end, cudaEventDisableTiming));
     }
-    ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
+    ND_TRY(state->device->table->stream_init_urgent(state->device, &nc->stream));
     int call = call_begin(transport, "ncclCommSplit");
     ncclResult_t result =
         state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
