@@ -54,7 +54,7 @@ static nd_status send_steps(nd_sinks *sinks, double *seconds)
                                        .data_wait_seconds = part / 9000.0,
                                        .peak_memory_bytes = 1234567890.0,
                                        .wire_bytes = {123456789, 246913578, 12345678, 0, 1234}};
-        ND_TRY(nd_sinks_step(sinks, &record));
+        ND_TRY(nd_sinks_put(sinks, step, (nd_record){.step = &record}));
     }
     *seconds = nd_clock_seconds() - begin;
     return ND_OK;

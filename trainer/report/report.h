@@ -110,6 +110,14 @@ typedef struct nd_run_event {
     nd_status code;                 /* ended: that of the process, which is its exit code */
 } nd_run_event;
 
+/* One of these; lent for the call. */
+typedef struct nd_record {
+    const nd_step_record *step;
+    const nd_validation_record *validation;
+    const nd_health_record *health;
+    const nd_run_event *event;
+} nd_record;
+
 /* A function that is NULL: the sink does not take such records. A sink whose function fails is
  * dropped. */
 typedef struct nd_sink {
@@ -155,9 +163,8 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
 void nd_sinks_warn_of_dropped(const char *name);
 /* Takes the sink over. */
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
-nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
-nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
-nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
+nd_status nd_sinks_put(nd_sinks *sinks, int64_t step, nd_record record);
+/* Puts it, and then as nd_sinks_flush. */
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 /* Waits until everything is written, unless a write hangs. */
 nd_status nd_sinks_flush(nd_sinks *sinks);

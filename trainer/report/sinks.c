@@ -429,13 +429,6 @@ void nd_writer_close(nd_writer *w)
 
 /* The sinks. */
 
-typedef struct record { /* one of these */
-    const nd_step_record *step;
-    const nd_validation_record *validation;
-    const nd_health_record *health;
-    const nd_run_event *event;
-} record;
-
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
 {
     ND_ASSERT(sinks->count < ND_SINKS_MAX);
@@ -449,7 +442,7 @@ void nd_sinks_warn_of_dropped(const char *name)
     nd_error_clear();
 }
 
-static void deliver_to_all(nd_sinks *sinks, const record *r)
+static void deliver_to_all(nd_sinks *sinks, const nd_record *r)
 {
     for (int i = 0; i < sinks->count; i++) {
         nd_sink *s = &sinks->all[i];
@@ -492,11 +485,11 @@ static void tell_lost(nd_sinks *sinks, bool end)
                                     .reason = why,
                                     .sink = sink->name,
                                     .records = lost};
-        deliver_to_all(sinks, &(record){.event = &event});
+        deliver_to_all(sinks, &(nd_record){.event = &event});
     }
 }
 
-static nd_status put_to_all(nd_sinks *sinks, int64_t step, record r)
+nd_status nd_sinks_put(nd_sinks *sinks, int64_t step, nd_record r)
 {
     tell_lost(sinks, false);
     sinks->step = step;
@@ -510,24 +503,9 @@ static nd_status put_to_all(nd_sinks *sinks, int64_t step, record r)
     return status;
 }
 
-nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *r)
-{
-    return put_to_all(sinks, r->step, (record){.step = r});
-}
-
-nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *r)
-{
-    return put_to_all(sinks, r->step, (record){.validation = r});
-}
-
-nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *r)
-{
-    return put_to_all(sinks, r->step, (record){.health = r});
-}
-
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)
 {
-    ND_TRY(put_to_all(sinks, event->step, (record){.event = event}));
+    ND_TRY(nd_sinks_put(sinks, event->step, (nd_record){.event = event}));
     return nd_sinks_flush(sinks);
 }
 

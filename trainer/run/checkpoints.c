@@ -149,7 +149,7 @@ nd_status nd_run_record_validation(nd_run *s, nd_validation_record *record)
     const int64_t step = record->step;
     char why[160];
     record->separate_length = loss_rule(s->config);
-    ND_TRY(nd_sinks_validation(&s->sinks, record));
+    ND_TRY(nd_sinks_put(&s->sinks, step, (nd_record){.validation = record}));
     nd_run_best_validated(&s->best, s->config, step, record->loss);
     keep_best(s);
     if (step == s->config->train.steps || !nd_run_best_is_over(&s->best, s->config)) {

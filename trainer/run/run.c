@@ -182,14 +182,14 @@ static nd_status record_step(nd_run *s, const nd_step_batch *batch, const nd_ste
     for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
         record.wire_bytes[k] -= s->sent_before[k];
     }
-    ND_TRY(nd_sinks_step(&s->sinks, &record));
+    ND_TRY(nd_sinks_put(&s->sinks, record.step, (nd_record){.step = &record}));
     const nd_scales *scales = &s->trainer->model->scales;
     nd_health_record health = {.step = record.step};
     if (scales->counted != record.step) {
         return ND_OK;
     }
     nd_health_summarise(scales, &health.summary);
-    return nd_sinks_health(&s->sinks, &health);
+    return nd_sinks_put(&s->sinks, health.step, (nd_record){.health = &health});
 }
 
 /* The step was not finite on all ranks: they go on from an older state. */

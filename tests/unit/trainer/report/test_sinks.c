@@ -42,7 +42,8 @@ static nd_sinks open_sinks(bool terminal)
     return sinks;
 }
 
-#define send_event(...) assert_ok(nd_sinks_event(&sinks, &(nd_run_event){__VA_ARGS__}))
+#define put(kind, record) nd_sinks_put(&sinks, (record).step, (nd_record){.kind = &(record)})
+#define send_event(...)   assert_ok(nd_sinks_event(&sinks, &(nd_run_event){__VA_ARGS__}))
 
 static nd_step_record record_of(int64_t step)
 {
@@ -66,7 +67,7 @@ static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
     nd_status status = ND_OK;
     for (int64_t step = first; step <= last && status == ND_OK; step++) {
         nd_step_record record = record_of(step);
-        status = nd_sinks_step(sinks, &record);
+        status = nd_sinks_put(sinks, step, (nd_record){.step = &record});
     }
     return status;
 }
@@ -150,7 +151,7 @@ Test(sinks, infinity_and_nan_are_null)
     record.grad_norm = INFINITY;
     record.skipped = true;
     record.step_seconds = 0; /* a clock that stood still divides nothing */
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     nd_sinks_close(&sinks);
     wrote(1, "{\"step\":1,\"skipped\":true,\"loss\":null,\"grad_norm\":null,");
     wrote(1, "\"tokens_per_second\":0,");
@@ -162,14 +163,14 @@ Test(sinks, separate_documents_and_the_slowest_rank_have_their_numbers)
 {
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     record.slowest_seconds = 0.25;
     record.fastest_seconds = 0.125;
     record.slowest_rank = 3;
     record.visible_pairs = 4096;
     record.balance = 1.015625;
     record.padding = 0.25;
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     nd_sinks_close(&sinks);
     wrote(1, "balance");
     wrote(2, "slowest");
@@ -185,10 +186,10 @@ Test(sinks, sources_and_sets_have_their_losses)
     nd_step_record record = record_of(1);
     record.sources = list;
     record.source_count = 2;
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     const nd_validation_record sets = {
         .step = 1, .loss = 2, .tokens = 900, .sets = list, .set_count = 2};
-    assert_ok(nd_sinks_validation(&sinks, &sets));
+    assert_ok(put(validation, sets));
     nd_source_loss many[256];
     for (int i = 0; i < 256; i++) {
         many[i] = (nd_source_loss){"a-name-as-long-as-the-configuration-allows-any1", -1.0 / 3,
@@ -196,7 +197,7 @@ Test(sinks, sources_and_sets_have_their_losses)
     }
     record.sources = many;
     record.source_count = 256;
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     nd_sinks_close(&sinks);
     wrote(1, "\"source_loss\":{\"web\":2.5,\"code-2\":null},\"source_tokens\":{\"web\":900,"
              "\"code-2\":0},\"wire_bytes\":");
@@ -219,7 +220,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
         }
         record.summary.worst[kind][0].amax_layer = -1;
     }
-    assert_ok(nd_sinks_health(&sinks, &record));
+    assert_ok(put(health, record));
     nd_sinks_close(&sinks);
     json_t *object =
         json_load_file(tempdir_file(&dir, "metrics.jsonl"), JSON_REJECT_DUPLICATES, NULL);
@@ -244,11 +245,11 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
 Test(sinks, validation_is_a_record_and_a_line)
 {
     nd_sinks sinks = open_sinks(false);
-    assert_ok(nd_sinks_validation(&sinks, &validation));
+    assert_ok(put(validation, validation));
     nd_validation_record separate = validation;
     separate.step = 7;
     separate.separate_length = 128;
-    assert_ok(nd_sinks_validation(&sinks, &separate));
+    assert_ok(put(validation, separate));
     nd_sinks_close(&sinks);
     wrote_only("{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
                "\"validation_ms\":1500}\n"
@@ -265,7 +266,7 @@ static void send_timed(int64_t steps, double second, double others)
     for (int64_t step = 1; step <= steps; step++) {
         nd_step_record record = record_of(step);
         record.step_seconds = step == 2 ? second : others;
-        assert_ok(nd_sinks_step(&sinks, &record));
+        assert_ok(put(step, record));
     }
     nd_sinks_close(&sinks);
 }
@@ -329,7 +330,7 @@ Test(sinks, a_long_run_on_a_terminal_has_a_bar)
         usleep(110000);
         assert_ok(send_steps(&sinks, step, step));
         if (step == 3) {
-            assert_ok(nd_sinks_validation(&sinks, &validation));
+            assert_ok(put(validation, validation));
         } else if (step == 5) {
             send_event(.kind = ND_RUN_EVENT_MODEL_SAVED, .path = "x");
         }
@@ -350,7 +351,7 @@ Test(sinks, a_bar_has_a_loss_and_is_not_of_the_last_step)
     nd_sinks sinks = open_sinks(true);
     nd_step_record record = record_of(1);
     record.tokens = 0;
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     assert_ok(send_steps(&sinks, 40, 40));
     nd_sinks_close(&sinks);
     said(0, "\r");
@@ -498,15 +499,14 @@ Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
 {
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(put(step, record));
     assert_ok(nd_sinks_flush(&sinks));
     cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
-    nd_status status = nd_sinks_step(&sinks, &record); /* fails if the thread was quick */
+    nd_status status = put(step, record); /* fails if the thread was quick */
     cr_assert(status == ND_OK || status == ND_ERR_CANTCREATE);
     assert_fails(nd_sinks_flush(&sinks), ND_ERR_CANTCREATE, "was deleted during the run");
-    assert_fails(nd_sinks_step(&sinks, &record), ND_ERR_CANTCREATE, "was deleted during the run");
-    assert_fails(nd_sinks_validation(&sinks, &validation), ND_ERR_CANTCREATE,
-                 "metrics.jsonl was deleted");
+    assert_fails(put(step, record), ND_ERR_CANTCREATE, "was deleted during the run");
+    assert_fails(put(validation, validation), ND_ERR_CANTCREATE, "metrics.jsonl was deleted");
     nd_sinks_close(&sinks);
 }
 
@@ -649,7 +649,7 @@ Test(sinks, one_that_fails_is_dropped_with_one_warning)
     nd_sinks_add(&sinks, counting("wandb", &bad));
     nd_sinks_add(&sinks, counting("after", &after));
     assert_ok(send_steps(&sinks, 1, 5));
-    assert_ok(nd_sinks_validation(&sinks, &validation));
+    assert_ok(put(validation, validation));
     send_event(ND_RUN_EVENT_MODEL_SAVED, 10, "x");
     nd_sinks_close(&sinks);
     cr_expect(bad.steps == 3 && bad.validations == 0 && bad.closed == 1);
