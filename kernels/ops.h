@@ -622,8 +622,9 @@ typedef struct nd_op_limits {
 typedef struct nd_ops {
     const char *name; /* "ref", "cpu", "cuda" */
     nd_op_limits limits;
-    int64_t fp8_rows;        /* m of an FP8 product is a multiple of this; 0: any */
-    bool optimizer_measures; /* adamw and sgd take ranges with an amax */
+    int64_t fp8_rows;             /* m of an FP8 product is a multiple of this; 0: any */
+    bool optimizer_measures;      /* adamw and sgd take ranges with an amax */
+    const struct nd_tuner *tuner; /* cuda/cuda_ops.h; NULL: products have one algorithm */
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
      * plan, and do nothing else. Only the device of the stream is used; tensors need no memory, but
@@ -638,6 +639,9 @@ typedef struct nd_ops {
 
     /*
      * Queries; each may be asked before anything runs, and answers for one device.
+     *   workspace             bytes that the ops allocate for the device, beside what callers give
+     *                         them; on the CPU without what oneDNN's products allocate when they
+     *                         first run
      *   attention_scratch     bytes of scratch for a call of attention_fwd, or attention_bwd, with
      *                         these extents (planned once)
      *   attention_cached_scratch  bytes for a call of attention_cached whose segments have at most
@@ -670,10 +674,6 @@ nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
  * ends the process.
  */
 nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32);
-/* Bytes that the CPU ops allocated for the device, beside what callers give them: packed operands
- * of products and partial sums. 0 where it has no CPU ops. Not in it is what oneDNN's products
- * allocate when they first run. */
-size_t nd_ops_cpu_workspace(const nd_device *device);
 /* Address space for the stack of each of these threads: OMP_STACKSIZE, or what the C library gives
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);

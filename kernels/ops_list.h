@@ -54,6 +54,7 @@
 
 /* Questions about an op, which run nothing: X(name, type of the answer, parameters, prefix). */
 #define ND_EACH_QUERY(X, prefix)                                                                   \
+    X(workspace, size_t, (const nd_device *), prefix)                                              \
     X(attention_scratch, size_t,                                                                   \
       (const nd_device *, const nd_attention *, nd_dtype act, bool backward), prefix)              \
     X(attention_cached_scratch, size_t,                                                            \

@@ -270,7 +270,7 @@ static nd_status check_environment(void)
     return ND_OK;
 }
 
-nd_status nd_cpu_context_create(nd_device *device)
+static nd_status create(nd_device *device)
 {
     ND_ASSERT(device->kind == ND_DEVICE_CPU);
     if (device->native) {
@@ -296,7 +296,22 @@ out:
     return status;
 }
 
-size_t nd_ops_cpu_workspace(const nd_device *device)
+static const nd_ops cpu_ops = {.name = "cpu",
+                               .limits = {.hidden = ND_CPU_NORM_COLUMNS, .tokens = INT32_MAX},
+                               .optimizer_measures = true,
+                               ND_EACH_OP(ND_OP_ENTRY, nd_cpu_)
+                                   ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
+
+nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
+{
+    ND_TRY(nd_ops_check(&cpu_ops));
+    ND_TRY(create(device));
+    *out = &cpu_ops;
+    return ND_OK;
+}
+
+/* Packed operands of products, and partial sums. */
+size_t nd_cpu_workspace(const nd_device *device)
 {
     const nd_cpu_context *context = device->native;
     if (device->kind != ND_DEVICE_CPU || !context) {
@@ -321,7 +336,7 @@ nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32)
     if (device->threads == 1) {
         return ND_OK;
     }
-    ND_TRY(nd_cpu_context_create(device));
+    ND_TRY(create(device));
     const nd_cpu_context *context = device->native;
     return nd_team_start_early(context->team, f32 || !context->gemm);
 }

@@ -14,11 +14,6 @@ nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32)
     return ND_OK;
 }
 
-size_t nd_ops_cpu_workspace(const nd_device *device)
-{
-    return 0;
-}
-
 int64_t nd_ops_cpu_stack_bytes(void)
 {
     return 0;

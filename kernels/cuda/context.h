@@ -10,7 +10,7 @@
  * at the same time would need a workspace of its own.
  */
 #include "kernels/cuda/attention_cudnn.h"
-#include "kernels/ops.h"
+#include "kernels/cuda/cuda_ops.h"
 
 struct nd_lt; /* lt.h */
 
@@ -22,13 +22,10 @@ typedef struct nd_cuda_context {
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
     int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_parts.h) */
-    bool plain_windows;       /* nd_ops_cuda_windows_are_plain */
-    bool plain_documents;     /* nd_ops_cuda_documents_are_plain */
     bool no_documents;        /* cuDNN has no plan for separate documents, or is wrong */
     int documents_checked;    /* bits: nd_segments and windows that were checked */
     bool attention_prepared;  /* plans were prepared, so attention_scratch is exact */
-    char machine[96];
-    int capability;     /* 90: Hopper */
+    nd_cuda_facts facts;
     bool deterministic; /* attention adds up gradients in a fixed order */
 } nd_cuda_context;
 

@@ -186,22 +186,23 @@ static nd_status context_create(nd_device *device, bool deterministic)
     ND_TRY(ND_ALLOC(1, &context));
     context->ops = nd_ops_cuda_planner(deterministic);
     context->ops.prepare = &prepare_ops;
+    context->ops.tuner = &nd_lt_tuner;
     context->ops.attention_scratch = nd_cuda_sdpa_scratch; /* a GPU's plans know more of it */
 #define SET_OP(op, unused) context->ops.op = op;
     ND_EACH_OP(SET_OP, )
 #undef SET_OP
     context->device = device;
-    context->capability = info.major * 10 + info.minor;
+    context->facts.capability = info.major * 10 + info.minor;
     context->deterministic = deterministic;
     context->ordered_bytes = ND_SDPA_ORDERED_BYTES;
-    ND_TRY_OUT(nd_lt_create(device, context->capability, &context->lt));
-    ND_TRY_OUT(nd_cudnn_create(device, context->capability, NULL, &context->cudnn));
+    ND_TRY_OUT(nd_lt_create(device, context->facts.capability, &context->lt));
+    ND_TRY_OUT(nd_cudnn_create(device, context->facts.capability, NULL, &context->cudnn));
     ND_TRY_OUT(nd_device_alloc(device, ND_CUDA_SCRATCH, &context->scratch));
-    snprintf(context->machine, sizeof context->machine,
-             "sm_%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu", context->capability,
+    context->facts.cublaslt = context->lt->library.version();
+    snprintf(context->facts.machine, sizeof context->facts.machine,
+             "sm_%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu", context->facts.capability,
              info.runtime / 1000, info.runtime % 1000 / 10, info.driver / 1000,
-             info.driver % 1000 / 10, context->lt->library.version(),
-             nd_cudnn_version(context->cudnn));
+             info.driver % 1000 / 10, context->facts.cublaslt, nd_cudnn_version(context->cudnn));
     device->native = context;
     device->native_close = context_destroy;
 out:
@@ -219,19 +220,9 @@ nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
     return nd_ops_check(*out);
 }
 
-const char *nd_ops_cuda_machine(const nd_device *device)
+const nd_cuda_facts *nd_ops_cuda_facts(const nd_device *device)
 {
-    return nd_cuda_context_of(device)->machine;
-}
-
-bool nd_ops_cuda_windows_are_plain(const nd_device *device)
-{
-    return nd_cuda_context_of(device)->plain_windows;
-}
-
-bool nd_ops_cuda_documents_are_plain(const nd_device *device)
-{
-    return nd_cuda_context_of(device)->plain_documents;
+    return &nd_cuda_context_of(device)->facts;
 }
 
 bool nd_ops_cuda_lacks_cudnn(void)
@@ -251,10 +242,4 @@ nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors)
     }
     nd_cuda_context_of(device)->lt->processors = (int)processors;
     return ND_OK;
-}
-
-void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt)
-{
-    *capability = nd_cuda_context_of(device)->capability;
-    *cublaslt = nd_cuda_context_of(device)->lt->library.version();
 }

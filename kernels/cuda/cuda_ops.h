@@ -14,20 +14,24 @@
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
 /* True in a program that was built with CUDA and without cudnn-frontend: nd_ops_cuda fails. */
 bool nd_ops_cuda_lacks_cudnn(void);
-/* A table for planning only, in every build: it has no ops but the queries about scratch and delta,
- * which take any device. */
+/* A table for planning only, in every build: it has no ops but the queries, which take any
+ * device. */
 nd_ops nd_ops_cuda_planner(bool deterministic);
-/* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900"; lives as long as the device. */
-const char *nd_ops_cuda_machine(const nd_device *device);
-/* True where plain kernels compute prepared calls of attention for no other reason than a window
- * (sdpa.h). */
-bool nd_ops_cuda_windows_are_plain(const nd_device *device);
-/* True where plain kernels compute whole prepared calls of separate documents (documents.h). */
-bool nd_ops_cuda_documents_are_plain(const nd_device *device);
+
+/* What is known of a device and of the calls that were prepared on it. */
+typedef struct nd_cuda_facts {
+    char machine[96];   /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900" */
+    int capability;     /* 90: Hopper */
+    size_t cublaslt;    /* version, 130100 */
+    bool plain_windows; /* plain kernels compute attention, only for its window (sdpa.h) */
+    bool
+        plain_documents; /* plain kernels compute whole calls of separate documents (documents.h) */
+} nd_cuda_facts;
+
+/* Borrowed from the device, after nd_ops_cuda. */
+const nd_cuda_facts *nd_ops_cuda_facts(const nd_device *device);
 /* True where cuDNN takes calls of such documents on Hopper. Every build can answer. */
 bool nd_ops_cuda_takes_documents(const nd_attention *a, nd_dtype act, bool deterministic);
-/* Device memory that nd_ops_cuda allocates. */
-size_t nd_ops_cuda_workspace(void);
 
 /*
  * Lays products out for so many of the GPU's multiprocessors, so that the blocks of a collective
@@ -37,24 +41,25 @@ size_t nd_ops_cuda_workspace(void);
 nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors);
 
 /*
- * Autotune of the products: until nd_ops_cuda_install the first use of a form times the library's
- * best `candidates` algorithms on the operands of the call, whose result is lost, and keeps the
- * fastest; after `seconds` in total the library's first choice. 0 or 1 candidates: off. Marks forms
- * as not yet used.
+ * Autotune of the products, nd_ops.tuner of a GPU's ops.
+ *   tune      until install the first use of a form times the library's best `candidates`
+ *             algorithms on the operands of the call, whose result is lost, and keeps the fastest;
+ *             after `seconds` in total the library's first choice. 0 or 1 candidates: off. Marks
+ *             forms as not yet used
+ *   choices   the forms used since tune, in the order of their first uses; returns how many
+ *   install   forgets all forms, then adopts these choices, which may come from another run or
+ *             rank. ND_ERR_CONFIG when the library does not accept one
+ *   unchosen  forms met since install that were not among the choices
+ *   median    seconds of what `call` enqueues: the median of `repeats` (16 at most) calls after a
+ *             first one. Waits
  */
-void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);
-/* The forms used since nd_ops_cuda_tune, in the order of their first uses; returns how many. */
-int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS]);
-/* Forgets all forms, then adopts these choices, which may come from another run or rank.
- * ND_ERR_CONFIG when the library does not accept one. */
-nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count);
-/* Forms met since nd_ops_cuda_install that were not among the choices. */
-int nd_ops_cuda_unchosen(const nd_device *device);
-/* Compute capability (90) and version of cuBLASLt (130100). */
-void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt);
-/* Seconds of what `call` enqueues: the median of `repeats` (16 at most) calls after a first one.
- * Waits. */
-nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
-                             void *context, int repeats, double *seconds);
+struct nd_tuner {
+    void (*tune)(nd_device *device, int candidates, double seconds);
+    int (*choices)(const nd_device *device, nd_lt_choice out[ND_LT_PLANS]);
+    nd_status (*install)(nd_device *device, const nd_lt_choice *choices, int count);
+    int (*unchosen)(const nd_device *device);
+    nd_status (*median)(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                        void *context, int repeats, double *seconds);
+};
 
 #endif

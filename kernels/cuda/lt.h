@@ -11,9 +11,8 @@
  *
  * One host thread at a time, the one that drives the device.
  */
-#include "kernels/cuda/lt_choice.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/lt_library.h"
-#include "kernels/ops.h"
 
 typedef struct nd_lt nd_lt;
 
@@ -26,15 +25,17 @@ void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
  * are aligned as those of the call. */
 nd_status nd_lt_product(nd_lt *lt, nd_stream *stream, const nd_product_args *args, bool prepare);
 
+extern const struct nd_tuner nd_lt_tuner;
+
 /* One form of a product in the library's own, column-major terms. */
 typedef struct nd_lt_plan {
-    nd_lt_choice record; /* its algorithm and traits are read by nd_ops_cuda_choices */
+    nd_lt_choice record; /* its algorithm and traits are read by nd_tuner.choices */
     bool used, refused;  /* refused: the library does not make it with vectors of scales */
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
     bool chosen;  /* by autotune, or installed from a record */
-    bool touched; /* called since the last nd_ops_cuda_tune */
+    bool touched; /* called since the last nd_tuner.tune */
     int number;   /* in the order of first uses */
 } nd_lt_plan;
 

@@ -260,7 +260,7 @@ static nd_lt *lt_of(const nd_device *device)
     return nd_cuda_context_of(device)->lt;
 }
 
-void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
+static void tune(nd_device *device, int candidates, double seconds)
 {
     nd_lt *lt = lt_of(device);
     lt->candidates = candidates > ND_LT_CANDIDATES ? ND_LT_CANDIDATES : candidates;
@@ -268,6 +268,41 @@ void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
     for (int i = 0; i < ND_LT_PLANS; i++) {
         lt->plans[i].touched = false;
     }
+}
+
+static nd_status median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                        void *context, int repeats, double *seconds)
+{
+    cudaEvent_t events[2 * MOST_REPEATS] = {0};
+    float ms[MOST_REPEATS];
+    cudaError_t error = cudaSuccess;
+    ND_ASSERT(repeats > 0 && repeats <= MOST_REPEATS);
+    nd_status status = call(context, stream); /* warm */
+    for (int i = 0; i < 2 * repeats && status == ND_OK && error == cudaSuccess; i++) {
+        error = cudaEventCreate(&events[i]);
+        error = error == cudaSuccess ? cudaEventRecord(events[i], nd_cuda_stream(stream)) : error;
+        if (error == cudaSuccess && i % 2 == 0) {
+            status = call(context, stream);
+        }
+    }
+    status = status == ND_OK && error == cudaSuccess ? nd_stream_sync(stream) : status;
+    for (int i = 0; i < repeats && status == ND_OK && error == cudaSuccess; i++) {
+        error = cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]);
+        for (int j = i; j > 0 && ms[j] < ms[j - 1]; j--) {
+            float swap = ms[j];
+            ms[j] = ms[j - 1];
+            ms[j - 1] = swap;
+        }
+    }
+    for (int i = 0; i < 2 * repeats && events[i]; i++) {
+        cudaEventDestroy(events[i]);
+    }
+    if (status == ND_OK && error != cudaSuccess) {
+        return nd_cuda_failed(stream->device, error, "an event that times");
+    }
+    ND_TRY(status);
+    *seconds = (double)ms[repeats / 2] * 1e-3;
+    return ND_OK;
 }
 
 typedef struct candidate {
@@ -309,7 +344,7 @@ static nd_status choose_algorithm(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan
         if (!can_be_replayed(lt, plan, &results[i])) {
             continue;
         }
-        if (nd_ops_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
+        if (median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
             nd_error_clear(); /* this GPU cannot run it; a broken device fails again below */
             continue;
         }
@@ -326,42 +361,7 @@ static nd_status choose_algorithm(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan
     return nd_stream_sync(stream);
 }
 
-nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
-                             void *context, int repeats, double *seconds)
-{
-    cudaEvent_t events[2 * MOST_REPEATS] = {0};
-    float ms[MOST_REPEATS];
-    cudaError_t error = cudaSuccess;
-    ND_ASSERT(repeats > 0 && repeats <= MOST_REPEATS);
-    nd_status status = call(context, stream); /* warm */
-    for (int i = 0; i < 2 * repeats && status == ND_OK && error == cudaSuccess; i++) {
-        error = cudaEventCreate(&events[i]);
-        error = error == cudaSuccess ? cudaEventRecord(events[i], nd_cuda_stream(stream)) : error;
-        if (error == cudaSuccess && i % 2 == 0) {
-            status = call(context, stream);
-        }
-    }
-    status = status == ND_OK && error == cudaSuccess ? nd_stream_sync(stream) : status;
-    for (int i = 0; i < repeats && status == ND_OK && error == cudaSuccess; i++) {
-        error = cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]);
-        for (int j = i; j > 0 && ms[j] < ms[j - 1]; j--) {
-            float swap = ms[j];
-            ms[j] = ms[j - 1];
-            ms[j - 1] = swap;
-        }
-    }
-    for (int i = 0; i < 2 * repeats && events[i]; i++) {
-        cudaEventDestroy(events[i]);
-    }
-    if (status == ND_OK && error != cudaSuccess) {
-        return nd_cuda_failed(stream->device, error, "an event that times");
-    }
-    ND_TRY(status);
-    *seconds = (double)ms[repeats / 2] * 1e-3;
-    return ND_OK;
-}
-
-int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
+static int read_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
 {
     const nd_lt *lt = lt_of(device);
     int count = 0;
@@ -378,7 +378,7 @@ int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
     return count;
 }
 
-nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
+static nd_status install(nd_device *device, const nd_lt_choice *choices, int count)
 {
     nd_lt *lt = lt_of(device);
     memset(lt->plans, 0, sizeof lt->plans);
@@ -397,7 +397,7 @@ nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, in
     return ND_OK;
 }
 
-int nd_ops_cuda_unchosen(const nd_device *device)
+static int count_unchosen(const nd_device *device)
 {
     const nd_lt *lt = lt_of(device);
     int count = 0;
@@ -406,6 +406,12 @@ int nd_ops_cuda_unchosen(const nd_device *device)
     }
     return count;
 }
+
+const struct nd_tuner nd_lt_tuner = {.tune = tune,
+                                     .choices = read_choices,
+                                     .install = install,
+                                     .unchosen = count_unchosen,
+                                     .median = median};
 
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
 {

@@ -351,7 +351,7 @@ bool nd_ops_cuda_takes_documents(const nd_attention *a, nd_dtype act, bool deter
     return nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, deterministic);
 }
 
-size_t nd_ops_cuda_workspace(void)
+static size_t workspace(const nd_device *device)
 {
     return ND_LT_WORKSPACE + ND_LT_SCALES + ND_CUDA_SCRATCH;
 }

@@ -487,10 +487,10 @@ static nd_status prepare_call(nd_sdpa_call *c)
         ND_TRY(nd_sdpa_plan(c));
         note_scratch(context, c->layout.end);
     } else {
-        context->plain_documents |= c->x.first_key.data != NULL;
+        context->facts.plain_documents |= c->x.first_key.data != NULL;
         nd_sdpa_call open = *c;
         open.x.attention.window = 0;
-        context->plain_windows |= a->window > 0 && cudnn_takes(&open);
+        context->facts.plain_windows |= a->window > 0 && cudnn_takes(&open);
         return ND_OK;
     }
     context->attention_prepared = true;

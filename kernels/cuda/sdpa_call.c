@@ -105,7 +105,7 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c)
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     size_t workspace = 0, bytes = 0;
-    bool hopper = context->capability / 10 == 9;
+    bool hopper = context->facts.capability / 10 == 9;
     c->cut = nd_sdpa_cut_block(&c->x.attention, ordered ? context->ordered_bytes : 0,
                                c->backward && hopper);
     if (c->backward) {

@@ -22,7 +22,7 @@ static bool fits(const nd_sdpa_call *c)
     const nd_attention_bwd_args *x = &c->x;
     const nd_attention *a = &x->attention;
     if (!x->end_key.data || context->no_documents || nd_cudnn_version(context->cudnn) < OLDEST ||
-        (context->capability / 10 != 9 && context->capability / 10 != 10) ||
+        (context->facts.capability / 10 != 9 && context->facts.capability / 10 != 10) ||
         !nd_cuda_sdpa_is_cudnn(a, x->q.dtype) || !nd_documents_fit(a, context->deterministic) ||
         !is_even(a, x->q) || !is_even(a, x->k) || !is_even(a, x->v) ||
         x->k.stride[1] != x->v.stride[1]) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <math.h>
-
 #include "kernels/cached.h"
 #include "kernels/ref/ref.h"
 

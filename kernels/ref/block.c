@@ -1,7 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ref/ref.h"
+#include "runtime/tensor/fp8.h"
 
-#include <math.h>
+/* Element (i, j) of a 2-d result: stored if `out` has data, and what `fuse` asks for. */
+static void emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value)
+{
+    float stored = (float)value;
+    if (out.dtype == ND_DTYPE_BF16) {
+        stored = nd_bf16_to_f32(nd_bf16_from_f32(stored));
+    }
+    if (out.data) {
+        nd_ref_put(out, i * out.stride[0] + j, stored);
+    }
+    if (fuse->amax) {
+        *fuse->amax = nd_ref_larger(*fuse->amax, fabsf(stored));
+    }
+    if (fuse->codes.data) {
+        ((uint8_t *)fuse->codes.data)[i * fuse->codes.stride[0] + j] =
+            nd_fp8_from_f32(fuse->codes.dtype, stored * *fuse->scale);
+    }
+}
 
 nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
 {
@@ -31,9 +49,9 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
         double r = 1.0 / sqrt(all / width + (double)args->eps);
         ((float *)rstd.data)[i] = (float)r;
         for (int64_t c = 0; c < C; c++) {
-            nd_ref_emit(y, &args->fuse, i, c,
-                        (nd_ref_get(weight, c) + (double)args->plus) * r *
-                            nd_ref_get(in, i * in.stride[0] + c));
+            emit(y, &args->fuse, i, c,
+                 (nd_ref_get(weight, c) + (double)args->plus) * r *
+                     nd_ref_get(in, i * in.stride[0] + c));
         }
     }
     return ND_OK;
@@ -76,7 +94,7 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
             double g = (nd_ref_get(weight, c) + plus) * nd_ref_get(dy, i * dy.stride[0] + c);
             double dn = r[i] * (g - nd_ref_get(x, i * x.stride[0] + c) * mean * r[i] * r[i]);
             double residual = add ? nd_ref_get(dres, i * dres.stride[0] + c) : 0.0;
-            nd_ref_emit(dx, &fuse, i, c, residual + dn);
+            emit(dx, &fuse, i, c, residual + dn);
         }
     }
     return ND_OK;
@@ -148,7 +166,7 @@ nd_status nd_ref_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
         for (int64_t f = 0; f < F; f++) {
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
-            nd_ref_emit(out, &args->fuse, i, f, g * gate_of(g, args->gelu, &slope) * u);
+            emit(out, &args->fuse, i, f, g * gate_of(g, args->gelu, &slope) * u);
         }
     }
     return ND_OK;
@@ -171,8 +189,8 @@ nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
             double u = nd_ref_get(up, i * up.stride[0] + f);
             double d = nd_ref_get(dout, i * dout.stride[0] + f);
             double slope, s = gate_of(g, args->gelu, &slope);
-            nd_ref_emit(dgate, &args->fuse[0], i, f, d * u * s * (1.0 + g * (1.0 - s) * slope));
-            nd_ref_emit(dup, &args->fuse[1], i, f, d * g * s);
+            emit(dgate, &args->fuse[0], i, f, d * u * s * (1.0 + g * (1.0 - s) * slope));
+            emit(dup, &args->fuse[1], i, f, d * g * s);
         }
     }
     return ND_OK;

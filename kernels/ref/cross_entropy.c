@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <math.h>
-
 #include "kernels/ref/ref.h"
 
 enum { NOT_COUNTED = -100 };

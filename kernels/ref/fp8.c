@@ -1,27 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <float.h>
-#include <math.h>
 
 #include "kernels/ref/ref.h"
 #include "runtime/tensor/fp8.h"
-
-void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value)
-{
-    float stored = (float)value;
-    if (out.dtype == ND_DTYPE_BF16) {
-        stored = nd_bf16_to_f32(nd_bf16_from_f32(stored));
-    }
-    if (out.data) {
-        nd_ref_put(out, i * out.stride[0] + j, stored);
-    }
-    if (fuse->amax) {
-        *fuse->amax = nd_ref_larger(*fuse->amax, fabsf(stored));
-    }
-    if (fuse->codes.data) {
-        ((uint8_t *)fuse->codes.data)[i * fuse->codes.stride[0] + j] =
-            nd_fp8_from_f32(fuse->codes.dtype, stored * *fuse->scale);
-    }
-}
 
 /* x as (rows, columns); a vector is one row. */
 static nd_tensor matrix_of(nd_tensor x)

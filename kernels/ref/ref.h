@@ -36,9 +36,6 @@ static inline void nd_ref_put(nd_tensor t, int64_t at, double value)
     }
 }
 
-/* Element (i, j) of a 2-d result: stored if `out` has data, and what `fuse` asks for. */
-void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value);
-
 ND_EACH_OP(ND_OP_PROTOTYPE, nd_ref_)
 ND_EACH_QUERY(ND_QUERY_PROTOTYPE, nd_ref_)
 

@@ -185,6 +185,8 @@ nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
     mirrored.device = device;
     mirrored.ops = ops;
     table.fp8_rows = ops->fp8_rows;
+    table.tuner = ops->tuner;
+    table.workspace = ops->workspace;
     table.attention_cached_scratch = ops->attention_cached_scratch;
     table.attention_uses_delta = ops->attention_uses_delta;
     table.form = ops->form;

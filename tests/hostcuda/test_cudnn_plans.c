@@ -70,7 +70,7 @@ static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, i
     const int64_t H = 32, row = (H + 2 * K) * D;
     nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f, window};
     nd_cuda_context context = {.cudnn = cudnn,
-                               .capability = 90,
+                               .facts.capability = 90,
                                .deterministic = deterministic,
                                .ordered_bytes = ND_SDPA_ORDERED_BYTES};
     nd_tensor q = heads(sq, H, D, row), k = heads(sk, K, D, row), out = heads(sq, H, D, H * D);
@@ -202,7 +202,7 @@ Test(cudnn_plans, lengths_deterministic_backward, .init = open_library, .timeout
 static void expect_segments(nd_attention a, int tiers)
 {
     const int64_t batch = a.batch, S = a.sq, D = a.head_dim, H = a.heads, K = a.kv_heads;
-    nd_cuda_context context = {.cudnn = cudnn, .capability = 90};
+    nd_cuda_context context = {.cudnn = cudnn, .facts.capability = 90};
     const int64_t width = (H + 2 * K) * D, before = nd_cudnn_plan_count(cudnn);
     nd_tensor qkv[3] = {heads(S, H, D, width), heads(a.sk, K, D, width), heads(a.sk, K, D, width)};
     nd_tensor out = heads(S, H, D, H * D), some = out;
@@ -264,7 +264,7 @@ Test(cudnn_plans, documents_of_cp, .init = open_library, .timeout = 300)
 Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
 {
     const nd_attention a = {1, 512, 512, 4, 4, 64, 0, 0.1f, 0, true};
-    nd_cuda_context context = {.cudnn = cudnn, .capability = 80};
+    nd_cuda_context context = {.cudnn = cudnn, .facts.capability = 80};
     nd_tensor x = heads(512, 4, 64, 256);
     const nd_attention_fwd_args forward = {
         .attention = a, .out = x, .q = x, .k = x, .v = x, .end_key = x};

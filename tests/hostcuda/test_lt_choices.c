@@ -58,9 +58,9 @@ static float first[M * N], tuned[M * N], again[M * N];
 /* A product by an algorithm that is chosen within so many seconds. */
 static void tune_one(double seconds)
 {
-    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, seconds);
+    s.ops->tuner->tune(s.device, ND_LT_CANDIDATES, seconds);
     multiply(tuned);
-    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    cr_assert_eq(s.ops->tuner->choices(s.device, choices), 1);
 }
 
 Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
@@ -68,7 +68,7 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
     open_side();
     multiply(first); /* the library's first algorithm */
-    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    cr_assert_eq(s.ops->tuner->install(s.device, NULL, 0), ND_OK);
     tune_one(60.0);
     cr_expect_eq(choices[0].candidates, 3);
     cr_expect_eq(choices[0].picked, 1);
@@ -80,13 +80,14 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
 
     open_side();
     long timings = nd_double_counts_get().timings;
-    cr_assert_eq(nd_ops_cuda_install(s.device, choices, 1), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(s.ops->tuner->install(s.device, choices, 1), ND_OK, "%s",
+                 nd_error_last()->message);
     multiply(again);
     cr_expect(memcmp(again, tuned, sizeof tuned) == 0, "the same algorithm, the same bits");
     cr_expect_eq(nd_double_counts_get().timings, timings, "nothing was timed");
-    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0);
+    cr_expect_eq(s.ops->tuner->unchosen(s.device), 0);
     cr_assert_eq(small_product(), ND_OK);
-    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1, "a form that nobody chose for is counted");
+    cr_expect_eq(s.ops->tuner->unchosen(s.device), 1, "a form that nobody chose for is counted");
     close_side();
 }
 
@@ -94,21 +95,21 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
 Test(lt_choices, products_leave_processors_to_collectives)
 {
     open_side();
-    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    s.ops->tuner->tune(s.device, ND_LT_CANDIDATES, 60.0);
     multiply(first);
     cr_assert_eq(nd_ops_cuda_limit_products(s.device, 116), ND_OK);
     multiply(tuned);
     multiply(again);
-    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 2);
+    cr_assert_eq(s.ops->tuner->choices(s.device, choices), 2);
     cr_expect_eq(choices[0].key.processors, 0);
     cr_expect_eq(choices[1].key.processors, 116);
-    cr_assert_eq(nd_ops_cuda_install(s.device, choices + 1, 1), ND_OK, "%s",
+    cr_assert_eq(s.ops->tuner->install(s.device, choices + 1, 1), ND_OK, "%s",
                  nd_error_last()->message);
     multiply(again);
-    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0, "the choice for 116 processors is used");
+    cr_expect_eq(s.ops->tuner->unchosen(s.device), 0, "the choice for 116 processors is used");
     nd_lt_choice other = choices[1];
     other.key.processors = 100; /* its algorithm was chosen for 116 */
-    cr_expect_eq(nd_ops_cuda_install(s.device, &other, 1), ND_ERR_CONFIG);
+    cr_expect_eq(s.ops->tuner->install(s.device, &other, 1), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "for 100 multiprocessors"), "%s",
               nd_error_last()->message);
     cr_expect_eq(nd_ops_cuda_limit_products(s.device, 133), ND_ERR_CONFIG);
@@ -129,7 +130,7 @@ Test(lt_choices, without_time_the_first_algorithm_stays)
 
 static void expect_refused(const char *part)
 {
-    cr_expect_neq(nd_ops_cuda_install(s.device, choices, 1), ND_OK);
+    cr_expect_neq(s.ops->tuner->install(s.device, choices, 1), ND_OK);
     cr_expect(strstr(nd_error_last()->message, part), "%s", nd_error_last()->message);
 }
 
@@ -161,10 +162,10 @@ Test(lt_choices, entries_without_an_algorithm_are_passed_over)
     open_side();
     multiply(first);
     setenv("ND_DOUBLE_LT_UNFIT", "0", 1);
-    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    cr_assert_eq(s.ops->tuner->install(s.device, NULL, 0), ND_OK);
     multiply(again);
     cr_expect(memcmp(first, again, sizeof first) != 0, "the second algorithm");
-    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    cr_assert_eq(s.ops->tuner->install(s.device, NULL, 0), ND_OK);
     tune_one(60.0);
     cr_expect_eq(choices[0].candidates, 2);
     cr_expect(memcmp(tuned, again, sizeof tuned) == 0, "the second algorithm again");
@@ -192,13 +193,13 @@ Test(lt_choices, what_cannot_be_replayed_is_not_chosen)
     close_side();
     setenv("ND_DOUBLE_LT_REFUSES", "all", 1);
     open_side();
-    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    s.ops->tuner->tune(s.device, ND_LT_CANDIDATES, 60.0);
     multiply(again);
-    cr_expect_eq(nd_ops_cuda_choices(s.device, choices), 0);
-    cr_assert_eq(nd_ops_cuda_install(s.device, choices, 0), ND_OK);
+    cr_expect_eq(s.ops->tuner->choices(s.device, choices), 0);
+    cr_assert_eq(s.ops->tuner->install(s.device, choices, 0), ND_OK);
     multiply(first);
     cr_expect(memcmp(first, again, sizeof first) == 0, "the library's first choice in both");
-    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1);
+    cr_expect_eq(s.ops->tuner->unchosen(s.device), 1);
     close_side();
 }
 

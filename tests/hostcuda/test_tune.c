@@ -42,7 +42,7 @@ static nd_status observe(void *context, nd_trainer *t)
     observed *o = context;
     const nd_tuning *tuning = t->tuning;
     ND_CHECK(tuning && tuning->choice_count > 0, "nothing was chosen");
-    int unchosen = nd_ops_cuda_unchosen(t->rank->device);
+    int unchosen = t->rank->ops->tuner->unchosen(t->rank->device);
     ND_CHECK(unchosen == 0, "%d forms of the step were not foreseen", unchosen);
     if (t->rank->rank == 0) {
         o->first = tuning->choices;

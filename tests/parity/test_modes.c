@@ -198,9 +198,8 @@ static size_t workspace_of(int threads)
     const nd_ops *ops = NULL;
     nd_device *device = NULL;
     assert_ok(nd_device_open_cpu(threads, &device));
-    cr_assert_eq(nd_ops_cpu_workspace(device), 0);
     assert_ok(nd_ops_cpu(device, &ops));
-    const size_t bytes = nd_ops_cpu_workspace(device);
+    const size_t bytes = ops->workspace(device);
     nd_device_close(device);
     return bytes;
 }

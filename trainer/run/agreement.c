@@ -6,7 +6,6 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
-#include "trainer/checkpoint/manifest.h"
 #include "trainer/run/state.h"
 
 nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status status,

@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
@@ -502,7 +501,7 @@ void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape,
     if (!gpu || config->data.documents != ND_DOCUMENTS_SEPARATE) {
         return;
     }
-    if (device ? nd_ops_cuda_documents_are_plain(device) : are_documents_plain(config, shape)) {
+    if (device ? nd_ops_cuda_facts(device)->plain_documents : are_documents_plain(config, shape)) {
         nd_log_warning("data.documents is separate, and the plain attention kernels compute some "
                        "of that, many times slower, as cuDNN takes it only in BF16, with heads of "
                        "multiples of 16, without train.deterministic, and in a ring without a "
@@ -536,7 +535,7 @@ static nd_status print_banner(const nd_run *run)
     }
     nd_log_info("run folder: %s", run->dir);
     nd_log_info("mesh: %s on %s%s%s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
-                r->device->name, gpu ? ", " : "", gpu ? nd_device_machine(r->device) : "",
+                r->device->name, gpu ? ", " : "", gpu ? nd_ops_cuda_facts(r->device)->machine : "",
                 r->transport->backend->name);
     if (r->mesh.size[ND_AXIS_CP] > 1) {
         const nd_cp_exchange cp = nd_cp_exchange_of(&r->shape, r->config);
@@ -562,7 +561,7 @@ static nd_status print_banner(const nd_run *run)
         nd_tuning_each_line(trainer->tuning, print_line, NULL);
     }
     nd_banner_warn_of_documents(r->config, &r->shape, gpu, r->device);
-    if (gpu && nd_ops_cuda_windows_are_plain(r->device)) {
+    if (gpu && nd_ops_cuda_facts(r->device)->plain_windows) {
         const bool tiles = r->config->train.deterministic;
         const bool ring = !tiles || (nd_mesh_group_size(&r->mesh, ND_GROUP_CP) > 1 &&
                                      nd_cp_exchange_of(&r->shape, r->config).ring);
@@ -599,7 +598,9 @@ nd_status nd_run_record(nd_run *s)
     }
     json_t *machine =
         json_pack("{s:o, s:o, s:o, s:o, s:o}", "device", nd_json_string(r->device->name), "ops",
-                  nd_json_string(r->ops->name), "isa", nd_json_string(nd_device_machine(r->device)),
+                  nd_json_string(r->ops->name), "isa",
+                  nd_json_string(nd_rank_is_gpu(r) ? nd_ops_cuda_facts(r->device)->machine
+                                                   : nd_ops_machine(r->device)),
                   "transport", nd_json_string(r->transport->backend->name), "cpus",
                   nd_json_string(s->worker->affinity.cpus));
     if (!nd_rank_is_gpu(r)) {

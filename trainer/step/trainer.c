@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
@@ -113,7 +112,8 @@ static size_t context_bytes(const nd_rank *rank)
     size_t used = (size_t)1 << 30;
     if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK) {
         used = gpu.total_bytes - gpu.free_bytes;
-        used -= used < nd_ops_cuda_workspace() ? used : nd_ops_cuda_workspace();
+        const size_t ours = rank->ops->workspace(rank->device);
+        used -= used < ours ? used : ours;
     }
     return used;
 }
@@ -151,7 +151,7 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
 {
     if (nd_rank_is_gpu(rank)) {
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
-                                nd_ops_cuda_workspace());
+                                rank->ops->workspace(rank->device));
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
         if (rank->config->kernels.cuda_graphs) {
             nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
@@ -162,7 +162,7 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
         return;
     }
     nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
-                            nd_ops_cpu_workspace(rank->device));
+                            rank->ops->workspace(rank->device));
     if (graphs) {
         const char *path = rank->config->data.validation_path;
         const nd_loader_options train = nd_loader_options_of(rank, false),

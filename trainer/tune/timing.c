@@ -278,8 +278,9 @@ static nd_status time_call(bench *b, const nd_call *call, double *seconds)
     nd_stream *stream = &b->rank->stream;
     ND_ASSERT(x.at.end <= b->bytes);
     ND_TRY(fill_all(b, call, &x.at));
-    return nd_rank_is_gpu(b->rank) ? nd_ops_cuda_median(stream, run_call, &x, REPEATS, seconds)
-                                   : host_median(&x, stream, seconds);
+    const struct nd_tuner *tuner = b->rank->ops->tuner;
+    return tuner ? tuner->median(stream, run_call, &x, REPEATS, seconds)
+                 : host_median(&x, stream, seconds);
 }
 
 nd_status nd_calls_time(nd_rank *rank, nd_calls *calls, double deadline, bool *cut_short)

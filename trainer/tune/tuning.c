@@ -106,11 +106,11 @@ static nd_status choose_algorithms(measurement *m, nd_tuning *t)
     nd_device *device = m->rank->device;
     nd_calls calls = {0};
     nd_status status = ND_OK;
-    nd_ops_cuda_tune(device, ND_LT_CANDIDATES, m->deadline - nd_clock_seconds());
+    m->rank->ops->tuner->tune(device, ND_LT_CANDIDATES, m->deadline - nd_clock_seconds());
     ND_TRY_OUT(nd_dry_run(m->rank, &t->linear_choice, &calls));
     ND_TRY_OUT(nd_calls_run_products(m->rank, &calls));
     ND_TRY_OUT(ND_ALLOC(ND_LT_PLANS, &t->choices));
-    t->choice_count = nd_ops_cuda_choices(device, t->choices);
+    t->choice_count = m->rank->ops->tuner->choices(device, t->choices);
     for (int i = 0; i < t->choice_count; i++) {
         m->cut_short |= t->choices[i].candidates == 0;
     }
@@ -129,11 +129,11 @@ static nd_status measure(nd_rank *rank, double budget, nd_tuning *t)
     double begin = nd_clock_seconds();
     measurement m = {.rank = rank, .deadline = begin + budget};
     nd_status status = ND_OK;
-    nd_ops_cuda_tune(rank->device, ND_LT_CANDIDATES, budget);
+    rank->ops->tuner->tune(rank->device, ND_LT_CANDIDATES, budget);
     ND_TRY_OUT(find_asked(&m));
     ND_TRY_OUT(decide(&m, t));
     ND_TRY_OUT(choose_algorithms(&m, t));
-    ND_TRY_OUT(nd_ops_cuda_install(rank->device, NULL, 0));
+    ND_TRY_OUT(rank->ops->tuner->install(rank->device, NULL, 0));
     t->cut_short = m.cut_short;
     t->seconds = nd_clock_seconds() - begin;
 out:
@@ -207,13 +207,10 @@ static nd_status make_text(nd_rank *rank, char **out)
     ND_TRY(nd_tuning_check(config, &rank->shape, nd_rank_is_gpu(rank), &t));
     if (!t) {
         const double budget = nd_tuning_budget(rank->world_size, rank->transport->timeout_seconds);
-        size_t version;
-        int capability;
         ND_TRY(ND_ALLOC(1, &t));
-        nd_ops_cuda_versions(rank->device, &capability, &version);
         snprintf(t->gpu, sizeof t->gpu, "%s", rank->device->name);
-        t->capability = capability;
-        t->cublaslt = (int64_t)version;
+        t->capability = nd_ops_cuda_facts(rank->device)->capability;
+        t->cublaslt = (int64_t)nd_ops_cuda_facts(rank->device)->cublaslt;
         ND_TRY_OUT(measure(rank, budget, t));
     }
     ND_TRY_OUT(nd_record_write(t, config, &rank->shape));
@@ -226,11 +223,9 @@ out:
 /* ND_ERR_CONFIG unless this rank's GPU and library are those that the choices were made for. */
 static nd_status check_machine(const nd_rank *rank, const nd_tuning *t)
 {
-    size_t version;
-    int capability;
-    nd_ops_cuda_versions(rank->device, &capability, &version);
-    if (strcmp(t->gpu, rank->device->name) == 0 && t->capability == capability &&
-        t->cublaslt == (int64_t)version) {
+    const nd_cuda_facts *here = nd_ops_cuda_facts(rank->device);
+    if (strcmp(t->gpu, rank->device->name) == 0 && t->capability == here->capability &&
+        t->cublaslt == (int64_t)here->cublaslt) {
         return ND_OK;
     }
     return nd_fail(
@@ -238,7 +233,7 @@ static nd_status check_machine(const nd_rank *rank, const nd_tuning *t)
         "the choices of autotune of %.200s are for gpu \"%s\" of compute capability %lld "
         "with cublaslt %lld, and rank %d has \"%s\" of %d with %zu; %s",
         t->from ? t->from : "rank 0", t->gpu, (long long)t->capability, (long long)t->cublaslt,
-        rank->rank, rank->device->name, capability, version,
+        rank->rank, rank->device->name, here->capability, here->cublaslt,
         t->from ? "choose again with kernels.autotune, without kernels.autotune_from"
                 : "use equal GPUs, or leave kernels.autotune out");
 }
@@ -255,7 +250,7 @@ static nd_status install(nd_rank *rank, const char *text, nd_tuning **out)
     }
     ND_TRY_OUT(check_machine(rank, t));
     ND_TRY_OUT(nd_record_write(t, rank->config, &rank->shape));
-    ND_TRY_OUT(nd_ops_cuda_install(rank->device, t->choices, t->choice_count));
+    ND_TRY_OUT(rank->ops->tuner->install(rank->device, t->choices, t->choice_count));
     *out = t;
     t = NULL;
 out:
@@ -307,7 +302,7 @@ out:
 
 void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning)
 {
-    int unchosen = tuning ? nd_ops_cuda_unchosen(rank->device) : 0;
+    int unchosen = tuning ? rank->ops->tuner->unchosen(rank->device) : 0;
     if (unchosen > 0 && rank->rank == 0) {
         nd_log_warning("autotune: %d forms of products were not among its choices; cuBLASLt's "
                        "first algorithm made them",

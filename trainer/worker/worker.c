@@ -305,11 +305,6 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
-const char *nd_device_machine(const nd_device *device)
-{
-    return device->kind == ND_DEVICE_CUDA ? nd_ops_cuda_machine(device) : nd_ops_machine(device);
-}
-
 /* The end of a worker that fails. */
 
 /* Seconds before a rank reports, for one that knows better to end the job. Ranks often fail for the

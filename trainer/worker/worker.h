@@ -161,8 +161,5 @@ enum { ND_WORKER_LIBRARY_BYTES = 44 << 20 };
  */
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers);
-/* Describes what the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's
- * kind and its libraries. */
-const char *nd_device_machine(const nd_device *device);
 
 #endif
