@@ -77,9 +77,6 @@ nd_status nd_slurm_complete(const nd_slurm *slurm, nd_config *config);
 
 /* preflight.c: what is checked once, before any worker starts. */
 
-/* The worker program: $ND_WORKER, or ndtrain in the folder of this program. ND_ERR_CONFIG when it
- * is missing. */
-nd_status nd_preflight_find_worker(char *path, int capacity);
 /*
  * Raises the limit of open files to what the user is allowed. ND_ERR_CONFIG with both numbers when
  * that is less than this node of the job needs.

@@ -64,6 +64,30 @@ static void print_start(const nd_config *config)
     }
 }
 
+/* The worker program: $ND_WORKER, or ndtrain in the folder of this program. ND_ERR_CONFIG when it
+ * is missing. */
+static nd_status find_worker(char *path, int capacity)
+{
+    const char *named = getenv("ND_WORKER");
+    char self[3072];
+    if (named && named[0]) {
+        snprintf(path, (size_t)capacity, "%s", named);
+    } else {
+        ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+        self[n > 0 ? n : 0] = '\0';
+        char *slash = strrchr(self, '/');
+        snprintf(path, (size_t)capacity, "%.*s/ndtrain", slash ? (int)(slash - self) : 0, self);
+    }
+    if (access(path, X_OK) != 0) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the worker program %s cannot be run: %s; build it with scripts/build, or name it in "
+            "ND_WORKER",
+            path, strerror(errno));
+    }
+    return ND_OK;
+}
+
 /* The command that the workers run. */
 typedef struct worker_command {
     nd_command_id command; /* ND_COMMAND_NONE: train */
@@ -83,7 +107,7 @@ static nd_status check_before_start(const nd_config *config, const worker_comman
         ND_TRY(nd_config_check_data_paths(config));
     }
     ND_TRY(nd_preflight_check_files(config));
-    ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
+    ND_TRY(find_worker(program, PATH_CAPACITY));
     ND_TRY(nd_config_to_fd(config, &preflight->config_fd));
     return nd_preflight_run(preflight, exit_code);
 }
@@ -152,7 +176,7 @@ static nd_status print_version(void)
 {
     char worker[PATH_CAPACITY], *args[] = {worker, "--version", NULL};
     printf("ndlaunch %s\n  libuv     %s\n", ND_VERSION, uv_version_string());
-    ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
+    ND_TRY(find_worker(worker, sizeof worker));
     printf("worker program %s:\n", worker);
     return print_of_worker(args, "version");
 }
@@ -189,7 +213,7 @@ static nd_status run_launcher(int argc, char **argv, const worker_command *comma
     if (status == ND_OK && cli.help && command->command && !cli.help_topic[0]) {
         const char *name = nd_command_name(command->command); /* whose help is the worker's */
         char worker[PATH_CAPACITY], *args[] = {worker, (char *)name, "--help", NULL};
-        status = nd_preflight_find_worker(worker, sizeof worker);
+        status = find_worker(worker, sizeof worker);
         status = status == ND_OK ? print_of_worker(args, "help") : status;
     } else if (status == ND_OK && cli.help) {
         status = nd_config_help(stdout, ND_NDLAUNCH, cli.help_topic);

@@ -22,28 +22,6 @@ enum { CONFIG_FD = 3, LOCAL_WORKERS_MAX = 65536 };
 /* The worker program starts in less, libraries included. */
 static const int64_t enough_to_start = (int64_t)512 << 20;
 
-nd_status nd_preflight_find_worker(char *path, int capacity)
-{
-    const char *named = getenv("ND_WORKER");
-    char self[3072];
-    if (named && named[0]) {
-        snprintf(path, (size_t)capacity, "%s", named);
-    } else {
-        ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-        self[n > 0 ? n : 0] = '\0';
-        char *slash = strrchr(self, '/');
-        snprintf(path, (size_t)capacity, "%.*s/ndtrain", slash ? (int)(slash - self) : 0, self);
-    }
-    if (access(path, X_OK) != 0) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "the worker program %s cannot be run: %s; build it with scripts/build, or name it in "
-            "ND_WORKER",
-            path, strerror(errno));
-    }
-    return ND_OK;
-}
-
 nd_status nd_preflight_check_files(const nd_config *config)
 {
     const long long spare = 128; /* for the loop, files and libraries, and 64 strangers */
