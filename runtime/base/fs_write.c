@@ -100,7 +100,8 @@ static nd_status commit(const nd_fs_draft *draft)
 {
     int code;
     ND_TRY(nd_fs_draft_check(draft));
-    ND_TRY(nd_fs_sync_close(dup(fileno(draft->stream)), draft->path));
+    const int fd = fcntl(fileno(draft->stream), F_DUPFD_CLOEXEC, 0);
+    ND_TRY(fd < 0 ? fail_write(draft->path, errno) : nd_fs_sync_close(fd, draft->path));
     return rename_durably(draft->temporary, draft->path, !draft->is_new, &code);
 }
 

@@ -79,7 +79,8 @@ nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *wh
     nd_thread_beat(thread);
     int code = pthread_attr_init(&attributes);
     if (code == 0) {
-        pthread_attr_setstacksize(&attributes, ND_THREAD_STACK_BYTES);
+        pthread_attr_setstacksize(&attributes, thread->runs_library ? ND_THREAD_LIBRARY_STACK_BYTES
+                                                                    : ND_THREAD_STACK_BYTES);
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         code = pthread_create(&thread->native, &attributes, run_thread, thread);

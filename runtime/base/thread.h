@@ -52,8 +52,8 @@ bool nd_gate_enter(nd_gate *gate, int64_t deadline_ns);
 void nd_gate_leave(nd_gate *gate);
 
 /* Bytes of a thread's stack, whatever ulimit -s says: the room counts against ulimit -v as soon as
- * the thread starts. What it runs keeps larger things elsewhere. */
-enum { ND_THREAD_STACK_BYTES = 1 << 20 };
+ * the thread starts. What it runs keeps larger things elsewhere, unless it is a library's. */
+enum { ND_THREAD_STACK_BYTES = 1 << 20, ND_THREAD_LIBRARY_STACK_BYTES = 8 << 20 };
 
 /* A thread, in its owner's storage. Zero it first: one that was never started may be joined. */
 typedef struct nd_thread {
@@ -61,6 +61,7 @@ typedef struct nd_thread {
     void (*run)(void *context);
     void (*release)(void *context); /* NULL, or frees what a thread used that was abandoned */
     void *context;
+    bool runs_library; /* the stack has ND_THREAD_LIBRARY_STACK_BYTES */
     pthread_t native;
     bool started, abandoned, ended; /* ended: under the monitor */
     atomic_bool stop;               /* the thread is to end: set under the monitor, read anywhere */

@@ -218,7 +218,7 @@ static nd_status find_shared_file(const nd_identity *identity, char out[ND_SHARE
     }
     const char *folder = getenv("XDG_RUNTIME_DIR");
     const bool usable = folder && strlen(folder) < ND_SHARED_KEY_PATH_MAX / 2 && folder[0] == '/' &&
-                        access(folder, W_OK) == 0;
+                        access(folder, R_OK | W_OK) == 0;
     snprintf(out, ND_SHARED_KEY_PATH_MAX, "%s/ndtrain-key-%u-%d", usable ? folder : "/tmp",
              (unsigned)geteuid(), identity->master_port);
     return ND_OK;

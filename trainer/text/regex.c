@@ -13,7 +13,7 @@
 enum {
     STACK_MAX = 1 << 22,    /* places of a match to come back to: about 200 MiB */
     RETRIES_MAX = 10000000, /* of one match, as in `tokenizers`: about a second */
-    DEPTH_MAX = 250,  /* nested groups, of which the compiler's recursion takes half a stack */
+    DEPTH_MAX = 250,  /* nested groups, which the compiler visits by recursion, as it does calls */
     SHORT_BYTES = 64, /* a text up to here is matched without the thread, with few steps back, */
     SHORT_RETRIES = 1000,
     SHORT_LOOKS =
@@ -193,6 +193,7 @@ static nd_status start_thread(nd_regex *regex)
         regex->looks += p[0] == '(' && p[1] == '?' && strchr("=!<", p[2]) && p[2];
     }
     regex->thread.release = release;
+    regex->thread.runs_library = true;
     return nd_thread_start(&regex->thread, &regex->monitor,
                            "a thread for the pattern of a tokenizer", serve, regex);
 }

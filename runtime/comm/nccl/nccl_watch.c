@@ -220,6 +220,7 @@ static void abort_groups(nccl_state *state)
 {
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
         if (nc->native) {
+            nc->aborter.runs_library = true;
             nd_thread_start(&nc->aborter, &state->watching, "a thread that ends operations",
                             abort_one, nc);
         }

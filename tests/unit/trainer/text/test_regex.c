@@ -225,6 +225,25 @@ Test(regex, no_pattern_hangs)
     assert_refused("(a*)\\1b|a", "a", 1 << 15, "takes too ");
 }
 
+/* Each nest of groups calls the first group of the next one, which the compiler follows: for this
+ * pattern it takes more than 1 MiB of stack. */
+Test(regex, calls_of_nested_groups_fit_the_stack)
+{
+    enum { NESTS = 12, DEPTH = 60, PARTS = 2 * DEPTH + 1 };
+    char pattern[ND_REGEX_PATTERN_BYTES_MAX];
+    int n = 0;
+    nd_regex *regex;
+    for (int i = 0; i < NESTS * PARTS; i++) {
+        const int nest = i / PARTS + 1, at = i % PARTS;
+        n += at < DEPTH      ? sprintf(pattern + n, "(a|b")
+             : at > DEPTH    ? sprintf(pattern + n, ")")
+             : nest == NESTS ? sprintf(pattern + n, "a")
+                             : sprintf(pattern + n, "\\g<%d>", nest * DEPTH + 1);
+    }
+    assert_ok(nd_regex_create(pattern, (size_t)n, "x.json", 10, &regex));
+    nd_regex_destroy(regex);
+}
+
 /* Only places to come back to take memory, and there are at most so many. */
 Test(regex, a_match_takes_limited_memory)
 {
