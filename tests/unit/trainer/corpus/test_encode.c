@@ -95,8 +95,9 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
         cr_assert_eq(nd_text_cut(job.tokenizer, "a b\nc\n d e", 8), cases[i].cut, "%s",
                      cases[i].family);
         char text[20001];
-        text[text_random(i + 1, false, text, sizeof text - 1)] = '\0';
-        for (size_t at = 90; text[at] && text[at + 1]; at += 91) {
+        const size_t size = text_random(i + 1, false, text, sizeof text - 1);
+        text[size] = '\0';
+        for (size_t at = 90; at + 1 < size; at += 91) {
             text[at] = '\xff'; /* in the place of a character, or within one */
         }
         job.block_bytes = 1 << 20;
