@@ -18,14 +18,13 @@ bool nd_ops_cuda_lacks_cudnn(void);
  * device. */
 nd_ops nd_ops_cuda_planner(bool deterministic);
 
-/* What is known of a device and of the calls that were prepared on it. */
+/* Facts about a device, and about the calls that were prepared on it. */
 typedef struct nd_cuda_facts {
-    char machine[96];   /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900" */
-    int capability;     /* 90: Hopper */
-    size_t cublaslt;    /* version, 130100 */
-    bool plain_windows; /* plain kernels compute attention, only for its window (sdpa.h) */
-    bool
-        plain_documents; /* plain kernels compute whole calls of separate documents (documents.h) */
+    char machine[96];     /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900" */
+    int capability;       /* 90: Hopper */
+    size_t cublaslt;      /* version, 130100 */
+    bool plain_windows;   /* plain kernels compute attention, only for its window (sdpa.h) */
+    bool plain_documents; /* they compute whole calls of separate documents (documents.h) */
 } nd_cuda_facts;
 
 /* Borrowed from the device, after nd_ops_cuda. */

@@ -2,7 +2,7 @@
 #ifndef ND_COMM_BACKEND_H
 #define ND_COMM_BACKEND_H
 /*
- * Code that the backends of this folder share: the making of a transport, and descriptions of a
+ * Code that the backends of this folder share: the arithmetic of reductions, and descriptions of a
  * rank that others wait for.
  */
 #include <stdbool.h>
@@ -15,6 +15,19 @@
  * nd_transport_close frees after the backend's close. */
 nd_status nd_transport_create(const nd_comm_backend *backend, const nd_transport_options *options,
                               size_t native_bytes, nd_transport **out);
+
+/*
+ * reduce.c: the arithmetic of a reduction. Element i of dst is src[0][i] op src[1][i] op ... in
+ * ascending order of the sources.
+ *
+ * F32, F64, I64 and I32 accumulate in the type itself, BF16 in F32 with one rounding at the end.
+ * MAX of floating point gives NaN as soon as one operand is NaN. Element-wise, so the bits depend
+ * neither on how a buffer was cut into slices nor on the width of the vector unit.
+ *
+ * dst may be one of the sources, but must not overlap any partly. n >= 1.
+ */
+void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, int n,
+               int64_t count);
 
 /* report.c describes a peer that this rank waits for: its last place on the progress page of this
  * host, and the state of its process. */

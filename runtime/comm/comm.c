@@ -64,7 +64,7 @@ static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, const nd_comm
     return ND_OK;
 }
 
-/* The types that p2p_plans.c reduces; NCCL sums more. */
+/* The types of nd_reduce; NCCL sums more. */
 static nd_status check_reduction(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
 {
     const nd_dtype dtype = args->dtype;

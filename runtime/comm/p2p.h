@@ -120,7 +120,7 @@ struct nd_p2p_op {
     size_t element; /* bytes */
     size_t block;   /* bytes of one member's part, for plans that use it */
     nd_lane lanes[ND_LANE_COUNT];
-    /* Plans with rounds (the order of a reduction needs all of a round before it computes). */
+    /* Plans with rounds (reduce.c's order needs all of a round before it computes). */
     int64_t chunk;       /* elements of one round */
     int64_t waiting[2];  /* receives missing in the round that holds this half of the staging */
     int64_t reduced[2];  /* rounds computed in this half */
@@ -133,7 +133,7 @@ typedef struct nd_p2p_comm {
     int active;
     char *staging;
     size_t staging_bytes;
-    const void **sources; /* [size], for a reduction */
+    const void **sources; /* [size], for nd_reduce */
     nd_p2p_op ops[ND_P2P_PENDING];
 } nd_p2p_comm;
 

@@ -56,6 +56,9 @@ int64_t nd_kv_round_rows(int64_t rows, int64_t unit, int64_t most);
 void nd_kv_cache_plan(nd_kv_cache *cache, nd_rank *rank, const nd_dims *dims, nd_layer_range layers,
                       const nd_kv_options *options, nd_memplan *plan);
 
+/* The call that the next attentions belong to, checked against slots and capacity by assertions.
+ * Returns its rows with those of no sequence, a multiple of `unit`. */
+int64_t nd_kv_cache_begin(nd_kv_cache *cache, const nd_kv_call *call, int64_t unit);
 /* Appends the keys and values of qkv (T, QKV), roped, to the slots, and writes o (T, H D). */
 nd_status nd_kv_cache_attention(nd_kv_cache *cache, int64_t layer, nd_tensor qkv, nd_tensor o);
 
