@@ -270,7 +270,7 @@ static nd_status check_environment(void)
     return ND_OK;
 }
 
-static nd_status create(nd_device *device)
+nd_status nd_cpu_context_create(nd_device *device)
 {
     ND_ASSERT(device->kind == ND_DEVICE_CPU);
     if (device->native) {
@@ -294,20 +294,6 @@ static nd_status create(nd_device *device)
 out:
     destroy(context);
     return status;
-}
-
-static const nd_ops cpu_ops = {.name = "cpu",
-                               .limits = {.hidden = ND_CPU_NORM_COLUMNS, .tokens = INT32_MAX},
-                               .optimizer_measures = true,
-                               ND_EACH_OP(ND_OP_ENTRY, nd_cpu_)
-                                   ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
-
-nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
-{
-    ND_TRY(nd_ops_check(&cpu_ops));
-    ND_TRY(create(device));
-    *out = &cpu_ops;
-    return ND_OK;
 }
 
 /* Packed operands of products, and partial sums. */
@@ -336,7 +322,7 @@ nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32)
     if (device->threads == 1) {
         return ND_OK;
     }
-    ND_TRY(create(device));
+    ND_TRY(nd_cpu_context_create(device));
     const nd_cpu_context *context = device->native;
     return nd_team_start_early(context->team, f32 || !context->gemm);
 }

@@ -45,6 +45,8 @@ typedef struct nd_cpu_context {
     char products[128]; /* nd_ops_products */
 } nd_cpu_context;
 
+nd_status nd_cpu_context_create(nd_device *device);
+
 /* The stream's context. Also makes oneDNN's OpenMP regions of the calling thread as wide as the
  * device. */
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
@@ -65,7 +67,7 @@ typedef void (*nd_cpu_rows_body)(const nd_row_ops *rows, const void *args, int64
 void nd_cpu_each(nd_stream *stream, int64_t items, int64_t work, nd_cpu_rows_body body,
                  const void *args);
 
-/* The ops and queries of this backend; context.c makes the table of them. */
+/* The ops and queries of this backend; cpu.c makes the table of them. */
 ND_EACH_OP(ND_OP_PROTOTYPE, nd_cpu_)
 ND_EACH_QUERY(ND_QUERY_PROTOTYPE, nd_cpu_)
 
