@@ -146,7 +146,12 @@ bool nd_abort_guard(nd_abort_kind kind, void (*call)(void *context), void *conte
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigjmp_buf here;
+    sigset_t aborts;
     pthread_once(&once, watch_abort);
+    /* glibc 2.41 ends the process without the handler where a thread that aborts blocks this. */
+    sigemptyset(&aborts);
+    sigaddset(&aborts, SIGABRT);
+    pthread_sigmask(SIG_UNBLOCK, &aborts, NULL);
     if (sigsetjmp(here, 0) != 0) {
         return false;
     }

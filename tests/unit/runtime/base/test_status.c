@@ -179,3 +179,11 @@ Test(status, any_abort_of_a_guarded_call_is_caught)
 {
     cr_expect_not(nd_abort_guard(ND_ABORT_ANY, end_with_abort, NULL));
 }
+
+Test(status, an_abort_is_caught_in_a_thread_that_blocks_all_signals)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    cr_expect_not(nd_abort_guard(ND_ABORT_ANY, end_with_abort, NULL));
+}
