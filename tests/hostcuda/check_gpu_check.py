@@ -345,8 +345,10 @@ def a_smaller_gpu(parent):
 def what_is_cut_off_leaves_its_steps(parent):
     p = Place(parent, "steps")
     p.program("ndlaunch", LAUNCH + "import time; time.sleep(600)", sys.executable)
-    p.call("bench", 75, "8b-half-bf16-graphs cut off", only="kernels,8b-half-bf16-graphs", ND_GPU_LIMIT="30")
-    result = p.item("8b-half-bf16-graphs")["results"][-1]
+    output = p.call("bench", 75, "8b-half-bf16-graphs cut off", only="kernels,8b-half-bf16-graphs", ND_GPU_LIMIT="75")
+    results = p.item("8b-half-bf16-graphs")["results"]
+    check(results, f"what was cut off has no result:\n{output}")
+    result = results[-1]
     check(result["partial"] and result["steps"] == 3 and result["tokens_per_second"] == 20.0, f"{result}")
     check(p.verdict("16 layers, no recompute, bf16")["verdict"] == "not measured", "what was cut off is no result")
     check("| 8b-half-bf16-graphs |" in p.text().partition("## Runs")[2], "the report shows the steps that there are")
@@ -442,7 +444,7 @@ def the_time_is_up(parent):
     # One that hangs ends with the call, those after it wait, and the next call begins with it.
     p.program("nd_bench_kernels", "sleep 1")
     p.program("nd_bench_gpu", "echo it hangs; sleep 600")
-    output = p.call("bench", 75, "products: it hangs (", "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="30")
+    output = p.call("bench", 75, "products: it hangs (", "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="75")
     p.expect(kernels="waiting", products="cut off")
     p.expect(**{"8b-half-bf16": "done"})
     check("\nit hangs\n" in p.text(), f"what was cut off shows the end of its log:\n{output}")
