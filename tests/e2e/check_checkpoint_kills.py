@@ -168,7 +168,7 @@ def main():
         for workers in (1, 2):
             matrix(bench, workers, all_calls)
         exporting(bench, all_calls)
-        restarts(bench, 30 if all_calls else 10)
+        restarts(bench, 10)
     print(f"check_checkpoint_kills: every run of {STEPS} steps ended with the bytes of the undisturbed one")
 
 

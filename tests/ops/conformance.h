@@ -12,6 +12,13 @@
 #include "kernels/ops.h"
 #include "tests/drawn/draw.h"
 
+/* Sanitizers slow the reference down most, and find wrong accesses in fewer cases too. */
+#ifdef __SANITIZE_ADDRESS__
+enum { ND_SANITIZED = 1 };
+#else
+enum { ND_SANITIZED = 0 };
+#endif
+
 /* The backend under test, or the reference. */
 typedef struct nd_side {
     const nd_ops *ops;
