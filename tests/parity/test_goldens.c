@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Whole models against PyTorch and transformers (scripts/golden.py): loss, every gradient and 12
- * AdamW steps in F32, and the distance of BF16 from F32. Bounds of DESIGN 10.2.
+ * AdamW steps in F32, and the distance of BF16 from F32.
  */
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Mesh equivalence in F32: every mesh against one worker at equal global batch (DESIGN 10.3).
+ * Mesh equivalence in F32: every mesh against one worker at equal global batch.
  *
  * Bounds. A gradient element is a sum over at most 768 tokens whose order depends on the mesh:
  * relative error about sqrt(768) x 6e-8 = 1.7e-6 in the L2 norm, so 1e-5 leaves a factor of 6; a

@@ -50,7 +50,7 @@ static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int 
                                .seed = 5};
 }
 
-/* The order of the contract, computed here from the formula of DESIGN 9. */
+/* The order that docs/formats.md describes, computed here from its formula. */
 static int64_t expected_block(const nd_loader_options *o, int64_t step, int64_t micro, int64_t b)
 {
     int64_t G = o->accumulation * o->dp_size * o->micro_batch;
