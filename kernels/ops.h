@@ -624,7 +624,7 @@ typedef struct nd_ops {
     nd_op_limits limits;
     int64_t fp8_rows;             /* m of an FP8 product is a multiple of this; 0: any */
     bool optimizer_measures;      /* adamw and sgd take ranges with an amax */
-    const struct nd_tuner *tuner; /* cuda/cuda_ops.h; NULL: products have one algorithm */
+    const struct nd_tuner *tuner; /* cuda/cuda_ops.h; NULL: nothing to tune */
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
      * plan, and do nothing else. Only the device of the stream is used; tensors need no memory, but

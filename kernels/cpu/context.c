@@ -296,7 +296,7 @@ out:
     return status;
 }
 
-/* Packed operands of products, and partial sums. */
+/* Bytes of packed operands of products and of partial sums. */
 size_t nd_cpu_workspace(const nd_device *device)
 {
     const nd_cpu_context *context = device->native;

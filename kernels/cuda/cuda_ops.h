@@ -23,7 +23,7 @@ typedef struct nd_cuda_facts {
     char machine[96];     /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900" */
     int capability;       /* 90: Hopper */
     size_t cublaslt;      /* version, 130100 */
-    bool plain_windows;   /* plain kernels compute attention, only for its window (sdpa.h) */
+    bool plain_windows;   /* plain kernels compute attention for its window's sake (sdpa.h) */
     bool plain_documents; /* they compute whole calls of separate documents (documents.h) */
 } nd_cuda_facts;
 

@@ -441,7 +441,13 @@ int nd_fs_create(const char *path, mode_t mode)
 
 FILE *nd_fs_stream_new(const char *path, mode_t mode)
 {
-    return stream_of(nd_fs_create(path, mode), "w");
+    const int fd = nd_fs_create(path, mode);
+    FILE *stream = stream_of(fd, "w");
+    if (fd >= 0 && !stream) {
+        unlink(path);
+        errno = ENOMEM;
+    }
+    return stream;
 }
 
 int nd_fs_update(const char *path, int flags)

@@ -168,18 +168,19 @@ nd_status nd_fs_sync_parent(const char *path);
 typedef struct nd_fs_draft {
     char *path, *temporary; /* owned */
     FILE *stream;           /* its descriptor may be written to as well */
-    bool is_new; /* set before it is opened: a file at `path` is an error, not replaced */
+    bool is_new;            /* a file at `path` is an error, and is not replaced */
 } nd_fs_draft;
 
-/* Begins the file of an all-zero draft, with these permissions less those of the umask. The draft
- * is to be closed after a failure, too. */
+/* Begins the file of a draft that is all zero but for is_new, with these permissions less those of
+ * the umask. The draft is to be closed after a failure, too. */
 nd_status nd_fs_draft_open(nd_fs_draft *draft, const char *path, mode_t mode);
 /* ND_ERR_CANTCREATE: not all that went to the stream could be written. */
 nd_status nd_fs_draft_check(const nd_fs_draft *draft);
 /* With ND_OK, makes the file durable and renames it to `path`. With the failure of a caller, or
  * after its own, removes it. Returns the failure. An all-zero draft is legal. */
 nd_status nd_fs_draft_close(nd_fs_draft *draft, nd_status status);
-/* Replaces `path` by these bytes, as a draft does, or leaves it as it was. */
+/* Replaces `path` by these bytes, as a draft does, or leaves it as it was. After a failure to make
+ * its folder durable the new bytes are there. */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 /* Like nd_fs_write_atomic, but the new file gets these permissions, less those of the umask. */
 nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size);

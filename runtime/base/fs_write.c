@@ -65,14 +65,14 @@ static nd_status fail_write(const char *path, int code)
     return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
 }
 
-/* *code is the errno of the rename. */
+/* *code is the errno of the rename; 0 where that was not tried. */
 static nd_status rename_durably(const char *from, const char *to, bool replaces, int *code)
 {
     char *parent = NULL;
+    *code = 0;
     ND_TRY(nd_fs_parent(to, &parent)); /* a lack of memory leaves the names as they were */
     *code = !replaces ? nd_fs_rename_new(from, to) : rename(from, to) == 0 ? 0 : errno;
     nd_status status = *code == 0 ? nd_fs_sync_folder(parent)
-                       : replaces ? fail_write(to, *code)
                                   : nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s",
                                             from, to, strerror(*code));
     if (*code == 0 && status != ND_OK && !replaces) {
@@ -92,8 +92,9 @@ nd_status nd_fs_draft_open(nd_fs_draft *draft, const char *path, mode_t mode)
 
 nd_status nd_fs_draft_check(const nd_fs_draft *draft)
 {
+    errno = 0; /* an earlier failure of the stream has left none */
     const bool good = fflush(draft->stream) == 0 && !ferror(draft->stream);
-    return good ? ND_OK : fail_write(draft->path, errno);
+    return good ? ND_OK : fail_write(draft->path, errno ? errno : EIO);
 }
 
 static nd_status commit(const nd_fs_draft *draft)
@@ -102,7 +103,8 @@ static nd_status commit(const nd_fs_draft *draft)
     ND_TRY(nd_fs_draft_check(draft));
     const int fd = fcntl(fileno(draft->stream), F_DUPFD_CLOEXEC, 0);
     ND_TRY(fd < 0 ? fail_write(draft->path, errno) : nd_fs_sync_close(fd, draft->path));
-    return rename_durably(draft->temporary, draft->path, !draft->is_new, &code);
+    nd_status status = rename_durably(draft->temporary, draft->path, !draft->is_new, &code);
+    return code == 0 ? status : fail_write(draft->path, code);
 }
 
 nd_status nd_fs_draft_close(nd_fs_draft *draft, nd_status status)

@@ -30,7 +30,7 @@ void nd_hash_destroy(nd_hash *hash); /* NULL is legal */
 /* The digest of these bytes, likewise. */
 nd_status nd_hash_text(nd_hash_kind kind, const void *data, size_t size, char hex[ND_HASH_HEX_MAX]);
 nd_status nd_sha256(const void *data, size_t size, char hex[ND_HASH_HEX_MAX]);
-/* Like nd_sha256, but for a whole file, read from end to end. */
+/* Like nd_sha256, but for the bytes that a file has when it is opened. */
 nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX]);
 /* XXH3 of these bytes as a number, and as two numbers of which the first is the low half. */
 uint64_t nd_hash_64(const void *data, size_t size);

@@ -20,8 +20,8 @@ static inline bool nd_json_no_memory(const json_error_t *error)
     return json_error_code(error) == json_error_out_of_memory || !error->text[0];
 }
 
-/* json_loadb. ND_ERR_DATA names the file and the line of a fault; without a path, for a row, the
- * column alone: which row it is, the caller adds. *out is owned by the caller. */
+/* Parses as json_loadb does. ND_ERR_DATA names the file and the line of a fault; without a path,
+ * for a row, the column alone: which row it is, the caller adds. *out is owned by the caller. */
 nd_status nd_json_parse(const char *text, size_t size, size_t flags, const char *path,
                         json_t **out);
 /* nd_json_parse of a file in a folder; NULL where there is none. `flags`: more than

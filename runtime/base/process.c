@@ -136,22 +136,25 @@ static void on_abort(int number)
     }
 }
 
+/* abort of glibc 2.41 does not call the handler in a thread that blocks the signal. */
 static void watch_abort(void)
 {
     const struct sigaction action = {.sa_handler = on_abort, .sa_flags = SA_NODEFER};
+    sigset_t aborts;
+    sigemptyset(&aborts);
+    sigaddset(&aborts, SIGABRT);
+    pthread_sigmask(SIG_UNBLOCK, &aborts, NULL);
     sigaction(SIGABRT, &action, NULL);
 }
 
 bool nd_abort_guard(nd_abort_kind kind, void (*call)(void *context), void *context)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static _Thread_local bool watched;
     sigjmp_buf here;
-    sigset_t aborts;
-    pthread_once(&once, watch_abort);
-    /* glibc 2.41 ends the process without the handler where a thread that aborts blocks this. */
-    sigemptyset(&aborts);
-    sigaddset(&aborts, SIGABRT);
-    pthread_sigmask(SIG_UNBLOCK, &aborts, NULL);
+    if (!watched) {
+        watch_abort();
+        watched = true;
+    }
     if (sigsetjmp(here, 0) != 0) {
         return false;
     }

@@ -52,8 +52,8 @@ nd_status nd_process_flush_output(void);
 typedef enum nd_abort_kind { ND_ABORT_ANY, ND_ABORT_EXCEPTION } nd_abort_kind;
 
 /* Calls a function of a library that may abort the process; it holds nothing of ours. False: it has
- * aborted, and what it held is lost, so the library must not be called again. The thread no longer
- * blocks SIGABRT then. */
+ * aborted, and what it held is lost, so the library must not be called again. From its first
+ * guarded call on, a thread does not block SIGABRT. */
 bool nd_abort_guard(nd_abort_kind kind, void (*call)(void *context), void *context);
 
 #endif

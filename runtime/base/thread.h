@@ -59,7 +59,7 @@ enum { ND_THREAD_STACK_BYTES = 1 << 20, ND_THREAD_LIBRARY_STACK_BYTES = 8 << 20 
 typedef struct nd_thread {
     nd_monitor *monitor; /* borrowed */
     void (*run)(void *context);
-    void (*release)(void *context); /* NULL, or frees what a thread used that was abandoned */
+    void (*release)(void *context); /* NULL, or called by an abandoned thread when it has run */
     void *context;
     bool runs_library; /* the stack has ND_THREAD_LIBRARY_STACK_BYTES */
     pthread_t native;
@@ -87,7 +87,8 @@ static inline double nd_thread_silence(const nd_thread *thread)
 /*
  * Without the lock: sets `stop`, wakes the thread and waits until it has ended; INFINITY waits
  * without a deadline. False: it has not ended within these seconds and is abandoned, now and in
- * each further call: the caller leaves the memory that it uses to it and to its `release`.
+ * each further call: the caller leaves the memory that it uses to it. One with a `release`, which
+ * may free that memory at any time, is then not used again.
  */
 bool nd_thread_join(nd_thread *thread, double seconds);
 

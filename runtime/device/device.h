@@ -74,7 +74,7 @@ typedef struct nd_device_table {
     /* Ends it, and forgets what was recorded. Sets no error: one is being passed up. */
     void (*capture_cancel)(nd_stream *stream);
     nd_status (*graph_launch)(nd_device_graph *graph, nd_stream *stream);
-    void (*graph_destroy)(nd_device_graph *graph);
+    void (*graph_destroy)(nd_device_graph *graph); /* not NULL */
 } nd_device_table;
 
 struct nd_device {

@@ -71,7 +71,7 @@ out:
     return status;
 }
 
-static void destroy(const nd_graphs *g, const part *p)
+static void destroy_part(const nd_graphs *g, const part *p)
 {
     if (p->graph) {
         g->device->graph_destroy(p->graph);
@@ -86,7 +86,7 @@ static void drop(nd_graphs *g)
     }
     while (g->records && g->used.graphs > g->current->first) {
         part *p = &g->parts[--g->used.graphs];
-        destroy(g, p);
+        destroy_part(g, p);
         g->used.ops = p->first;
     }
     g->used.works -= g->records;
@@ -104,7 +104,7 @@ void nd_graphs_destroy(nd_graphs *g)
     }
     g->stream->graph = NULL;
     for (int64_t p = 0; p < g->used.graphs; p++) {
-        destroy(g, &g->parts[p]);
+        destroy_part(g, &g->parts[p]);
     }
     free(g->works);
     free(g->parts);

@@ -235,12 +235,11 @@ nd_status nd_shared_key(const nd_identity *identity, uint8_t key[ND_KEY_BYTES],
         ND_TRY(make_text(text));
         nd_status status = nd_fs_write_atomic_as(private_file, 0600, text, HEX_BYTES + 1);
         explicit_bzero(text, sizeof text);
-        ND_TRY(status == ND_OK
-                   ? ND_OK
-                   : nd_fail(status,
-                             "the key file %s cannot be put in place: %s; name a key file in "
-                             "ND_RDZV_KEY_FILE",
-                             private_file, nd_error_last()->message));
+        ND_TRY(status == ND_OK ? ND_OK
+                               : nd_fail(status,
+                                         "the job key cannot be shared: %s; name a key file in "
+                                         "ND_RDZV_KEY_FILE",
+                                         nd_error_last()->message));
     }
     return nd_key_read_file(named ? named : private_file, key);
 }

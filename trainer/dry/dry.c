@@ -304,8 +304,8 @@ static void dry_destroy(nd_comm *comm)
 NOTHING(dry_create, nd_transport *transport, nd_comm *comm)
 NOTHING(nothing, void *operation)
 
-/* Adds what a ring sends to the transport's nd_step_work: an all-reduce is a reduce-scatter and
- * an all-gather. In a group of several ranks the caller waits for an event, which is complete. */
+/* Adds what a ring sends (an all-reduce is a reduce-scatter and an all-gather) to the transport's
+ * nd_step_work, if it has one. In a group of several the caller waits for a complete event. */
 static nd_status dry_call(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
                           nd_event *done)
 {

@@ -163,8 +163,10 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
 void nd_sinks_warn_of_dropped(const char *name);
 /* Takes the sink over. */
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
+/* Hands a record of `step`, with one of its members, to all sinks. ND_ERR_CANTCREATE: metrics.jsonl
+ * cannot be written. */
 nd_status nd_sinks_put(nd_sinks *sinks, int64_t step, nd_record record);
-/* Puts it, and then as nd_sinks_flush. */
+/* Puts the event and waits as nd_sinks_flush does. */
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 /* Waits until everything is written, unless a write hangs. */
 nd_status nd_sinks_flush(nd_sinks *sinks);

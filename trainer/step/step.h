@@ -171,7 +171,7 @@ nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
 /*
  * Gradients, then the update. A loss or norm that is not finite (alike on all ranks) gives
  * ND_ERR_NUMERIC naming the step and the first such tensor or, with train.nonfinite skip, a warning
- * and no update. The same when the loss is a spike (train.spike_factor). With rewind the error is
+ * and no update. So does a loss that is a spike (train.spike_factor). With rewind the error is
  * for the caller, who restores an older state.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
