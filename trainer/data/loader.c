@@ -38,7 +38,7 @@ struct nd_loader {
     int64_t taken;      /* steps given to the caller */
     bool lent;          /* the caller holds slot (taken - 1) % SLOTS */
     int64_t rewinds;    /* a step that was begun before a rewind is dropped */
-    nd_error error;     /* of the thread, which produces nothing after its first error */
+    nd_error error;     /* of the thread, which then produces nothing until a rewind */
 };
 
 int64_t nd_step_blocks(const nd_config *config)
@@ -333,6 +333,7 @@ void nd_loader_rewind(nd_loader *loader, const nd_dataset *dataset)
     loader->produced = 0;
     loader->taken = 0;
     loader->lent = false;
+    loader->error = (nd_error){0}; /* of data that were read ahead, and may not be read any more */
     loader->rewinds++;
     nd_monitor_tell(&loader->monitor);
     nd_monitor_unlock(&loader->monitor);

@@ -92,6 +92,29 @@ Test(loader, starts_at_first_step_and_rewinds_to_it)
     }
 }
 
+/* The second step has an id that the model lacks. It is read ahead, and the first one is read again
+ * after it. */
+Test(loader, forgets_at_a_rewind_what_was_wrong_with_data_that_it_no_longer_reads)
+{
+    enum { IDS = 4 * (S + 1) };
+    uint16_t ids[IDS] = {0};
+    nd_loader_options o = options_of(1, 0, 1, 0);
+    nd_dataset *made = NULL;
+    ids[IDS - 1] = 300;
+    assert_ok(nd_dataset_open(write_ids(&dir, ids, IDS), ND_DATA_AUTO, "file", 256, S, &made));
+    use_dataset(made);
+    o.validation = true;
+    o.accumulation = 1;
+    use_loader(dataset, &o);
+    for (int round = 0; round < 3; round++) {
+        next_batch();
+        usleep(20000);
+        nd_loader_rewind(loader, NULL);
+    }
+    next_batch();
+    assert_fails(nd_loader_next(loader, &batch), ND_ERR_DATA, "has id 300");
+}
+
 /* After 5 steps of another size: 7 samples fewer, and 3 more, than 5 steps of this size have; and
  * the most that a checkpoint may tell. */
 Test(loader, goes_on_behind_the_samples_that_were_seen)
