@@ -15,8 +15,7 @@
 enum {
     FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
     FD_COUNT = 3,
-    READY_TICK_MS = 5,
-    REAP_MS = 30000 /* for a killed worker to end: one that waits inside the kernel may not */
+    READY_TICK_MS = 5
 };
 
 static const int64_t ready_ns = 10000000000; /* after it any worker is taken to handle signals */
@@ -42,7 +41,13 @@ static bool write_bytes(const nd_output *output, const char *bytes, size_t count
     if (!attempt->options.input) {
         return nd_outlet_write(&attempt->standard_output, bytes, count);
     }
-    (void)nd_stdout_write(bytes, count); /* without its reader the job continues */
+    if (!attempt->lost_results && !nd_stdout_write(bytes, count) && errno != EPIPE) {
+        attempt->lost_results = true; /* without its reader the job continues */
+        nd_log_error("ndlaunch: standard output cannot be written: %s", strerror(errno));
+        if (!attempt->stopping && attempt->running > 0) {
+            attempt->options.failed(attempt->options.context, ND_ERR_CANTCREATE);
+        }
+    }
     return true;
 }
 
@@ -432,7 +437,7 @@ static void on_reap_timer(uv_timer_t *timer)
         }
         nd_log_error("ndlaunch: rank %d (pid %d) did not end within %d s of being killed, and is "
                      "left behind",
-                     child->rank, child->process.pid, REAP_MS / 1000);
+                     child->rank, child->process.pid, ND_REAP_MS / 1000);
         child->running = false;
         child->signal = SIGKILL;
         child->ended_ns = nd_clock_ns();
@@ -454,7 +459,7 @@ void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
     }
     send_signal(attempt, SIGKILL);
     if (attempt->running > 0) {
-        uv_timer_start(&attempt->kill_timer, on_reap_timer, REAP_MS, 0);
+        uv_timer_start(&attempt->kill_timer, on_reap_timer, ND_REAP_MS, 0);
     }
 }
 

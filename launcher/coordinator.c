@@ -49,7 +49,8 @@ typedef struct coordinator {
 
 static void wake(coordinator *c);
 
-static const int64_t stop_ns = 20000000000; /* for a node to end its workers after a stop */
+/* For a node to end its workers after a stop, or to say that one of them does not end. */
+static const int64_t stop_ns = (ND_STOP_MS + ND_REAP_MS + 7000) * INT64_C(1000000);
 static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
 
 static nd_server *server_of(const coordinator *c)
@@ -271,7 +272,8 @@ static nd_status on_frame(void *context, nd_peer *peer, int index, const nd_wire
         if (nd_wire_finished(&cursor) && ours && c->state == RUNNING) {
             nd_node_fail(n, code);
         }
-        c->asked |= ours && c->state == BETWEEN && code == ND_ERR_PREEMPTED;
+        /* Only a signal to that launcher sends this code, whatever start it knew of. */
+        c->asked |= code == ND_ERR_PREEMPTED && n->place >= 0 && !n->waits;
         break;
     }
     case ND_NODE_END: {
@@ -487,7 +489,7 @@ static void watch_nodes(coordinator *c, int64_t now)
             nd_log_warning("ndlaunch: node %d (host %s) gave no sign of life for 15 s", i, n->host);
             part_with(c, i, ND_ERR_IO, silent);
         } else if (works && !n->ended && !n->lost && c->stop_sent && now - c->stop_ns > stop_ns) {
-            lose_node(c, i, "it did not end its workers within 20 s");
+            lose_node(c, i, "it did not end its workers within 40 s");
         }
     }
 }

@@ -273,11 +273,14 @@ static void on_workers_ended(void *context)
     nd_job *job = context;
     nd_nodes_end end = {.asked = job->asked, .left_behind = job->attempt->left_behind};
     char *screen = nd_attempt_report(job->attempt, &end);
-    if (job->start_failed) {
-        end.code = (int)job->start_failed;
+    const nd_status ours = job->start_failed            ? job->start_failed
+                           : job->attempt->lost_results ? ND_ERR_CANTCREATE
+                                                        : ND_OK;
+    if (ours != ND_OK) {
+        end.code = (int)ours;
         end.weight = nd_failure_weight_of(end.code);
     }
-    const bool told = !screen || job->start_failed; /* why a start failed is told */
+    const bool told = !screen || ours != ND_OK; /* what this node itself met is told */
     job->nodes->role->ended(job->nodes, &end, told ? "" : screen);
     free(screen);
 }
@@ -380,6 +383,10 @@ static void start_workers(void *context, const nd_nodes_start *start)
         if (job->attempt->running == 0) {
             on_workers_ended(job);
         }
+    } else if (job->asked) { /* the plan crossed the word of the signal */
+        uv_timer_stop(&job->leave_timer);
+        nd_attempt_forward(job->attempt, SIGTERM);
+        (void)nd_attempt_start_grace(job->attempt);
     }
 }
 
@@ -434,7 +441,6 @@ static nd_status run_loop(nd_job *job, int *exit_code)
     explicit_bzero(key, sizeof key);
     if (status == ND_OK) {
         uv_run(&job->loop, UV_RUN_DEFAULT);
-        *exit_code = job->exit_code;
     }
     if (job->loop.data) {
         if (job->nodes) {
@@ -443,6 +449,9 @@ static nd_status run_loop(nd_job *job, int *exit_code)
         uv_walk(&job->loop, close_handle, NULL);
         uv_run(&job->loop, UV_RUN_DEFAULT);
     }
+    /* The last bytes of a worker are read after its end. */
+    const bool lost = job->exit_code == 0 && job->attempt->lost_results;
+    *exit_code = lost ? ND_ERR_CANTCREATE : job->exit_code;
     return status;
 }
 

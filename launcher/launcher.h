@@ -167,15 +167,19 @@ struct nd_attempt {
     uv_timer_t kill_timer, ready_timer;
     int handles; /* of the loop: open, or not yet closed to the end */
     int64_t started_ns;
-    int64_t stop_ns;  /* when the workers were first asked to end; 0: not yet */
-    bool stopping;    /* a failure was seen, here or on another node */
-    bool patient;     /* workers that do not end in time are worth a warning */
-    bool left_behind; /* a killed worker did not end; it may still hold memory, files and GPUs */
-    bool log_failed;  /* the user was warned */
+    int64_t stop_ns;   /* when the workers were first asked to end; 0: not yet */
+    bool stopping;     /* a failure was seen, here or on another node */
+    bool patient;      /* workers that do not end in time are worth a warning */
+    bool left_behind;  /* a killed worker did not end; it may still hold memory, files and GPUs */
+    bool log_failed;   /* the user was warned */
+    bool lost_results; /* what a model wrote did not fit where standard output goes */
     nd_outlet standard_output; /* of training */
 };
 
-enum { ND_STOP_MS = 3000 }; /* for the others to end after a failure that ends the job */
+enum {
+    ND_STOP_MS = 3000, /* for the others to end after a failure that ends the job */
+    ND_REAP_MS = 30000 /* for a killed worker to end: one that waits inside the kernel may not */
+};
 
 /*
  * Starts the workers. When it fails, those that did start still run: call nd_attempt_kill, and wait

@@ -2,6 +2,7 @@
 #include "runtime/base/printable.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,6 +149,10 @@ bool nd_stdout_write(const char *bytes, size_t count)
 {
     while (count > 0) {
         ssize_t n = write(STDOUT_FILENO, bytes, count);
+        if (n < 0 && errno == EAGAIN) { /* another process made it so; it waits as others do */
+            poll(&(struct pollfd){.fd = STDOUT_FILENO, .events = POLLOUT}, 1, -1);
+            continue;
+        }
         if (n == 0 || (n < 0 && errno != EINTR)) {
             return false;
         }

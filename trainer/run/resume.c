@@ -406,6 +406,10 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     const nd_resume_search search = {.config = config, .run_folder = "", .below = -1};
     nd_resume resume;
     ND_TRY(nd_resume_check_allowed(config));
+    /* A node that comes back to a run finds what the run has, not what it began from. */
+    if (config->launch.node_rank > 0 && config->launch.max_restarts > 0) {
+        return ND_OK;
+    }
     ND_TRY(nd_resume_find(&search, &resume));
     if (resume.found) {
         ND_TRY(check_fits(config, inputs, resume.source, false));
