@@ -307,6 +307,29 @@ def replicas_share_the_requests(t):
 
 
 @test
+def results_that_cannot_be_written_end_a_job(t):
+    train(t)
+    for words in LAUNCH, LAUNCH_EVAL.replace("eval", "eval --data valid.txt"):
+        words = f"{words} --model run --num-processes 2 --tp-size 2"
+        words += " --prompt ab --max-new-tokens 3" if words.startswith(LAUNCH) else ""
+        t.run(t.in_shell('exec "$@" >/dev/full', words), 73, "standard output cannot be written: No space left")
+
+
+@test
+def two_hundred_and_fifty_six_tokens_need_not_be_bytes(t):
+    train(t)
+    tokenizer = json.loads(t.read("run/model/tokenizer.json"))
+    vocab = tokenizer["model"]["vocab"]
+    ids = {token: (id * 3 + 1) % 256 for token, id in vocab.items()}
+    tokenizer["model"]["vocab"] = ids
+    t.write("other/tokenizer.json", json.dumps(tokenizer))
+    ask = f"{EVAL} --model run --data valid.txt --sequence-length 32 --set data.cache_dir=cache --append-eod false"
+    plain = t.run(ask)
+    check(t.run(f"{ask} --tokenizer run/model") == plain, t.out)
+    check(t.run(f"{ask} --tokenizer other") != plain, t.out)
+
+
+@test
 def eval_serves_requests(t):
     """Line after line, each answered before the next is written, with the scores of a file; a context that is used again is not computed
     again."""
@@ -319,7 +342,7 @@ def eval_serves_requests(t):
     check(t.out.count("\n") == 2, t.out)
     t.run(f"{EVAL} --model run --serve-stdin", given='{"choices": ["b"]}\n{"context": "a", "choices": ["b"]}\n\n7\n',
           says=('{"error":"a row is an object with ', '(while reading standard input, line 1)"}\n',
-                '{"index":0,"log_likelihoods":[-', '(while reading standard input, line 4)"}\n'))
+                '{"index":0,"log_likelihoods":[-', 'line 3: the line is empty"}\n', '(while reading standard input, line 4)"}\n'))
     # With less room the last tokens are scored.
     scores = []
     for flags, context in ("--context 5", "wxyzab cd"), ("--context 5", "ab cd"), ("", "ab cd"), ("", "zab cd"):
@@ -414,6 +437,14 @@ def a_chat_is_written_in_its_form(t):
     prompt = t.rows()[0]["prompt_tokens"]
     t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos", given="hi you\nand I\n")
     check(t.out == f"{first}\n{second}\n" and second != alone, (first, second, alone, t.out))
+    # An empty answer is a turn as well.
+    messages[1]["content"] = ""
+    t.write("rows.jsonl", [dict(messages=messages)])
+    cut = f"--stop '{first[0]}'"
+    t.run(f"{ask} --prompt-file rows.jsonl {cut}")
+    after = t.rows()[0]["text"]
+    t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos {cut}", given="hi you\nand I\n")
+    check(t.out == f"\n{after}\n", (after, t.out))
     # One with no room for another message begins anew.
     t.run(f"{GENERATE} --model run --chat --interactive --max-new-tokens 9 --ignore-eos --context {prompt + 9}",
           given="hi you\nand I\nhi you\n", says="the conversation begins anew")
@@ -426,6 +457,27 @@ def a_chat_is_written_in_its_form(t):
     t.write("tok/tokenizer.json", t.read("lost/tokenizer.json") + "\n")
     t.run(chat, 65, "is not the tokenizer that the run of this checkpoint had (digest ")
     t.run(f"{chat} --max-new-tokens 9 --tokenizer lost")
+
+
+@test
+def a_checkpoint_has_the_tokenizer_of_its_run(t):
+    """Not that of the model that the run began with."""
+    tokenizer = json.loads((GOLDENS / "qwen2.json").read_text())
+    t.write("base/tokenizer.json", json.dumps(tokenizer))
+    t.model("base.json", vocab_size=512, initializer_range=0.3)
+    flags = "--set data.cache_dir=cache --num-steps 1 --checkpoint-frequency 1 --append-eod false"
+    t.run(f"{TRAIN} --model-config base.json --tokenizer base {flags} --output-dir first")
+    (t.folder / "first/model").rename(t.folder / "began")
+    tokenizer["model"]["merges"] = []
+    t.write("own/tokenizer.json", json.dumps(tokenizer))
+    t.run(f"{TRAIN} --model-path began --tokenizer own {flags} --output-dir run")
+    ask = f"{GENERATE} --model run --jsonl --prompt 'and the hi you' --max-new-tokens 3"
+    saved = t.run(ask)
+    other = t.run(f"{ask} --tokenizer began")
+    (t.folder / "run/model").rename(t.folder / "elsewhere")
+    check(t.run(ask) == saved and saved != other, (saved, other, t.out))
+    t.write("own/tokenizer.json", json.dumps(tokenizer) + "\n")
+    t.run(ask, 65, "is not the tokenizer that the run of this checkpoint had (digest ")
 
 
 @test

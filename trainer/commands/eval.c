@@ -47,6 +47,25 @@ typedef struct data_file {
     int64_t done, calls; /* of the model */
 } data_file;
 
+/* Ids are bytes: each of the 256 tokens is the same as the byte tokenizer's. */
+static nd_status has_byte_ids(const nd_tokenizer *tokenizer, bool *out)
+{
+    nd_tokenizer *bytes = NULL;
+    *out = tokenizer && nd_tokenizer_vocab_size(tokenizer) == 256;
+    if (!*out) {
+        return ND_OK;
+    }
+    ND_TRY(nd_byte_tokenizer_create(&bytes));
+    for (int32_t id = 0; id < 256 && *out; id++) {
+        size_t size[2];
+        const char *text[2] = {nd_tokenizer_token(tokenizer, id, &size[0]),
+                               nd_tokenizer_token(bytes, id, &size[1])};
+        *out = text[0] && text[1] && size[0] == size[1] && memcmp(text[0], text[1], size[0]) == 0;
+    }
+    nd_tokenizer_close(bytes);
+    return ND_OK;
+}
+
 /* A file, a folder, a pattern, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
 static nd_status open_data(data_file *f)
 {
@@ -67,11 +86,16 @@ static nd_status open_data(data_file *f)
     }
     ND_TRY(nd_inputs_hold_ids(&config, f->path, &ids));
     /* Where ids are bytes, the byte tokenizer that a saved model has is not needed. */
-    f->ids_are_bytes = !ids && s->tokenizer && s->model.shape.vocab == 256 &&
-                       nd_tokenizer_vocab_size(s->tokenizer) == 256;
+    ND_TRY(!ids && s->model.shape.vocab == 256 ? has_byte_ids(s->tokenizer, &f->ids_are_bytes)
+                                               : ND_OK);
     if (ids || f->ids_are_bytes) {
         config.data.tokenizer = ids ? "file" : "bytes";
         inputs.tokenizer = NULL;
+    } else if (!s->tokenizer_path && s->tokenizer) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the tokenizer is bytes, which have 256 ids, but the model's vocab_size is "
+                       "%lld; give a file of ids",
+                       (long long)s->model.shape.vocab);
     } else if (!s->tokenizer_path) {
         return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
                                     "tokens; name one with --tokenizer, or give a file of ids");
@@ -150,7 +174,12 @@ static nd_status count_bytes(const data_file *f, int64_t *bytes)
     if (!s->tokenizer) {
         return ND_OK;
     }
-    ND_TRY_OUT(nd_decoder_create(s->tokenizer, true, &decoder));
+    status = nd_decoder_create(s->tokenizer, true, &decoder);
+    if (status == ND_ERR_DATA) { /* the number of bytes is unknown, as without a tokenizer */
+        nd_error_clear();
+        return ND_OK;
+    }
+    ND_TRY_OUT(status);
     ND_TRY_OUT(ND_ALLOC(3 * S + 1, &memory));
     for (int64_t begin = 0; begin < blocks; begin += round) {
         const int64_t end = nd_min(begin + round, blocks);
@@ -449,6 +478,10 @@ static nd_status answer(void *context, const char *line, size_t size)
     const bool first = c->session->worker->rank.rank == 0;
     nd_questions *questions = &c->questions;
     nd_status status = nd_questions_read(questions, &c->rules, "standard input", line, size);
+    if (status == ND_OK && questions->count == 0) {
+        status = nd_fail(ND_ERR_DATA, "standard input, line %lld: the line is empty",
+                         (long long)c->rules.lines_read + 1);
+    }
     if (status == ND_ERR_DATA) {
         json_t *row = first ? json_object() : NULL;
         nd_json_set(&row, "error", nd_json_string(nd_error_last()->message));

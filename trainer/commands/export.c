@@ -42,7 +42,8 @@ static nd_status choose_side_files(nd_model_files *m, const char *flag)
     return ND_OK;
 }
 
-/* The tokenizer.json that the run's data.tokenizer names, or NULL; owned by the caller. */
+/* The tokenizer.json that the run's data.tokenizer names, or NULL; owned by the caller. The side
+ * files of a checkpoint that has its own, or a saved model beside it, have it already. */
 static nd_status choose_tokenizer(const nd_model_files *m, char **out)
 {
     nd_status status = nd_inputs_find_tokenizer(setting(m, "data.tokenizer"), m->side,
@@ -86,7 +87,7 @@ static nd_status export(nd_model_files *m, const nd_command_flags *line, char **
     struct stat st = {0};
     nd_fs_kind kind;
     ND_TRY(choose_side_files(m, side));
-    ND_TRY(m->reader || side ? ND_OK : choose_tokenizer(m, tokenizer));
+    ND_TRY(side || !m->side_is_base ? ND_OK : choose_tokenizer(m, tokenizer));
     ND_TRY(file ? find_for_gguf(m, tokenizer) : ND_OK);
     const nd_gguf_options gguf = {.shape = &m->shape,
                                   .type = gguf_types[type],

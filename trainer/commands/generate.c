@@ -314,8 +314,13 @@ static nd_status add_token(job *j, size_t i, int32_t id)
 
 static nd_status finish(job *j, size_t i)
 {
+    nd_text_out *text = &j->results[i].text;
     j->results[i].ended = true;
-    return nd_text_out_end(&j->results[i].text);
+    ND_TRY(nd_text_out_end(text));
+    if (text->stopped) { /* its end may have been the last bytes that waited for others */
+        j->sequences[i].finish = ND_FINISH_STOP;
+    }
+    return ND_OK;
 }
 
 static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
@@ -603,15 +608,17 @@ static nd_status answer(void *context, const char *line, size_t size)
 {
     generation *g = context;
     nd_bytes text = {0};
+    bool answered = false;
     nd_status status = size > 0 ? encode_line(g, line, size) : ND_OK;
     if (status != ND_OK) {
         status = report(g, status);
     } else if (g->requests.count > 0) {
         status = generate(g, &text);
+        answered = true;
         g->first++;
     }
-    if (status == ND_OK && g->messages && text.count > 0) {
-        status = add_message(g, "assistant", (const char *)text.data, text.count);
+    if (status == ND_OK && g->messages && answered) { /* an empty answer is a turn as well */
+        status = add_message(g, "assistant", text.data ? (const char *)text.data : "", text.count);
     }
     free(text.data);
     forget_requests(g);

@@ -68,6 +68,7 @@ static nd_status find_side(nd_model_files *m)
     status = began[0] ? folder_of(began, &first) : ND_OK;
     ND_TRY_OUT(status == ND_ERR_DATA ? ND_OK : status); /* the checkpoint is whole without it */
     ND_TRY_OUT(first ? nd_fs_has(first, "config.json", &has) : ND_OK);
+    m->side_is_base = true;
     if (has) {
         m->side = first;
         first = NULL;
@@ -316,7 +317,10 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
                                    setting));
     } else {
         ND_TRY_OUT(m->side ? nd_fs_has(m->side, "tokenizer.json", &there) : ND_OK);
-        ND_TRY_OUT(there ? nd_fs_format(path, "%s/tokenizer.json", m->side) : find_of_run(m, path));
+        /* The run may have had another tokenizer than the model that it began with. */
+        ND_TRY_OUT(!there || m->side_is_base ? find_of_run(m, path) : ND_OK);
+        there = there && !*path && !(m->side_is_base && m->bytes);
+        ND_TRY_OUT(there ? nd_fs_format(path, "%s/tokenizer.json", m->side) : ND_OK);
     }
     status = *path ? nd_tokenizer_open(*path, out) : m->bytes ? open_bytes(m, out) : ND_OK;
 out:

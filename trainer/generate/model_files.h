@@ -20,8 +20,9 @@ typedef enum nd_model_kind { ND_MODEL_FOLDER = 0, ND_MODEL_CHECKPOINT } nd_model
 
 typedef struct nd_model_files {
     nd_model_kind kind;
-    char *folder; /* of the weights; owned */
-    char *side;   /* folder with tokenizer and generation_config.json; NULL: none; owned */
+    char *folder;      /* of the weights; owned */
+    char *side;        /* folder with tokenizer and generation_config.json; NULL: none; owned */
+    bool side_is_base; /* of a checkpoint: it is that of the model which the run began with */
     nd_shape shape;
     bool bytes;           /* ids are bytes, and `side` need not have a tokenizer */
     nd_hf_reader *reader; /* ND_MODEL_FOLDER */
