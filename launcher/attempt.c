@@ -41,8 +41,9 @@ static bool write_bytes(const nd_output *output, const char *bytes, size_t count
     if (!attempt->options.input) {
         return nd_outlet_write(&attempt->standard_output, bytes, count);
     }
+    /* Without its reader the job continues. */
     if (!attempt->lost_results && !nd_stdout_write(bytes, count) && errno != EPIPE) {
-        attempt->lost_results = true; /* without its reader the job continues */
+        attempt->lost_results = true;
         nd_log_error("ndlaunch: standard output cannot be written: %s", strerror(errno));
         if (!attempt->stopping && attempt->running > 0) {
             attempt->options.failed(attempt->options.context, ND_ERR_CANTCREATE);

@@ -2,8 +2,8 @@
 #ifndef ND_COMM_BACKEND_H
 #define ND_COMM_BACKEND_H
 /*
- * Code that the backends of this folder share: the arithmetic of reductions, and descriptions of a
- * rank that others wait for.
+ * Code that the backends of this folder share: the making of a transport, the arithmetic of
+ * reductions, and descriptions of a rank that others wait for.
  */
 #include <stdbool.h>
 #include <stddef.h>
