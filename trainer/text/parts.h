@@ -79,8 +79,16 @@ typedef struct nd_bpe {
     int32_t first[256];
 } nd_bpe;
 
+/* The places where a text may be cut, so that its parts have the ids of the whole. */
+typedef enum nd_cut {
+    ND_CUT_NOWHERE = 0,
+    ND_CUT_BEFORE_BLANKS, /* before white space that does not follow white space */
+    ND_CUT_AFTER_NEWLINE, /* behind a newline that no white space follows */
+} nd_cut;
+
 struct nd_tokenizer {
     char *name;
+    nd_cut cut;
     nd_vocab vocab;
     nd_merges merges;
     nd_rewrite rewrites[ND_TEXT_STEPS_MAX];
@@ -118,6 +126,9 @@ nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 /* Applies the steps to a text. *out is the text itself or lies in one of the two buffers. */
 nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
                           nd_bytes buffers[2], const uint8_t **out, size_t *out_size);
+
+/* Finds `cut` from what else has been read of a tokenizer; that takes longer than a cut. */
+nd_cut nd_text_find_cut(const nd_tokenizer *tokenizer);
 
 /* The regular expression that has this scanner. */
 const char *nd_text_pattern(nd_splitter splitter);

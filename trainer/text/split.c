@@ -410,14 +410,7 @@ static bool added_tokens_allow(const nd_tokenizer *t)
     return true;
 }
 
-/* The places where a text may be cut. */
-typedef enum text_cut {
-    CUT_NOWHERE = 0,
-    CUT_BEFORE_BLANKS, /* before white space that does not follow white space */
-    CUT_AFTER_NEWLINE, /* behind a newline that no white space follows */
-} text_cut;
-
-static text_cut find_cut(const nd_tokenizer *t)
+nd_cut nd_text_find_cut(const nd_tokenizer *t)
 {
     int gpt2 = 0, llama3 = 0, other = 0;
     for (int i = 0; i < t->splitter_count; i++) {
@@ -432,12 +425,12 @@ static text_cut find_cut(const nd_tokenizer *t)
     }
     if (other > 0 || (gpt2 > 0) == (llama3 > 0) || t->prefix_blank ||
         t->metaspace != ND_METASPACE_NONE || !added_tokens_allow(t)) {
-        return CUT_NOWHERE;
+        return ND_CUT_NOWHERE;
     }
     /* GPT-2's words never hold white space behind something else. Llama 3's may: newlines belong to
      * the punctuation before them; but there a run of white space ends a word with its last
      * newline. */
-    return gpt2 > 0 ? CUT_BEFORE_BLANKS : CUT_AFTER_NEWLINE;
+    return gpt2 > 0 ? ND_CUT_BEFORE_BLANKS : ND_CUT_AFTER_NEWLINE;
 }
 
 /* True when a whole character that is no white space begins at `at`. */
@@ -460,10 +453,9 @@ static bool ink_ends(const uint8_t *text, size_t at)
 
 size_t nd_text_cut(const nd_tokenizer *tokenizer, const char *text, size_t size)
 {
-    const text_cut cut = find_cut(tokenizer);
     const uint8_t *p = (const uint8_t *)text;
-    for (size_t at = size; cut != CUT_NOWHERE && at-- > 1;) {
-        if (cut == CUT_AFTER_NEWLINE) {
+    for (size_t at = size; tokenizer->cut != ND_CUT_NOWHERE && at-- > 1;) {
+        if (tokenizer->cut == ND_CUT_AFTER_NEWLINE) {
             if (p[at - 1] == '\n' && ink_begins(p, size, at)) {
                 return at;
             }

@@ -307,6 +307,7 @@ nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd
                                                      name, error.line, error.column, error.text));
     ND_TRY_OUT(read_root(tokenizer, root));
     (void)nd_char_class_of(0); /* makes the classes of characters here, not within the first text */
+    tokenizer->cut = nd_text_find_cut(tokenizer);
     *out = tokenizer;
     tokenizer = NULL;
 out:
